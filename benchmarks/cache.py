@@ -1,13 +1,13 @@
-"""What do epochs from `Feed(cache=)` cost, against those in which the generator makes the samples?
+"""What do epochs from `Feed(cache=)` cost, compared with epochs in which the generator makes the samples?
 
     python benchmarks/cache.py --json cache.json
 
-The samples are decoded JPEG images, arrays that were compressed with zlib, and small rows that cost nothing to make,
-for which a cache is no use. A trial is a fresh process that reads a feed with `workers=0`, so that its CPU time is all
-of the cost: of the generator, of the cache, and of making batches. The page cache holds the files. A trial without a
-cache reads two epochs, and the second counts. A trial with a cache reads an epoch that fills it, and one from it. Then
-another process resumes in the middle of the epoch, with the cache and without, and takes one batch. The cases
-alternate, and ratios are taken within a round.
+The samples are decoded JPEG images, arrays compressed with zlib, and small rows that cost nothing to make, for which a
+cache is useless. A trial is a fresh process that reads a feed with `workers=0`, so its CPU time is the whole cost: the
+generator, the cache, and making batches. The page cache holds the files. A trial without a cache reads two epochs, and
+the second counts. A trial with a cache reads one epoch that fills it, and one from it. Then another process resumes in
+the middle of the epoch, with and without the cache, and takes one batch. The cases alternate, and ratios are taken
+within a round.
 """
 
 import argparse
@@ -32,7 +32,7 @@ COUNTS = {"jpeg": SPLITS * SAMPLES, "compressed": SPLITS * SAMPLES, "rows": 32 *
 
 
 def trial(feed: str, state: Path) -> list[float]:
-    """CPU seconds of two epochs, or, if there is a state, of the first batch that follows it."""
+    """Return the CPU seconds of two epochs, or, if there is a state, of the first batch after it."""
     resumes = state.exists()
     connection = penstock.connect(f"{FEED}:{feed}", workers=0)
     found = []
@@ -53,7 +53,7 @@ def trial(feed: str, state: Path) -> list[float]:
 
 
 def measured(feed: str, folder: Path, cache: str) -> tuple[list[float], list[float]]:
-    """Two epochs, and a resume in the middle of the second, each in a process of its own."""
+    """Measure two epochs, and a resume in the middle of the second, each in a separate process."""
     state = folder / f"state of {feed} {'with' if cache else 'without'} cache"
     command = [sys.executable, __file__, "--trial", feed, "--state", str(state)]
     found = []
@@ -66,7 +66,7 @@ def measured(feed: str, folder: Path, cache: str) -> tuple[list[float], list[flo
 
 
 def round_of(feed: str) -> dict[str, float]:
-    """One round: microseconds a sample for epochs, milliseconds for a resume."""
+    """Measure one round: microseconds a sample for epochs, milliseconds for a resume."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("CACHE_BENCHMARK")) as folder:
         plain, plain_resumed = measured(feed, Path(folder), "")
         cached, resumed = measured(feed, Path(folder), f"{folder}/cache")
@@ -83,7 +83,7 @@ def round_of(feed: str) -> dict[str, float]:
 
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:
-    """The results as text."""
+    """Return the results as text."""
     measures = ["generator, us", "filling, us", "of generator", "from cache, us", "of generator"]
     cells = [["median (least-greatest)", *measures, "resume, ms", "from cache, ms"]]
     for feed, rounds in found.items():

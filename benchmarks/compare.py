@@ -5,12 +5,12 @@
     python benchmarks/compare.py ../before --cases 100K/2:tcp,rotate --repeats 15 --json compare.json
     python benchmarks/compare.py ../before --cases pipelines      # every pipeline, half an hour
 
-It measures only Penstock, from the sources of both checkouts, with the benchmarks of this one: batches through the
+It measures only Penstock, from the sources of both checkouts, with the benchmarks of this checkout: batches through the
 trainers of `transport.py` (SIZE/LEAVES:TRANSPORT), and whole pipelines through those of `pipelines_trainer.py`. The two
-checkouts alternate, and each round begins with the other one. Ratios are taken within a round, between neighbouring
-trials: speeds drift on a shared machine, ratios do not. The table has their medians and quartiles. Above 1 this
-checkout is faster, and takes more CPU time, memory, and time to the first batch. If other programs want the CPU too,
-CPU times say more than speeds.
+checkouts alternate, and take turns at going first. Ratios are taken within a round, between neighbouring trials: speeds
+drift on a shared machine, ratios do not. The table has their medians and quartiles. A speed ratio above 1 means that
+this checkout is faster; a ratio of CPU time, memory or time to the first batch above 1 means that it takes more. If
+other programs use the CPU too, CPU times say more than speeds.
 """
 
 import argparse
@@ -38,7 +38,7 @@ FIGURES = {
     "batches/s": "per_second",
     "by reduce": "reduce_per_second",
     "trainer's CPU": "trainer_cpu",
-    # Of pipelines alone; the workers with the daemon.
+    # Only pipelines have these. "Workers" includes the daemon.
     "workers' CPU": "workers_cpu",
     "memory": "memory",
     "first batch": "first_seconds",
@@ -62,7 +62,7 @@ def sources(checkout: Path) -> Iterator[None]:
 
 
 def batches(stack: ExitStack, case: str, checkout: Path, seconds: float) -> RunTrial:
-    """Start a trainer that takes batches of one size, and return what runs a trial of `seconds`."""
+    """Start a trainer that takes batches of one size, and return a function that runs a trial of `seconds`."""
     size, transport = case.split(":")
     (load,) = loads_of(size)
     with sources(checkout):
@@ -72,7 +72,7 @@ def batches(stack: ExitStack, case: str, checkout: Path, seconds: float) -> RunT
 
 
 def pipeline(name: str, checkout: Path, seconds: float) -> RunTrial:
-    """Return what runs a trial of a pipeline, in fresh processes each time."""
+    """Return a function that runs a trial of a pipeline, in fresh processes each time."""
 
     def run_trial() -> dict[str, Any]:
         with sources(checkout), trainer("pipelines_trainer.py", "penstock-local", name, 2 * seconds) as process:
@@ -82,7 +82,7 @@ def pipeline(name: str, checkout: Path, seconds: float) -> RunTrial:
 
 
 def compared(case: str, checkouts: Sequence[Path], repeats: int, seconds: float) -> list[list[dict[str, Any]]]:
-    """The trials of each checkout, in rounds. An extra first round warms up, and is dropped."""
+    """Run the trials of each checkout, in rounds. An extra first round warms up, and is dropped."""
     with ExitStack() as stack:
         sides = [
             batches(stack, case, checkout, seconds) if ":" in case else pipeline(case, checkout, seconds)
@@ -98,7 +98,7 @@ def compared(case: str, checkouts: Sequence[Path], repeats: int, seconds: float)
 
 
 def commit(checkout: Path) -> str:
-    """The commit of a checkout, with its date and title, and whether files differ from it."""
+    """Return the commit of a checkout, with its date and title, and whether files differ from it."""
     log = ["git", "-C", str(checkout), "log", "-1", "--date=format:%Y-%m-%d", "--format=%h (%ad): %s"]
     status = ["git", "-C", str(checkout), "status", "--porcelain", "--untracked-files=no", "proto", "server", "client"]
     head, changed = (subprocess.run(one, stdout=subprocess.PIPE, text=True).stdout.strip() for one in (log, status))
@@ -106,13 +106,13 @@ def commit(checkout: Path) -> str:
 
 
 def cell(now: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], key: str) -> str:
-    """The ratios of one figure; trials of batches lack some."""
+    """Return the ratios of one figure as text. Trials of batches lack some figures."""
     found = ratios(now, before, key) if key in now[0] else []
     return str(Quartiles.of(found)) if found else "-"
 
 
 def table(report: dict[str, Any]) -> str:
-    """The ratios of all cases; `report` is as in the JSON."""
+    """Return the ratios of all cases as text. `report` is as in the JSON."""
     rows = [["this checkout over the other", "rounds", *FIGURES]]
     for case, runs in report["cases"].items():
         now, before = runs["now"], runs["before"]

@@ -4,10 +4,10 @@
     python benchmarks/compatibility.py --only hdf5 --only torch     # some rows and columns, printed
     python benchmarks/compatibility.py --draw                       # draw the page from the newest result
 
-Each cell gives a source to a loader as that loader's documentation says, in a process of its own (`cells/by_*.py`). One
-judge compares what comes with what the source yields when it is read plainly, and whether several processes made it
-(`cells/judge.py`). A cell in which nothing happens for 30 s is tried once more, and then counts as a hang.
-Loaders that are not installed are skipped; see benchmarks/requirements.txt.
+Each cell gives a source to a loader as that loader's documentation says, in a separate process (`cells/by_*.py`). One
+judge compares the samples that come with those that the source yields when it is read without a loader, and checks
+whether several processes made them (`cells/judge.py`). A cell in which nothing happens for 30 s is tried once more, and
+then counts as a hang. Loaders that are not installed are skipped; see benchmarks/requirements.txt.
 """
 
 import argparse
@@ -35,14 +35,14 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "compatibility.md"
 sys.path.append(str(CELLS))
 
-from table import COLUMNS, ERROR, HANG, ROWS  # noqa: E402  (in the folder above)
+from table import COLUMNS, ERROR, HANG, ROWS  # noqa: E402  (in the parent folder)
 
 IMPORT_SECONDS, SECONDS, LONGEST = 120, 30, 150
 PACKAGES = ("penstock", "tensorflow", "keras", "torch", "grain", "numpy", "torchdata", "webdataset", "tfrecord")
 
 
 def trial(row: str, column: str, data: Path) -> dict[str, str]:
-    """Try a cell in a process of its own."""
+    """Try a cell in a separate process."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {
             **os.environ,
@@ -72,7 +72,7 @@ def trial(row: str, column: str, data: Path) -> dict[str, str]:
 
 
 def ask(process: subprocess.Popen, log: Path) -> dict[str, str] | None:
-    """Its answer; None if it ended without one."""
+    """Return the process's answer, or None if it ended without one."""
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
@@ -92,7 +92,7 @@ def ask(process: subprocess.Popen, log: Path) -> dict[str, str] | None:
 
 
 def awaited(lines: queue.Queue[str], process: subprocess.Popen, log: Path) -> str:
-    """The next line.
+    """Wait for the next line, and return it.
 
     Raises:
         queue.Empty: for SECONDS no sample was made, and no process did much else, such as imports.
@@ -112,7 +112,7 @@ def awaited(lines: queue.Queue[str], process: subprocess.Popen, log: Path) -> st
 
 
 def computed(tree: psutil.Process) -> float:
-    """CPU time in seconds of the process and its descendants."""
+    """Return the CPU time in seconds of the process and its descendants."""
     total = 0.0
     for one in (tree, *tree.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
@@ -121,7 +121,7 @@ def computed(tree: psutil.Process) -> float:
 
 
 def cell(row: str, column: str, data: Path) -> dict[str, str]:
-    """Try a cell, once more if it hangs."""
+    """Try a cell, and once more if it hangs."""
     found = trial(row, column, data)
     if found["outcome"] == HANG:
         found = trial(row, column, data)
@@ -154,7 +154,7 @@ def measured(rows: list[str], columns: list[str], jobs: int) -> dict[str, Any]:
 
 
 def drawn(result: dict[str, Any], path: Path) -> str:
-    """The table, and below it the notes of its cells."""
+    """Return the table, and below it the notes of its cells."""
     machine, notes = result["machine"], {}
     columns = list(next(iter(result["cells"].values())))
     date = path.stem.partition("-")[2]
@@ -207,7 +207,7 @@ def main() -> int:
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Write it as JSON. Cells that were not tried keep what the file has."""
+    """Write the result as JSON. Cells that were not tried keep their entries in the file."""
     if path.exists():
         before = json.loads(path.read_text())["cells"]
         result["cells"] = {row: before.get(row, {}) | result["cells"].get(row, {}) for row in ROWS}

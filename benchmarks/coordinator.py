@@ -1,4 +1,4 @@
-"""What does deciding cost? The coordinator alone: the time per batch of its state machine, without any I/O.
+"""What do the coordinator's decisions cost? The time per batch of its state machine alone, without any I/O.
 
     python benchmarks/coordinator.py                    # all rows, about three minutes
     python benchmarks/coordinator.py --quick            # about one minute, wider spread
@@ -7,21 +7,21 @@
 How it is measured:
 
 - First, the events of each row are recorded once, with a real coordinator and simulated workers, consumers and slots. A
-  slot is found as soon as it is asked for. Each worker fills its turns in order, and takes half to one and a half units
-  of a simulated clock for each. A consumer hands over, releases and acknowledges each slab as soon as it is sent.
-- Then the same events are told to a fresh coordinator. It answers with the same commands, since it depends on nothing
-  else. Only this is timed: a loop that calls the coordinator and takes its commands after each call, as a daemon does.
-  *The loop* is the time of the same loop with a function that does nothing. It is shown, and not subtracted.
-- The first batches are not timed, until each lane was visited once and the stream's window is full.
+  slot is there as soon as the coordinator asks for it. Each worker fills its turns in order, and takes half to one and
+  a half units of a simulated clock for each. A consumer hands over, releases and acknowledges each slab as soon as it
+  is sent.
+- Then a fresh coordinator gets the same events. It answers with the same commands, since it depends on nothing else.
+  Only this is timed: a loop that calls the coordinator and takes its commands after each call, as a daemon does. *The
+  loop* is the time of the same loop with a function that does nothing. It is shown, but not subtracted.
+- Timing begins when each lane was visited once and the stream's window is full.
 - Times are CPU times of this process, which does nothing else. Each round has one trial of every row, and begins with
   another row. The first round warms up and is dropped. The tables have medians, with the least and the greatest value.
   *Of the first* is the cost of a batch over that of the first row, taken within a round.
-- With turns of one batch each batch is a slab by itself. That is the worst case, and large batches have it. Small ones
-  share slabs, as in the rows with turns of 16.
+- With turns of one batch each batch is a slab of its own. That is the worst case, which large batches have. Small
+  batches share slabs, as in the rows with turns of 16.
 
-*Opening* a stream is measured from Open to the first turn that a worker is asked for, without the worker's answer.
-Beside it are the times that a worker takes to write the list of splits, and to read the first split of a lane from a
-list that it was given.
+*Opening* a stream is measured from Open to the request for the first turn, without the worker's answer. Beside it are
+the times that a worker takes to write the list of splits, and to read a lane's first split from a shared list.
 """
 
 import argparse
@@ -66,8 +66,8 @@ class Row:
     """One row of the table.
 
     `length`: batches in a lane (for an indexable feed: in an epoch). `consumers`: how many consumers (of a group, or
-    ranks) each stream has. `event`: what happens to the last worker when the timing starts: it "leaves", and its lanes
-    never come to a border; or it "dies", and lanes move back to the new process.
+    ranks) each stream has. `event`: the last worker's fate when the timing starts: it "leaves", and its lanes never
+    come to a border; or it "dies", and lanes move back to the new process.
     """
 
     label: str
@@ -162,8 +162,8 @@ class World:
     """Simulated workers, consumers and slots, which answer the coordinator's commands and record their answers.
 
     Attributes:
-        events: what the coordinator was told so far.
-        batches: sent so far.
+        events: the coordinator's events so far.
+        batches: how many were sent so far.
     """
 
     def __init__(self, row: Row) -> None:
@@ -181,7 +181,7 @@ class World:
         """How many slabs and Ends came to each consumer."""
 
     def run(self, batches: int) -> None:
-        """Go on until this many batches were sent in all."""
+        """Continue until `batches` batches were sent in all."""
         self._carry_out(self._served.first)
         while self.batches < batches:
             self._now, worker = heapq.heappop(self._busy)
@@ -191,7 +191,7 @@ class World:
                 self._start(worker)
 
     def happen(self) -> None:
-        """Let the row's event happen."""
+        """Cause the row's event."""
         last = self._row.workers - 1
         if self._row.event == "leaves":
             self._tell(on.RetireWorkers((last,)))
@@ -280,7 +280,7 @@ class History:
 
 
 def history(row: Row, batches: int) -> History:
-    """Record the events while about this many slabs are sent, or a whole epoch if lanes end."""
+    """Record the events while about `batches` slabs are sent, or a whole epoch if lanes end."""
     world = World(row)
     if row.length == ENDLESS:
         lanes = row.workers if row.indexable else min(row.lanes, row.splits)
@@ -313,7 +313,7 @@ def replay(told: History) -> tuple[float, float]:
     loop = time.process_time() - began
     gc.unfreeze()
     sent = sum(consumer.batches for consumer in served.coordinator.consumers.values()) - before
-    if told.row.length == ENDLESS and sent != told.batches:  # else readers count from the start of their epoch
+    if told.row.length == ENDLESS and sent != told.batches:  # otherwise readers count from the start of their epoch
         raise AssertionError(f"{told.row.label}: {sent} batches were sent, and {told.batches} when it was recorded")
     return took / told.batches, loop / told.batches
 

@@ -1,4 +1,4 @@
-"""The few calls of CUDA and NVML that gpu.py needs, through ctypes: from the driver, and from TensorFlow's packages."""
+"""The few CUDA and NVML calls that gpu.py needs, by ctypes from the libraries of the driver and of TensorFlow."""
 
 import ctypes
 import ctypes.util
@@ -21,7 +21,7 @@ class Missing(Exception):
 
 
 def runtimes() -> list[str]:
-    """CUDA's runtimes: those of TensorFlow's pip packages first, that of the system last."""
+    """Return CUDA's runtimes: those of TensorFlow's pip packages first, that of the system last."""
     found = importlib.util.find_spec("nvidia")
     folders = found.submodule_search_locations or () if found else ()
     # nvidia/cuda_runtime is CUDA 12, nvidia/cu13 is 13, which another package may have installed.
@@ -30,7 +30,7 @@ def runtimes() -> list[str]:
 
 
 def runtime() -> "Runtime":
-    """The first runtime that works here.
+    """Return the first runtime that works here.
 
     Raises:
         Missing: none works.
@@ -45,7 +45,7 @@ def runtime() -> "Runtime":
 
 
 class Runtime:
-    """Times copies from host memory to the GPU, from memory that is registered with CUDA or not."""
+    """Times copies from host memory to the GPU. The memory may be registered with CUDA or not."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -71,8 +71,8 @@ class Runtime:
             raise Missing(f"{name}: {(text or b'unknown error').decode()} ({error})")
 
     def copy_times(self, array: np.ndarray, copies: int, rounds: int) -> dict[str, list[float]]:
-        """Seconds of a copy of this array's memory, the mean of `copies`, in each round: from its pages as they are,
-        and with its pages registered; and the seconds to register them."""
+        """Return for each round the seconds of a copy of this array's memory (the mean of `copies`) with pages as they
+        are and with registered pages, and the seconds to register them."""
         times: dict[str, list[float]] = {"pageable": [], "registered": [], "registering": []}
         target = c_void_p()
         address, nbytes = array.ctypes.data, array.nbytes
@@ -130,7 +130,7 @@ class Nvml:
         return text.value.decode()
 
     def busy(self) -> float:
-        """The share of the last sampling period, up to a second, in which a kernel ran."""
+        """Return the share of the last sampling period, up to a second, in which a kernel ran."""
         shares = (c_uint * 2)()  # percent: of the GPU, and of its memory
         self._call("nvmlDeviceGetUtilizationRates", self._device, shares)
         return float(shares[0]) / 100

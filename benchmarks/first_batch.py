@@ -2,10 +2,10 @@
 
     python benchmarks/first_batch.py --json first_batch.json
 
-Each measurement has a fresh process that has imported TensorFlow but not used it yet. It runs from the call of
-`penstock.connect` to the first batch, as NumPy arrays or as tensors of `dataset()`. *From nothing* the URL is
-`MODULE:ATTR`, so the daemon and its workers start first, with the imports of the feed's module (only NumPy). A running
-daemon was started for this one trainer, and nobody has read the feed. The four cases alternate.
+Each measurement uses a fresh process that has imported TensorFlow but not used it yet. It measures from the call of
+`penstock.connect` to the first batch, as NumPy arrays or as tensors of `dataset()`. *From nothing* means that the URL
+is `MODULE:ATTR`, so the daemon and its workers start first, and import the feed's module (only NumPy). A running daemon
+was started for this one trainer, and nobody has read the feed before. The four cases alternate.
 """
 
 import argparse
@@ -32,7 +32,7 @@ TARGETS = {True: 0.3, False: 1.5}
 
 def trainer(url: str, tensors: bool) -> None:
     """Print the seconds from `connect` to the first batch."""
-    import tensorflow as tf  # noqa: F401  as a trainer has it imported
+    import tensorflow as tf  # noqa: F401  as a trainer has imported it
 
     import penstock
 

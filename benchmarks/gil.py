@@ -39,7 +39,7 @@ def busy(stop: threading.Event) -> None:
 
 
 def trainer(way: str, load: prebuilt.Load, interval: float | None, seconds: float) -> None:
-    """Print the batches a second."""
+    """Print the number of batches a second."""
     contestant, stop = CONTESTANTS[way], threading.Event()
     with getattr(importlib.import_module(contestant.module), contestant.function)(load) as dataset:
         prebuilt.check(next(iter(dataset)), load)

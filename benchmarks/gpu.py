@@ -1,4 +1,4 @@
-"""Does Penstock keep a GPU fed? A ResNet-50 step, fed in three ways, and what copies to the GPU cost.
+"""Does Penstock keep a GPU fed? Measures a ResNet-50 step that is fed in three ways, and the cost of copies to the GPU.
 
     python benchmarks/gpu.py --json benchmarks/results/gpu-$(date +%F).json
     python benchmarks/gpu.py --batch-size 256 --workers 8
@@ -10,10 +10,10 @@ uint8 images, which are cast in the graph. It is fed
 - by Penstock on the same host, with the defaults of `dataset()` and --workers workers;
 - by `from_generator` with the same generator, `.batch(n).prefetch(AUTOTUNE)`.
 
-In each round each way has a trial of some seconds in one process, and each round begins with another one. A quarter as
-many steps are taken uncounted before each trial. A trial ends when the GPU has finished its last step. The first round
-warms up and is dropped. Ratios are taken within a round. *Idle* is the share of time in which no kernel ran, as NVML
-samples it.
+In each round each way has a trial of some seconds, all in one process, and each round begins with another way. A
+quarter as many steps run uncounted before each trial. A trial ends when the GPU has finished its last step. The first
+round warms up and is dropped. Ratios are taken within a round. *Idle* is the share of time in which no kernel ran, as
+NVML samples it.
 
 Then the copy of one batch from a slot of Penstock's shared memory to the GPU is timed alone, alternately with the
 slot's pages as they are and registered with CUDA (`cudaHostRegister`). That shows what pinning the arena could gain.
@@ -77,7 +77,7 @@ def step_of(side: int, *, tiny: bool) -> Callable[[Any, Any], Any]:
 
 
 def on_device(device: str, first: tuple[Any, Any]) -> Any:
-    """A batch on the device, again and again, without a dataset in between."""
+    """Return an iterator that repeats one batch on the device, without a dataset in between."""
     import tensorflow as tf
 
     with tf.device(device):
@@ -91,7 +91,7 @@ def on_device(device: str, first: tuple[Any, Any]) -> Any:
 
 
 def from_generator(batch_size: int) -> Any:
-    """As in TensorFlow's guide: the generator's samples, batched by tf.data."""
+    """Return a dataset as in TensorFlow's guide: the generator's samples, batched by tf.data."""
     import gpu_feed
     import tensorflow as tf
 
@@ -104,7 +104,7 @@ def from_generator(batch_size: int) -> Any:
 
 
 def steps(source: Iterator[Any], step: Callable[[Any, Any], Any], seconds: float, least: int) -> float:
-    """Steps a second, over `seconds` but at least `least` steps, until the GPU has finished the last."""
+    """Return steps a second, over `seconds` but at least `least` steps, until the GPU has finished the last."""
     count, loss = 0, None
     start = now = time.perf_counter()
     while count < least or now < start + seconds:
@@ -127,7 +127,7 @@ def trial(source: Iterable[Any], step: Callable[[Any, Any], Any], seconds: float
 def measured(
     sources: dict[str, Iterable[Any]], step: Callable[[Any, Any], Any], repeats: int, seconds: float, nvml: Nvml | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """The trials of each way of feeding, by name."""
+    """Run and return the trials of each way of feeding, by name."""
     trials: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
     for round_ in range(repeats + 1):
         first = round_ % len(sources)
@@ -141,7 +141,7 @@ def measured(
 
 
 def pinning(url: str) -> dict[str, Any]:
-    """Seconds of a batch's copy from a slot to the GPU, in each round; or why they cannot be measured."""
+    """Return the seconds of a batch's copy from a slot to the GPU in each round, or why they cannot be measured."""
     import penstock
 
     try:
@@ -208,7 +208,7 @@ def main() -> int:
         print("skipped: TensorFlow sees no GPU here. It needs the driver and tensorflow[and-cuda].")
         return 0
     for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)  # leaves memory for the copies that are timed
+        tf.config.experimental.set_memory_growth(gpu, True)  # leaves memory for the timed copies
     try:
         nvml = Nvml()
         gpu = {"name": nvml.name(), "driver": nvml.driver()}
@@ -218,7 +218,7 @@ def main() -> int:
 
     side = 32 if chosen.tiny else 224
     variables = {"GPU_SIDE": str(side), "GPU_BATCH": str(chosen.batch_size)}
-    os.environ.update(variables)  # gpu_feed is imported in this process, too
+    os.environ.update(variables)  # this process imports gpu_feed, too
     with ExitStack() as stack:
         url = stack.enter_context(daemon(FEED, variables, "--workers", str(chosen.workers)))
         import penstock

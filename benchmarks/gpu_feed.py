@@ -21,7 +21,7 @@ def samples(start: int) -> Iterator[tuple[np.ndarray, np.int32]]:
 
 
 def stream() -> Iterator[tuple[np.ndarray, np.int32]]:
-    """The samples of all splits, one after another."""
+    """Yield the samples of all splits, one after another."""
     return itertools.chain.from_iterable(map(samples, SPLITS))
 
 

@@ -1,4 +1,4 @@
-"""What do further hosts add, and what does the loss of one cost?
+"""What do further hosts add, and what does the loss of a host cost?
 
     python benchmarks/hosts.py                              # needs root: it makes network namespaces
     python benchmarks/hosts.py --only links,kill --json hosts.json
@@ -6,33 +6,34 @@
 
 Each host is a network namespace of this machine (tests/namespaces.py), with a cable to a common bridge. The head is
 `penstock serve --workers 0`, so all batches come from hosts that joined, and the trainer runs on the head's machine: it
-reads as fast as batches come, over shared memory. Measuring begins 3 s after its first batch.
+reads as fast as batches come, over shared memory. The measurement begins 3 s after its first batch.
 
 - **links**: samples are ready-made, so the network is the limit. Each host's cable carries 200 Mbit/s each way, and
   the head's 1000, or 400. *Linear* is the speed of one host times the hosts, but no more than the head's cable.
-- **others**: the same beside tf.data service and Ray Data, on the same machines one after the other: the same samples
-  and batches, two workers a host (tf.data service has a process a host, with as many threads as CPUs), each sample
-  once, the trainer at the head. Payload is sent as it is: tf.data service's compression is off. Ray Data's trainer
-  prefetches two blocks of 16 MiB a host, so that all of them send at once; measure it for 20 s, since blocks come in
-  bursts. *Linear* is the speed of one host of the same service times the hosts. Ray need not be installed beside
-  Penstock: `--ray-python` names a Python that has it (`pip install 'ray[data]'`). What cannot be imported is left out,
-  and the table says so.
-- **third**: trainers on a machine of their own, with a cable of 1000 Mbit/s, while the head's carries 200 Mbit/s, as
-  much as that of one host. In each round a trainer at the head reads from the same hosts just before.
-- **ranks**: four machines train, each with two workers and a cable of 200 Mbit/s; one is the head. If the lanes are a
-  multiple of the ranks, each rank's batches are made on its own machine. With one lane less they are made anywhere.
+- **others**: the same with tf.data service and Ray Data, one after the other on the same machines. All have the same
+  samples and batches, two workers a host (tf.data service has one process a host, with as many threads as CPUs), each
+  sample once, and the trainer at the head. Nothing is compressed: tf.data service's compression is off. Ray Data's
+  trainer prefetches two blocks of 16 MiB a host, so that all hosts send at once. Measure it for 20 s, since blocks come
+  in bursts. *Linear* is the speed of one host of the same service times the hosts. Ray need not be installed in
+  Penstock's environment: `--ray-python` names a Python that has it (`pip install 'ray[data]'`). Services that cannot be
+  imported are left out, and the table says so.
+- **third**: trainers on a third machine with a cable of 1000 Mbit/s, while the head's cable carries 200 Mbit/s, as much
+  as a host's. In each round a trainer at the head reads from the same hosts just before.
+- **ranks**: four machines train, each with two workers and a cable of 200 Mbit/s; one is the head. If the number of
+  lanes is a multiple of the ranks, each rank's batches are made on its own machine. With one lane fewer they are made
+  anywhere.
 - **workers**: each sample sleeps for 50 ms, over 4 hosts. CPU-bound code cannot show how hosts scale here, since all
   of them share the CPUs of one machine.
 - **kill**: 4 hosts of 4 workers, samples of 10 ms in splits of 0.5 s. One host is killed with all its processes, or its
-  cable is cut. *Pause* is the longest time between two batches from then on; *recovered* says when batches came at 0.9
-  of the speed of the last 4 s again, in steps of 0.25 s. Until then workers read again what was lost with the host. Of
-  three hosts 0.75 of the speed before can be expected.
-- **head**: CPU time of the daemon's process, for batches that hosts send, and for batches of its own two workers.
-- **keys**: a host that joins with keys, so that all that it sends is encrypted, and one without. Cables have no limit,
-  so CPUs are, which head, host, workers and trainer share. The host's CPU time is that of its own process, without its
-  workers.
+  cable is cut. *Pause* is the longest time between two batches from then on. *Recovered* says when batches again came
+  at 0.9 of the speed of the last 4 s, in steps of 0.25 s. Until then workers replay the work that was lost with the
+  host. Three hosts can be expected to reach 0.75 of the speed before.
+- **head**: CPU time of the daemon's process for batches that hosts send, and for batches of its own two workers.
+- **keys**: a host that joins with keys, so that everything it sends is encrypted, and one without. Cables have no
+  limit. The CPUs are the limit, and head, host, workers and trainer share them. The host's CPU time is that of its own
+  process, without its workers.
 
-Whether a daemon without hosts became slower is measured by compare.py.
+compare.py measures whether a daemon without hosts became slower.
 """
 
 import argparse
@@ -60,7 +61,7 @@ COUNTS = (1, 2, 4)
 
 
 def links(repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """MB/s that 1, 2 and 4 hosts deliver together."""
+    """Measure the MB/s that 1, 2 and 4 hosts deliver together."""
     found = [
         {"head_megabits": cap, "hosts": hosts, "megabytes_per_second": []} for cap in (1000, 400) for hosts in COUNTS
     ]
@@ -83,7 +84,7 @@ def links(repeats: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def others(repeats: int, seconds: float, ray_python: str) -> dict[str, Any]:
-    """MB/s that 1, 2 and 4 hosts deliver through Penstock, tf.data service and Ray Data."""
+    """Measure the MB/s that 1, 2 and 4 hosts deliver through Penstock, tf.data service and Ray Data."""
     versions, left_out = {}, {}
     for loader, library, python in (("tfdata", "tensorflow", sys.executable), ("ray", "ray.data", ray_python)):
         try:
@@ -113,7 +114,7 @@ def others(repeats: int, seconds: float, ray_python: str) -> dict[str, Any]:
 
 
 def through(loader: str, names: tuple[str, ...], seconds: float, ray_python: str) -> float:
-    """MB/s that these hosts deliver."""
+    """Measure the MB/s that these hosts deliver through a loader."""
     with laid("head", *names) as (network, stack):
         network["head"].limit(1000)
         for name in names:
@@ -135,7 +136,7 @@ def through(loader: str, names: tuple[str, ...], seconds: float, ray_python: str
 
 
 def third(repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """MB/s of trainers at the head and on a machine of their own."""
+    """Measure the MB/s of trainers at the head and on a third machine."""
     found: list[dict[str, Any]] = [
         {"hosts": hosts, "at": at, "runs": []} for hosts in COUNTS for at in ("head", "trainer")
     ]
@@ -162,7 +163,7 @@ def third(repeats: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def ranks(repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """MB/s that four ranks read together, and what crosses the network for that."""
+    """Measure the MB/s that four ranks read together, and the traffic that this causes between machines."""
     found: list[dict[str, Any]] = [{"lanes": lanes, "runs": []} for lanes in (15, 16)]
     machines = ("head", *HOSTS[:3])
     for round_ in range(repeats):
@@ -188,7 +189,7 @@ def ranks(repeats: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def workers(repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """Samples/s of 1 to 64 workers, over up to 4 hosts."""
+    """Measure the samples/s of 1 to 64 workers, over up to 4 hosts."""
     load = Load(sample_bytes=1024, batch=8, nap=0.05, lanes=128)
     found = [
         {"hosts": hosts, "workers": hosts * each, "samples_per_second": []}
@@ -208,7 +209,7 @@ def workers(repeats: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def kill(repeats: int) -> list[dict[str, Any]]:
-    """What a trainer notices when one of four hosts is lost."""
+    """Measure how the loss of one of four hosts affects a trainer."""
     load = Load(sample_bytes=16 << 10, batch=8, nap=0.01, split_samples=50, lanes=48)
     found: list[dict[str, Any]] = []
     for event, after, times in (("killed", 10.0, repeats), ("cut off", 26.0, max(1, repeats // 2))):
@@ -233,7 +234,7 @@ def kill(repeats: int) -> list[dict[str, Any]]:
 
 
 def effect(times: list[float], when: float, batch: int) -> dict[str, Any]:
-    """The pause, and the speed before, after and in steps, in samples/s, of what was read around an event."""
+    """Return the pause around an event, and the speeds before it, after it and in steps, in samples/s."""
     before = [one for one in times if one < when]
     usual = (len(before) - 1) / (before[-1] - before[0])
     gaps = [later - max(one, when) for one, later in itertools.pairwise(times) if later > when]
@@ -259,7 +260,7 @@ def recovered(speeds: list[float]) -> float:
 
 
 def head(repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """CPU time of the daemon for batches of hosts, and for its own."""
+    """Measure the daemon's CPU time for batches of hosts, and for its own."""
     found = [
         {"source": source, "batch_bytes": size, "runs": []}
         for size in (16 << 10, 1 << 20)
@@ -288,7 +289,7 @@ def head(repeats: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def keys(repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """Batches/s and CPU time with a host that joins with keys, and without."""
+    """Measure batches/s and CPU time with a host that joins with keys, and with one without."""
     found: list[dict[str, Any]] = [
         {"batch_bytes": size, "keys": encrypted, "runs": []}
         for size in (100 << 10, 4 << 20)
@@ -318,7 +319,7 @@ def keys(repeats: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def stop(number: int, _: object) -> NoReturn:
-    """End in order. Further signals must not interrupt that."""
+    """End in order. Ignore further signals, which must not interrupt that."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)

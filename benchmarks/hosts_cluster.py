@@ -1,4 +1,4 @@
-"""Processes in network namespaces: those of Penstock, and what all services of hosts.py have in common."""
+"""Processes in network namespaces: those of Penstock, and the common parts of all services of hosts.py."""
 
 import json
 import os
@@ -21,12 +21,12 @@ FEED = FOLDER / "hosts_feed.py"
 PORT = 5555
 HOSTS = ("h1", "h2", "h3", "h4")
 START_SECONDS = 180.0
-"""In which a process must be ready, on a busy machine too."""
+"""Seconds in which a process must be ready, even on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What hosts make: the feed of hosts_feed.py, and the datasets of hosts_programs.py."""
+    """The data that hosts make: the feed of hosts_feed.py, and the datasets of hosts_programs.py."""
 
     sample_bytes: int
     batch: int
@@ -44,12 +44,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a trainer noted while it was measured."""
+    """A trainer's notes while it was measured."""
 
     times: list[float]
-    """Of each batch, in monotonic seconds."""
+    """The time of each batch, in monotonic seconds."""
     cpu: dict[str, float]
-    """Seconds that the watched processes used meanwhile, user and system."""
+    """CPU seconds, user and system, that each watched process used meanwhile."""
 
     @property
     def batches_per_second(self) -> float:
@@ -59,7 +59,7 @@ class Reading:
         return self.batches_per_second * load.batch_bytes / 1e6
 
     def milliseconds_a_megabyte(self, name: str, load: Load) -> float:
-        """CPU time of a watched process."""
+        """Return the CPU time of a watched process."""
         return self.cpu[name] * 1e3 / (len(self.times) * load.batch_bytes / 1e6)
 
 
@@ -72,10 +72,10 @@ class Started:
     errors: Path
 
     def line(self, pattern: str, seconds: float = START_SECONDS) -> str:
-        """Wait until it has printed a line that begins as this regular expression says, and return the line.
+        """Wait until the process prints a line whose start matches this regular expression, and return the line.
 
         Raises:
-            RuntimeError: it ended, or time is over. The message has its errors.
+            RuntimeError: the process ended, or printed none within `seconds`. The message has its errors.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -92,7 +92,7 @@ class Started:
 
 @dataclass
 class Trainer:
-    """A process that reads. It prints "warm", and when it has read for long enough the time of each batch."""
+    """A process that reads. It prints "warm", and the time of each batch when it has read for long enough."""
 
     started: Started
     watched: dict[str, psutil.Process]
@@ -103,7 +103,7 @@ class Trainer:
         self.before = self._cpu()
 
     def result(self, seconds: float) -> Reading:
-        """Wait until it has read for `seconds`, and at most a minute more, and return what it noted."""
+        """Wait until it has read for `seconds`, and at most a minute more. Return its notes."""
         line = self.started.line(r"\[\d", seconds + 60)
         used = {name: after - self.before[name] for name, after in self._cpu().items()}
         self.started.process.wait(60)
@@ -115,7 +115,8 @@ class Trainer:
 
 @contextmanager
 def laid(*names: str) -> Iterator[tuple[Network, ExitStack]]:
-    """A network of these machines, and the stack of what ends before it. No signal interrupts the end."""
+    """Yield a network of these machines, and a stack that is closed before the network ends. No signal interrupts
+    that."""
     stack = ExitStack()
     try:
         yield stack.enter_context(Network(*names)), stack
@@ -128,11 +129,11 @@ def laid(*names: str) -> Iterator[tuple[Network, ExitStack]]:
 
 
 class Processes:
-    """Processes on the machines of a network. All end with `stack`, and whatever they started too.
+    """Processes on the machines of a network. They end with `stack`, and so do all processes that they started.
 
     Args:
-        load: what hosts make. Each process has it in its environment.
-        network: with "head", where the trainer runs unless it has a machine of its own, and hosts.
+        load: the data that hosts make. Each process has it in its environment.
+        network: has "head", where the trainer runs unless it has a separate machine, and the hosts.
         stack: ends before the network does.
     """
 
@@ -142,7 +143,7 @@ class Processes:
     def __init__(self, load: Load, network: Network, stack: ExitStack) -> None:
         self.load = load
         self.network = network
-        # Ray makes unix sockets below it, whose paths must be short
+        # Ray makes unix sockets in it, whose paths must be short
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hosts-", dir="/tmp")))
         self.environment = {**os.environ, **load.environment(), "PYTHONUNBUFFERED": "1"}
         self.machines: set[str] = set()
@@ -150,7 +151,7 @@ class Processes:
         stack.callback(self.end)
 
     def start(self, at: str, *words: str, name: str = "") -> Started:
-        """Run Python there with these words. Its files have this name, or the machine's."""
+        """Run Python with these words on machine `at`. Its output files are named `name`, or like the machine."""
         self.machines.add(at)
         output, errors = (self.folder / f"{name or at}.{kind}" for kind in ("output", "errors"))
         with open(output, "w") as stdout, open(errors, "w") as stderr:
@@ -167,11 +168,11 @@ class Processes:
         return started
 
     def trainer(self, at: str, *words: str, watched: dict[str, psutil.Process] | None = None) -> Trainer:
-        """Start a trainer of hosts_programs.py there."""
+        """Start a trainer of hosts_programs.py on machine `at`."""
         return Trainer(self.start(at, self.programs, *words, name=f"trainer at {at}"), watched or {})
 
     def end(self) -> None:
-        """Kill all that runs on the machines that were used."""
+        """Kill all processes on the machines that were used."""
         for at in self.machines:
             for pid in self.network[at].pids():
                 with suppress(ProcessLookupError):
@@ -203,7 +204,7 @@ class Cluster(Processes):
         self.head = psutil.Process(self.daemon.process.pid)
 
     def join(self, names: Sequence[str], workers: int) -> None:
-        """Start hosts, and wait until all their workers work."""
+        """Start hosts, and wait until all their workers are ready."""
         for name in names:
             words = ["join", self.url.rpartition("/")[0], f"{FEED}:feed", "--workers", str(workers)]
             words += ["--memory", "256M", "--host-name", name]
@@ -231,7 +232,7 @@ class Cluster(Processes):
         ]
 
     def kill(self, name: str) -> float:
-        """Kill all processes of a host, and return when."""
+        """Kill all processes of a host, and return the time of that."""
         processes = [self.hosts[name], *self.hosts[name].children(recursive=True)]
         when = time.monotonic()
         for process in processes:

@@ -1,4 +1,4 @@
-"""The feed of hosts.py. Samples are made beforehand, so the benchmark measures how they travel."""
+"""The feed of hosts.py. Samples are made beforehand, so the benchmark measures only their transport."""
 
 import os
 import time

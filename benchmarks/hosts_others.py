@@ -10,9 +10,9 @@ from hosts_cluster import PORT, Load, Processes, Trainer
 from namespaces import Network
 
 OBJECT_STORE = 512 << 20
-"""Bytes of each of Ray's nodes."""
+"""Bytes of the object store of each Ray node."""
 WORKERS = 2
-"""Of each host."""
+"""Workers of each host."""
 
 
 class TfDataService(Processes):
@@ -33,7 +33,7 @@ class TfDataService(Processes):
 
 
 class RayData(Processes):
-    """A raylet on each machine. The head's has no CPUs, so that hosts do all the work."""
+    """A raylet on each machine. The head's raylet has no CPUs, so that the hosts do all the work."""
 
     def __init__(self, load: Load, network: Network, stack: ExitStack, python: str) -> None:
         super().__init__(load, network, stack)
@@ -43,7 +43,7 @@ class RayData(Processes):
         self.cpus = 0
 
     def begin(self, names: Sequence[str]) -> None:
-        """Start all raylets, one after the other: they share a folder here, and pick names of sockets in it."""
+        """Start all raylets, one after another, since they share a folder here and choose names of sockets in it."""
         self.address = f"{self.network['head'].address}:{PORT}"
         own = ["--head", "--port", str(PORT), "--num-cpus", "0", "--include-dashboard", "false"]
         self._raylet("head", *own, "--temp-dir", str(self.folder / "ray"))
@@ -61,10 +61,10 @@ class RayData(Processes):
 
 
 def version(library: str, python: str | Path = sys.executable) -> str:
-    """The version of a library, as that Python imports it.
+    """Return the version of a library that `python` imports.
 
     Raises:
-        ImportError: it does not; with the reason.
+        ImportError: it cannot; the message has the reason.
     """
     code = f"import {library}; print({library.partition('.')[0]}.__version__)"
     try:

@@ -4,7 +4,7 @@
 
 A trainer prints "warm" 3 s after its first batch. It then reads for the given seconds, and prints the time of each
 batch as JSON. Samples and batches are those of hosts_feed.py, in the terms of each library. One of these programs runs
-in Ray's environment, so nothing but the standard library is imported here.
+in Ray's environment, so this file imports only the standard library.
 """
 
 import json
@@ -19,15 +19,15 @@ WARM = 3.0
 SAMPLE_BYTES, BATCH, SPLIT_SAMPLES = (int(os.environ[name]) for name in ("SAMPLE_BYTES", "BATCH", "SPLIT_SAMPLES"))
 SPLITS = 4_000_000 // SPLIT_SAMPLES
 RAY_BLOCKS, RAY_ROWS = 1000, 256
-"""Blocks of 16 MiB, for samples of 64 KiB: with those of 4 MiB Ray Data is slower.
-All together are more than is read."""
+"""The number of blocks, and the rows of each. Samples of 64 KiB make blocks of 16 MiB; with blocks of 4 MiB Ray Data is
+slower. All together they are more than a trainer reads."""
 
 
 def read(batches: Iterable[Any], seconds: float, *, may_end: bool = False) -> None:
-    """Take batches as fast as they come. Print as the file's head says.
+    """Take batches as fast as they come, and print the lines that the file's head describes.
 
     Raises:
-        RuntimeError: they have ended before, and may not.
+        RuntimeError: the batches ended early, without `may_end`.
     """
     times: list[float] = []
     iterator = iter(batches)
@@ -54,7 +54,7 @@ def a_sample() -> Any:
 
 
 def penstock(seconds: str, url: str, keys: str | None = None) -> None:
-    """A trainer of Penstock."""
+    """Run a trainer of Penstock."""
     import penstock
 
     with penstock.connect(url, keys=keys) as connection:
@@ -62,7 +62,7 @@ def penstock(seconds: str, url: str, keys: str | None = None) -> None:
 
 
 def penstock_rank(seconds: str, url: str, rank: str, ranks: str) -> None:
-    """A trainer that is a rank. All ranks end when the first one has read for long enough."""
+    """Run a trainer that is a rank. All ranks end when the first one has read for long enough."""
     import penstock
 
     def batches() -> Iterator[Any]:
@@ -74,7 +74,7 @@ def penstock_rank(seconds: str, url: str, rank: str, ranks: str) -> None:
 
 
 def tfdata_dispatcher(port: str, workers: str) -> None:
-    """Print "listens", and "complete" when `workers` workers are there. Run until it is killed."""
+    """Run a dispatcher until it is killed. Print "listens", and "complete" when `workers` workers are there."""
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -87,7 +87,7 @@ def tfdata_dispatcher(port: str, workers: str) -> None:
 
 
 def tfdata_worker(dispatcher: str, address: str, port: str) -> None:
-    """A worker of tf.data service, at this address and port. Run until it is killed."""
+    """Run a worker of tf.data service at this address and port until it is killed."""
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -96,7 +96,7 @@ def tfdata_worker(dispatcher: str, address: str, port: str) -> None:
 
 
 def tfdata(seconds: str, dispatcher: str) -> None:
-    """A trainer of tf.data service. Each sample comes once, as from Penstock; splits are dealt out one by one."""
+    """Run a trainer of tf.data service. Each sample comes once, as from Penstock: workers get splits one by one."""
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -117,7 +117,7 @@ def tfdata(seconds: str, dispatcher: str) -> None:
 
 
 def ray_data(seconds: str, head: str, cpus: str) -> None:
-    """A trainer of Ray Data. It begins when the cluster has this number of CPUs."""
+    """Run a trainer of Ray Data. It begins when the cluster has `cpus` CPUs."""
     import numpy as np
     import ray
     import ray.data

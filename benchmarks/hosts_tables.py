@@ -7,7 +7,7 @@ from measure import Spread
 from transport import aligned, size_name
 
 STEP = 0.25
-"""Seconds for which speeds are counted around the loss of a host."""
+"""Seconds of each step in which speeds are counted around the loss of a host."""
 LABELS = {"penstock": "Penstock", "tfdata": "tf.data service", "ray": "Ray Data"}
 
 
@@ -20,7 +20,7 @@ def spread(values: list[float]) -> str:
 
 
 def over(values: list[float | None], units: list[float | None]) -> list[float]:
-    """The values over the units of the same round, for the rounds that have both."""
+    """Return the values over the units of the same round, for the rounds that have both."""
     pairs = zip(values, units, strict=True)
     return [value / unit for value, unit in pairs if value is not None and unit is not None]
 

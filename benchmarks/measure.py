@@ -18,7 +18,7 @@ class Trial:
 
 
 def digits(value: float) -> str:
-    """The value with three significant digits, without an exponent for large ones."""
+    """Return the value with three significant digits, without an exponent for large values."""
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
@@ -47,7 +47,7 @@ class Run:
     trainer_cpu: float  # seconds a batch, of all threads of the trainer's process, in the eager loop
     workers_cpu: float  # the same, of all processes that it started
     memory: int  # bytes, anonymous and shared, of all these processes
-    first_seconds: float  # from its start, with TensorFlow imported, to the first batch
+    first_seconds: float  # from the loader's start, with TensorFlow imported, to the first batch
     sums: list[Any] | None  # shape, dtype and sum of each leaf of the first batch
 
 
@@ -72,6 +72,6 @@ class Quartiles:
 
 
 def ratios(runs: Sequence[Any], units: Sequence[Any], key: str = "per_second") -> list[float]:
-    """The speeds of a loader's runs (as in the JSON) over the unit's, for the rounds that have both."""
+    """Return the speeds of a loader's runs (as in the JSON) over the unit's, for the rounds that have both."""
     pairs = zip(runs, units, strict=False)
     return [run[key] / unit[key] for run, unit in pairs if run and unit and run[key] and unit[key]]

@@ -1,8 +1,8 @@
-"""How well does `shuffle=` mix, beside tf.data with as many samples in its buffer, and beside a full shuffle?
+"""How well does `shuffle=` mix, compared with tf.data with as many samples in its buffer, and with a full shuffle?
 
     python benchmarks/mixing.py --json benchmarks/results/mixing-DATE.json
 
-Nothing is read, and no process starts: the orders are modelled (`mixing_model.py`). tf.data is
+It reads no data and starts no process: the orders are modelled (`mixing_model.py`). tf.data is
 `files.shuffle(all).interleave(cycle_length=16, block_length=1).shuffle(buffer)`. A batch has 32 samples.
 
 - *Splits in a batch*: distinct files among the samples of a batch, on average.
@@ -28,11 +28,11 @@ FILES = (16, 64, 1000)
 SAMPLES = (200, 5000)
 """In a file."""
 NBYTES = {100: "100 B", 10_000: "10 KB", 600_000: "600 KB"}
-"""Of a sample: larger ones have shorter turns, and fewer lanes mix their rows."""
+"""Sizes of a sample. Larger samples have shorter turns, and fewer lanes mix their rows."""
 SHUFFLES = (0, 1000, 10_000, None)
 """None: all samples of the epoch."""
 SHOWN = (64, 200)
-"""Files, and samples in each, whose positions are plotted."""
+"""The case whose positions are plotted: files, and samples in each."""
 POINTS = 1600
 
 
@@ -50,7 +50,7 @@ def figures(positions: Positions, sizes: Positions) -> list[float]:
 
 
 def case(files: int, samples: int, shuffle: int | None) -> dict[str, Any]:
-    """The figures of each order, by its label: distinct splits in a batch, and the spread."""
+    """Return the figures of each order, by its label: distinct splits in a batch, and the spread."""
     sizes = np.full(files, samples)
     buffer = files * samples if shuffle is None else shuffle
     plan = plan_of(files, buffer)
@@ -71,7 +71,7 @@ def case(files: int, samples: int, shuffle: int | None) -> dict[str, Any]:
 
 
 def points(shuffle: int | None) -> dict[str, list[int]]:
-    """Position in of every so many positions out, for the plot."""
+    """Return the input position of every n-th output position, for the plot."""
     files, samples = SHOWN
     sizes = np.full(files, samples)
     buffer = files * samples if shuffle is None else shuffle
@@ -88,7 +88,7 @@ def shuffle_name(shuffle: int | None) -> str:
 
 
 def table(result: dict[str, Any], samples: int) -> str:
-    """The figures for files of so many samples."""
+    """Return the figures for files of `samples` samples, as text."""
     spreads = [*(f"penstock, {name}" for name in NBYTES.values()), "tf.data"]
     lines = [
         [

@@ -3,7 +3,7 @@
 `penstock_order` follows `worker/lane.py`, `worker/lane_splits.py` and `coordinator/pooled_order.py` for a feed with
 splits; a test compares it with a real stream. `tfdata_order` is that of `interleave(deterministic=True)` and `shuffle`,
 and `full_order` a permutation of the whole epoch. Each returns positions: element *k* is the number of the sample that
-is number *k* of the stream. Samples are numbered through the list of splits.
+comes at place *k* of the stream. Samples are numbered in the order of the splits.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def full_order(total: int, seed: int = 0) -> Positions:
 
 
 def _lane(plan: FeedPlan, sizes: Positions, turn: int, pool: int, epoch: int, lane: int) -> Positions:
-    """The samples of a lane in their order."""
+    """Return the samples of a lane in their order."""
     n_splits = len(sizes)
     starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
     lanes = min(plan.lanes, n_splits)
@@ -100,7 +100,7 @@ def _lane(plan: FeedPlan, sizes: Positions, turn: int, pool: int, epoch: int, la
     rows = block_samples(plan.shuffle, lanes, plan.batch_size)
     found = []
     for number, block in enumerate(_blocks(starts[mine], sizes[mine], rows, min(plan.interleave, rows))):
-        if pool == 1 or len(block) < rows or rows != turn * (plan.batch_size or 1):  # else the pool mixes it
+        if pool == 1 or len(block) < rows or rows != turn * (plan.batch_size or 1):  # otherwise the pool mixes it
             key = make_key(plan.seed, epoch, "block", lane, number)
             block = block[permute(key, len(block), np.arange(len(block)))]
         found.append(block)
@@ -143,7 +143,7 @@ def _blocks(starts: Positions, sizes: Positions, rows: int, seats: int) -> Itera
 
 
 def _visits(plan: FeedPlan, lanes: list[Positions], turn: int, pool: int, epoch: int) -> Iterator[Positions]:
-    """The stream that visits the lanes in turn and mixes the rows of pools, with merged batches of leftovers."""
+    """Yield the stream that visits the lanes in turn and mixes the rows of pools, with merged batches of leftovers."""
     batch_size = plan.batch_size or 1
     live = list(range(len(lanes)))
     at = [0] * len(lanes)
@@ -172,7 +172,7 @@ def _visits(plan: FeedPlan, lanes: list[Positions], turn: int, pool: int, epoch:
 
 
 def _interleaved(starts: Positions, sizes: Positions, cycle: int) -> Positions:
-    """One sample of each of `cycle` open files in turn; the next file takes the place of one that has ended.
+    """Take one sample of each of `cycle` open files in turn. The next file replaces one that has ended.
 
     TensorFlow opens that file one round later, which makes no difference for files of one size.
     """
@@ -197,7 +197,8 @@ def _interleaved(starts: Positions, sizes: Positions, cycle: int) -> Positions:
 
 
 def _through_buffer(order: Positions, buffer: int, random: np.random.Generator) -> Positions:
-    """Each sample of a full buffer is equally likely to be next; the one that follows takes its place."""
+    """Pass the order through a buffer. Each sample of a full buffer is equally likely to be next, and is then
+    replaced."""
     total = len(order)
     buffer = min(buffer, total)
     kept = order[:buffer].tolist()

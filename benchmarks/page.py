@@ -1,10 +1,11 @@
-"""What the web page costs: batches a second, and the daemon's CPU time, without --http, with it, and with an open page.
+"""What does the web page cost? Batches a second and the daemon's CPU time without --http, with it, and with an open
+page.
 
     python benchmarks/page.py [--rounds 5] [--seconds 5] [--json FILE]
 
-A reader takes batches as fast as they come: of pipelines of pipelines.py, and of a generator that does nothing, so that
-nothing hides what the page costs. That one is also read at a steady pace. An open page is a loop that asks for what the
-page asks for, so the browser's own CPU time is not part of it. The three ways take turns, and ratios are taken within a
+A reader takes batches as fast as they come, from pipelines of pipelines.py, and from a generator that does no work, so
+that nothing hides the cost of the page. The latter is also read at a steady pace. An open page is a loop that sends the
+page's requests, so the browser's own CPU time does not count. The three ways take turns, and ratios are taken within a
 round.
 """
 
@@ -45,7 +46,7 @@ CASES = {
     "no work": (f"{__file__}:feed", 0.0),
     f"no work, a batch each {1000 * PACE:.0f} ms": (f"{__file__}:feed", PACE),
 }
-"""For each case the feed, and the seconds between two batches. The first three are pipelines."""
+"""The feed of each case, and the seconds between two batches. The first three are pipelines."""
 
 
 def pixels(split: int) -> Iterator[Any]:
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Batches a second without the server, and over that with it; and the daemon's share of a core."""
+    """Return as text the batches a second without the server, the ratios with it, and the daemon's share of a core."""
     rows = [["", "batches/s", *(f"{way}, over that" for way in WAYS[1:]), *(f"daemon: {way}" for way in WAYS)]]
     for case, runs in report["cases"].items():
         without = runs[WAYS[0]]
@@ -93,7 +94,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def measure(case: str, way: str, seconds: float, workers: int, data: str) -> dict[str, float]:
-    """Return batches a second, and the CPUs that the daemon used."""
+    """Return batches a second, and the number of CPUs that the daemon used."""
     target, pace = CASES[case]
     command = [sys.executable, "-m", "penstock_server", "serve", target, "--bind", "tcp://127.0.0.1:0"]
     command += ["--workers", str(workers), *([] if way == WAYS[0] else ["--http", "0"])]
@@ -132,7 +133,7 @@ def measure(case: str, way: str, seconds: float, workers: int, data: str) -> dic
 
 
 def read(batches: Iterator[Any], pace: float, seconds: float) -> int:
-    """Take batches for some seconds, and return how many."""
+    """Take batches for `seconds` seconds, and return their number."""
     end = time.perf_counter() + seconds
     for count in itertools.count(1):
         next(batches)
@@ -144,7 +145,7 @@ def read(batches: Iterator[Any], pace: float, seconds: float) -> int:
 
 
 def look(address: str, stop: threading.Event) -> None:
-    """Ask as the page does: for everything new once a second, for a preview every three seconds."""
+    """Send requests as the page does: for everything new once a second, for a preview every three seconds."""
     had = {"seconds": 0, "minutes": 0, "looks": 0, "changes": 0}
     number = 0
     for times in itertools.count():

@@ -9,22 +9,22 @@ and says how each is configured. benchmarks/requirements.txt has the other loade
 
 How it is measured:
 
-- Each trial of one loader with one pipeline has fresh processes, which all end before the next trial begins: no worker
-  of one loader fills its queue while another is measured. A trial is an eager loop over the batches for two seconds
-  (one with --quick), and then `Dataset.reduce`, a loop in the graph, for about as long. A quarter as many batches are
-  taken uncounted before each loop. A loader that gives NumPy batches is wrapped in `from_generator` for the second
-  loop; for the first its arrays become tensors, without a copy if their alignment allows that.
+- Each trial of one loader with one pipeline has fresh processes, which all end before the next trial begins, so no
+  worker of one loader fills its queue while another loader is measured. A trial is an eager loop over the batches for
+  two seconds (one with --quick), and then `Dataset.reduce`, a loop in the graph, for about as long. Before each loop a
+  quarter as many batches are taken uncounted. A loader that gives NumPy batches is wrapped in `from_generator` for the
+  second loop. For the first loop its arrays become tensors, without a copy if their alignment allows that.
 - In each round every loader has one trial with every pipeline, and each round begins with another loader. Ratios to the
   unit (the sample function and np.stack in one thread, without tensors) are taken within a round. Tables show medians
   and quartiles.
-- CPU is user and system time of all threads during the eager loop, divided by its batches: of the trainer's process,
-  and of all processes below it, which for Penstock includes the daemon.
+- CPU is the user and system time of all threads during the eager loop, divided by its batches, for the trainer's
+  process and for all processes below it. For Penstock these include the daemon.
 - Memory is the anonymous and shared memory of all these processes, in proportional shares (PSS): a page that several
-  have mapped counts once. Libraries and other mapped files do not count. It is taken after the second loop, when the
-  loader has had time to fill its queues. TensorFlow's own allocations count, as they do for the unit.
+  processes have mapped counts once. Libraries and other mapped files do not count. It is measured after the second
+  loop, when the loader has had time to fill its queues. TensorFlow's own allocations count, as they do for the unit.
 - The time to the first batch runs from the loader's start, with TensorFlow imported and nothing else.
 - The first batch must equal the unit's in the shape, dtype and sum of each leaf (if the pipeline is shuffled, in shape
-  and dtype), and every requested batch must come. A loader that is silent for two minutes is ended with all its
+  and dtype), and every requested batch must come. A loader that is silent for two minutes is killed with all its
   processes, and counts as hung.
 """
 
@@ -51,11 +51,11 @@ LEAST_SECONDS = 120.0  # until a trial counts as hung; some loaders start two pr
 
 
 class Wrong(Failed):
-    """The first batch is not what the user code makes."""
+    """The first batch differs from the one that the user code makes."""
 
 
 def trial(loader: str, pipeline: str, seconds: float, sums: Sequence[Any]) -> Run:
-    """Run a loader in a process of its own.
+    """Run a loader in a separate process.
 
     Raises:
         Hung, Wrong, Failed: it did not finish correctly; the text says why.
@@ -71,7 +71,7 @@ def trial(loader: str, pipeline: str, seconds: float, sums: Sequence[Any]) -> Ru
 
 
 def comparable(sums: Any, pipeline: str) -> Any:
-    """What the first batches of all loaders have in common, of `samples.summed`."""
+    """Return the part of `samples.summed` that must be the same for all loaders."""
     from pipelines_feeds import PIPELINES
 
     return [leaf[:2] for leaf in sums] if PIPELINES[pipeline].shuffle else sums
@@ -80,7 +80,7 @@ def comparable(sums: Any, pipeline: str) -> Any:
 def measured(
     names: Sequence[str], pipelines: Sequence[str], repeats: int, seconds: float
 ) -> Iterator[list[dict[str, Any]]]:
-    """The runs of each loader with each pipeline (None for failed ones) and the reasons of failures, as plain JSON.
+    """Yield the runs of each loader with each pipeline (None for failed ones) and the reasons of failures, as JSON.
 
     Yields everything again after each round.
     """
@@ -128,7 +128,7 @@ COLUMNS = (
 
 
 def cells(runs: Sequence[Any], units: Sequence[Any]) -> list[str]:
-    """A row of the table, from the runs of one loader and those of the unit in the same rounds."""
+    """Return a row of the table, from the runs of one loader and those of the unit in the same rounds."""
     there = [run for run in runs if run is not None]
     columns = (
         [run["per_second"] for run in there],
@@ -143,7 +143,7 @@ def cells(runs: Sequence[Any], units: Sequence[Any]) -> list[str]:
 
 
 def table(entry: dict[str, Any], cores: int) -> str:
-    """One pipeline's table, in Markdown. The unit times `cores` is a row of it."""
+    """Return one pipeline's table, in Markdown. One row is the unit times `cores`."""
     loaders = entry["loaders"]
     units = loaders["unit"]["runs"] if "unit" in loaders else [None] * len(next(iter(loaders.values()))["runs"])
     lines = [
@@ -208,7 +208,7 @@ def main() -> int:
 
 
 def failed(entry: dict[str, Any]) -> bool:
-    """Whether Penstock or a limit failed or was wrong; other loaders may be."""
+    """Return whether Penstock or a limit failed or was wrong. Other loaders may fail."""
     ours = [result for name, result in entry["loaders"].items() if LOADERS[name].required]
     return any(result["failures"] for result in ours)
 

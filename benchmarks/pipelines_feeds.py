@@ -18,7 +18,7 @@ LEAVES = 32
 
 
 def table(name: str) -> np.ndarray:
-    """An array from the files, mapped, so that processes share its pages."""
+    """Return an array from the files. It is mapped, so that processes share its pages."""
     return np.load(DATA / f"{name}.npy", mmap_mode="r")
 
 
@@ -61,8 +61,8 @@ PHOTOGRAPHS = sorted(DATA.glob("*.jpg"))
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A table of the result: its title, the function that makes its samples, the batch size, and over how many samples
-    a loader shuffles (0: samples come in order)."""
+    """A table of the result: its title, the function that makes its samples, the batch size, and the number of samples
+    over which a loader shuffles (0: samples come in order)."""
 
     label: str
     sample: Callable[[int], Any]

@@ -23,11 +23,11 @@ from loaders import LOADERS, Cannot, Loader
 from measure import Run
 from trainer import LEAD_BATCHES, LEAD_SHARE, LEAST_BATCHES, reduced, take
 
-FULL_SECONDS = 0.3  # in which a loader that nobody reads fills its queues
+FULL_SECONDS = 0.3  # time for a loader that nobody reads to fill its queues
 
 
 def tensor(array: np.ndarray) -> Any:
-    """A tensor of this array, without a copy if it is aligned as TensorFlow needs, which shared memory mostly is."""
+    """Return a tensor of this array, without a copy if it is aligned as TensorFlow needs. Shared memory mostly is."""
     import tensorflow as tf
 
     if array.ctypes.data % ALIGNMENT == 0 and array.flags.carray:  # includes that it is writable
@@ -36,7 +36,7 @@ def tensor(array: np.ndarray) -> Any:
 
 
 def eagerly(source: Iterator[Any], seconds: float) -> tuple[float, float, float]:
-    """Batches a second of an eager loop, CPU seconds a batch of this process, and of the processes below it."""
+    """Return an eager loop's batches a second, and the CPU seconds a batch of this process and of those below it."""
     take(source, seconds * LEAD_SHARE, LEAD_BATCHES)
     before = process_tree.cpu_seconds()
     trial = take(source, seconds, LEAST_BATCHES)
@@ -77,7 +77,7 @@ def measured(loader: Loader, pipeline: str, seconds: float) -> Run:
 
 def main() -> None:
     loader, pipeline, seconds = LOADERS[sys.argv[1]], sys.argv[2], float(sys.argv[3])
-    # Answers go to the original stdout; everything else that prints, here or in a child, goes to stderr.
+    # Answers go to the original stdout. All other output, here or in a child, goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:

@@ -1,4 +1,4 @@
-"""CPU time and memory of a process and all that it started, without counting shared pages twice."""
+"""CPU time and memory of a process and its descendants, without counting shared pages twice."""
 
 import re
 from contextlib import suppress
@@ -10,24 +10,24 @@ PSS = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB", re.MULTILINE)
 
 
 def started() -> list[psutil.Process]:
-    """The processes below this one, at any depth."""
+    """Return the processes below this one, at any depth."""
     return psutil.Process().children(recursive=True)
 
 
 def cpu_seconds() -> float:
-    """CPU time, user and system, of all threads of the processes below this one."""
+    """Return the CPU time, user and system, of all threads of the processes below this one."""
     total = 0.0
     for process in started():
-        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
-            total += sum(process.cpu_times()[:4])  # the last two belong to children that it has waited for
+        with suppress(psutil.NoSuchProcess):  # the process ended after it was listed
+            total += sum(process.cpu_times()[:4])  # the last two are those of children that it has waited for
     return total
 
 
 def memory_bytes() -> int:
-    """Anonymous and shared memory of this process and all below it, in proportional shares (PSS).
+    """Return the anonymous and shared memory of this process and all below it, in proportional shares (PSS).
 
-    A page that n processes have mapped counts 1/n for each, so once in all. Pages of files, such as libraries, do not
-    count: their cost depends on which other processes have them mapped.
+    A page that n processes have mapped counts 1/n for each, and so once in all. Pages of files, such as libraries, do
+    not count: their cost depends on which other processes have them mapped.
     """
     total = 0
     for process in (psutil.Process(), *started()):

@@ -1,4 +1,4 @@
-"""How long does a stream pause when a worker, the daemon or the link fails, and what does being able to resume cost?
+"""How long does a stream pause when a worker, the daemon or the link fails? And what do states for resuming cost?
 
     python benchmarks/recovery.py                       # about a quarter of an hour
     python benchmarks/recovery.py --quick               # about six minutes, fewer repeats
@@ -9,16 +9,16 @@ How it is measured:
 - Every measurement has its own daemon, since the pause before a worker's restart grows with each death.
 - Each sample of the feed sleeps for 5 ms; 8 make a batch. Unless the row says otherwise, a split has 40 samples (0.2
   s), and there are 16 lanes (the default). The trainer reads as fast as batches come, without prefetch and without a
-  step of its own, and the workers are the limit: no ready batches hide a pause.
-- It reads for 1.5 s (longer with long splits and large blocks) plus a random part of a second. Then it causes the
-  event, in the reading thread itself, and reads on. The *pause* is the longest time between two batches from then on;
-  the *usual* one is the longest before. *Until then* runs from the event to the batch that ended the pause, the one
-  that needed what was lost. *Lost* is how late everything after the event is: the time it took to read, less the time
-  that as many batches took before.
-- *Made again* counts samples: each is recorded when it is made.
+  training step. So the workers are the limit, and no ready batches hide a pause.
+- The trainer reads for 1.5 s (longer with long splits and large blocks) plus a random part of a second. Then it causes
+  the event, in the reading thread itself, and reads on. The *pause* is the longest time between two batches from then
+  on. The *usual* pause is the longest before. *Until then* is the time from the event to the batch that ended the
+  pause, which is the one that needed the lost work. *Lost* is the delay of everything after the event: the time that it
+  took to read, less the time that as many batches took before.
+- *Made again* is a number of samples: each sample is recorded when it is made.
 - *Start* is the time from the event until the new worker or daemon is ready. It includes the 0.1 s before a worker is
-  restarted, and the imports of the feed's module (a second of sleep in rows that say so), which are the user's own and
-  are shown beside it.
+  restarted, and the imports of the feed's module (a second of sleep in rows that say so). The imports are user code,
+  and are also shown separately.
 
 The link is a proxy (tests/fault_proxy.py). Tables show the median, the least and the greatest.
 """
@@ -73,9 +73,10 @@ class Case:
     import_seconds: float = 0.0
     refusing: float = 0.0
     quiet_seconds: float = 1.5
-    """How long it reads before the event: with long splits and large blocks, lanes take a while to get going."""
+    """How long the trainer reads before the event. With long splits and large blocks, lanes take a while to get
+    going."""
     watch_seconds: float = 3.5
-    """How long it reads after the event."""
+    """How long the trainer reads after the event."""
     repeats: int | None = None
 
 
@@ -151,7 +152,7 @@ class Daemon:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self.imports: list[tuple[float, float]] = []
-        """For each worker, when it was ready, and how long its imports took."""
+        """When each worker was ready, and how long its imports took."""
         self._lines: collections.deque[str] = collections.deque(maxlen=20)
         self.url = ""
         self.ready = 0.0
@@ -171,7 +172,7 @@ class Daemon:
         return int(self.url.rpartition(":")[2].partition("/")[0])
 
     def workers(self) -> list[int]:
-        """The pids of its workers, once all are ready."""
+        """Wait until all workers are ready, and return their pids."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             workers = json.loads(control.status(self.url, 10))["workers"]
@@ -241,7 +242,7 @@ def measured(case: Case, rng: random.Random) -> Pause:
 def arrivals(
     connection: penstock.Connection, do: Callable[[], object], case: Case, rng: random.Random
 ) -> tuple[list[float], float]:
-    """The times at which batches came, and at which `do` was called."""
+    """Return the times at which batches came, and the time at which `do` was called."""
     came: list[float] = []
     event = 0.0
     batches = endless(connection)
@@ -314,8 +315,7 @@ def fast_feed(lanes: int, shuffle: int) -> Iterator[str]:
 
 
 def states(lanes: int, shuffle: int, steps: int) -> dict[str, Any]:
-    """Take a state after each step, once all lanes have been visited: its size as JSON, and what it and the JSON
-    cost."""
+    """Take a state after each step, once all lanes have been visited. Return its size as JSON, and the cost of both."""
     nbytes, micros, json_micros = [], [], []
     with fast_feed(lanes, shuffle) as url, penstock.connect(url) as connection:
         batches = endless(connection)

@@ -1,6 +1,6 @@
-"""The feed of recovery.py: samples that take `SAMPLE_SECONDS` each, and are all recorded in a file.
+"""The feed of recovery.py. Each sample takes `SAMPLE_SECONDS`, and is recorded in a file.
 
-Samples sleep, so that the benchmark measures the wait for samples that are made again, not a contest for CPUs.
+Samples sleep, so that the benchmark measures the wait for samples that are made again, not competition for CPUs.
 """
 
 import os
@@ -17,11 +17,11 @@ SPLIT_SAMPLES = int(os.environ["SPLIT_SAMPLES"])
 MADE = os.open(os.environ["MADE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 RECORD = struct.Struct("<qqq")
 
-time.sleep(float(os.environ["IMPORT_SECONDS"]))  # as if it imported something large
+time.sleep(float(os.environ["IMPORT_SECONDS"]))  # as if the module imported something large
 
 
 def samples(split: int, rng: np.random.Generator, epoch: int) -> Iterator[np.ndarray]:
-    """`SPLIT_SAMPLES` of 16 KiB."""
+    """Yield `SPLIT_SAMPLES` samples of 16 KiB."""
     for i in range(SPLIT_SAMPLES):
         if SAMPLE_SECONDS:
             time.sleep(SAMPLE_SECONDS)

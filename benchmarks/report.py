@@ -41,12 +41,12 @@ RECOVERY_GROUPS = ("worker", "daemon", "link", "replay")
 
 
 def newest(kind: str) -> Path | None:
-    """The result with the latest date in its name."""
+    """Return the result with the latest date in its name."""
     return max(RESULTS.glob(f"{kind}-*.json"), default=None)
 
 
 def replaced(page: str, kind: str, text: str) -> str:
-    """The page with `text` between the marks of `kind`.
+    """Return the page with `text` between the marks of `kind`.
 
     Raises:
         ValueError: the page lacks these marks, or has more than one pair.
@@ -59,7 +59,7 @@ def replaced(page: str, kind: str, text: str) -> str:
 
 
 def heading(path: Path, result: dict[str, Any]) -> str:
-    """Where and when it was measured."""
+    """Return where and when the result was measured, as text."""
     date = path.stem.partition("-")[2]
     if "machine" not in result:
         return f"Computed, {date} (`{path.relative_to(ROOT)}`)."
@@ -81,7 +81,8 @@ def transport_text(result: dict[str, Any]) -> str:
 
 
 def transport_plot(result: dict[str, Any], figure: Any) -> None:
-    """GB/s over the size of a batch, one line for each contestant; for each size the load with the fewest leaves."""
+    """Plot GB/s over the size of a batch, one line for each contestant, with the load of the fewest leaves at each
+    size."""
     fewest: dict[int, dict[str, Any]] = {}
     for entry in sorted(result["loads"], key=lambda entry: (entry["bytes"], entry["leaves"])):
         fewest.setdefault(entry["bytes"], entry)
@@ -126,7 +127,7 @@ def recovery_rows(result: dict[str, Any]) -> dict[str, list[tuple[recovery.Case,
 
 
 def recovery_plot(result: dict[str, Any], figure: Any) -> None:
-    """The least, median and greatest pause of each event."""
+    """Plot the least, median and greatest pause of each event."""
     rows = [row for some in recovery_rows(result).values() for row in some]
     figure.set_size_inches(7.5, 0.6 + 0.27 * len(rows))
     axes = figure.subplots()
@@ -146,7 +147,7 @@ def pipelines_text(result: dict[str, Any]) -> str:
 
 
 def pipelines_plot(result: dict[str, Any], figure: Any) -> None:
-    """Batches a second of the eager loop over those of the unit, one panel for each pipeline."""
+    """Plot batches a second of the eager loop over those of the unit, one panel for each pipeline."""
     entries = result["pipelines"]
     names = [name for name in entries[0]["loaders"] if not LOADERS[name].limit and name != "unit"]
     figure.set_size_inches(9, 0.6 + 0.25 * (len(names) + 3) * -(-len(entries) // 3))
@@ -179,7 +180,7 @@ def gpu_text(result: dict[str, Any]) -> str:
 
 
 def gpu_plot(result: dict[str, Any], figure: Any) -> None:
-    """Steps a second of each way of feeding."""
+    """Plot steps a second of each way of feeding."""
     figure.set_size_inches(7.5, 1.6)
     axes = figure.subplots()
     for y, (name, trials) in enumerate(result["trials"].items()):
@@ -220,7 +221,7 @@ def mixing_text(result: dict[str, Any]) -> str:
 
 
 def mixing_plot(result: dict[str, Any], figure: Any) -> None:
-    """Distinct splits in a batch over `shuffle`; and below, where samples of the input come in the output."""
+    """Plot distinct splits in a batch over `shuffle`, and below the output positions of the input's samples."""
     figure.set_size_inches(8, 7.2)
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.75))
     names = [mixing.shuffle_name(shuffle) for shuffle in mixing.SHUFFLES]
@@ -254,7 +255,7 @@ def hosts_text(result: dict[str, Any]) -> str:
 
 
 def hosts_plot(result: dict[str, Any], figure: Any) -> None:
-    """MB/s over the number of hosts, and samples/s around the loss of one."""
+    """Plot MB/s over the number of hosts, and samples/s around the loss of one."""
     figure.set_size_inches(9, 3.2)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.7))
     lines = [

@@ -1,10 +1,10 @@
-"""How exactly `penstock.keras.Feeding` measures the waits of training steps, beside two other ways.
+"""How exactly does `penstock.keras.Feeding` measure the waits of training steps, compared with two other ways?
 
     python benchmarks/step_waits.py
 
-Steps and generators sleep. Each step notes when its work begins and ends, so the pauses between steps are known: the
-wait for a batch, and what Keras and TensorFlow do between two steps, which is all of the pause where the loader is
-faster.
+Steps and generators sleep. Each step notes when its work begins and ends, so the pauses between steps are known. A
+pause is the wait for a batch, and the work of Keras and TensorFlow between two steps. If the loader is faster, that
+work is the whole pause.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/tokens.py --json tokens.json
 
-The rows are token ids, 68 on average and 256 at the most, with a label; a batch has 64 of them. They come from a table
-in memory, so that the time is that of the loader. TensorFlow's own way is `from_generator` over the same function,
-row by row, and then `padded_batch` or `ragged_batch`; Penstock's is `batching="pad"` (with and without buckets) or
+The rows are token ids, 68 on average and at most 256, with a label; a batch has 64 rows. They come from a table in
+memory, so that the loader takes all of the time. TensorFlow's own way is `from_generator` over the same function, row
+by row, and then `padded_batch` or `ragged_batch`; Penstock's is `batching="pad"` (with and without buckets) or
 `batching="ragged"`, with two workers on the trainer's host. Each trial is an eager loop over the batches in a fresh
 process, whose first batches are not counted. The cases alternate, and ratios are taken within a round.
 """
@@ -28,7 +28,7 @@ CASES["Penstock, pad with 4 buckets"] = "buckets"
 
 
 def dataset(case: str) -> Any:
-    """The case's batches."""
+    """Return the case's batches."""
     import tensorflow as tf
 
     import penstock
@@ -43,7 +43,7 @@ def dataset(case: str) -> Any:
 
 
 def trial(case: str, seconds: float) -> float:
-    """Batches a second."""
+    """Return batches a second."""
     batches = iter(dataset(case))
     for _ in range(20):
         next(batches)
@@ -61,7 +61,7 @@ def measured(case: str, seconds: float) -> float:
 
 
 def table(found: dict[str, list[float]]) -> str:
-    """The results in Markdown."""
+    """Return the results in Markdown."""
     cells = [["median (least-greatest)", "batches/s", f"of {UNIT}"]]
     for case, speeds in found.items():
         ratios = [speed / unit for speed, unit in zip(speeds, found[UNIT], strict=True)]

@@ -14,7 +14,7 @@ ROWS = [_draw.integers(1, 30_000, length, dtype=np.int32) for length in LENGTHS]
 
 
 def rows(split: int) -> Iterator[tuple[np.ndarray, np.int64]]:
-    """One split: 4096 rows with a label."""
+    """Yield the 4096 rows of a split, each with a label."""
     for number, row in enumerate(ROWS):
         yield row, np.int64(number)
 

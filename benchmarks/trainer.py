@@ -2,9 +2,8 @@
 
     python trainer.py CONTESTANT LOAD WAYS
 
-It writes `"ready"` to stdout. Then it reads a number of seconds from each line of stdin, takes batches in each of the
-ways (`eager`, `reduce`, `read`, or `latency` alone) for that long, and answers with a line of JSON. It ends at the end
-of its input.
+It writes `"ready"` to stdout. Each line of stdin is a number of seconds: it takes batches for that long in each of the
+ways (`eager`, `reduce`, `read`, or `latency` alone), and answers with a line of JSON. It ends at the end of its input.
 """
 
 import importlib
@@ -28,8 +27,8 @@ FRESH = 4  # batches taken after the first fresh one, before latency counts
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The batches that an eager loop took, its duration, and the CPU time (user and system) of all threads of this
-    process."""
+    """The number of batches that an eager loop took, its duration, and the CPU time (user and system) of all threads of
+    this process."""
 
     batches: int
     seconds: float
@@ -51,17 +50,17 @@ def take(source: Iterator[Any], seconds: float, least: int, consume: Callable[[A
 
 
 def led(source: Iterator[Any], seconds: float, consume: Callable[[Any], Any] | None = None) -> Taken:
-    """The same, after a quarter as long uncounted, which drains the queues."""
+    """Do the same as `take`, after a quarter of the time uncounted, which drains the queues."""
     take(source, seconds * LEAD_SHARE, LEAD_BATCHES, consume)
     return take(source, seconds, LEAST_BATCHES, consume)
 
 
 def reduced(dataset: Any, rate: float, seconds: float) -> float:
-    """Batches a second of `Dataset.reduce`, over as many batches as take about `seconds` at `rate`.
+    """Return batches a second of `Dataset.reduce`, over as many batches as take about `seconds` at `rate`.
 
-    The loop itself reads the clock at each batch. So the iterator's start and the untimed lead do not count, nor does
-    its end, which waits for batches that no loop asked for. If the loop was much faster than `rate` it is repeated with
-    more batches, since they come in bursts.
+    The loop itself reads the clock at each batch. So neither the iterator's start and the untimed lead count, nor its
+    end, which waits for batches that no loop asked for. A loop that was much faster than `rate` is repeated with more
+    batches, since they come in bursts.
     """
     import tensorflow as tf
 
@@ -85,12 +84,12 @@ def reduced(dataset: Any, rate: float, seconds: float) -> float:
 
 
 def read(batch: Any) -> int:
-    """The sum of all bytes of a batch, eight at a time: reads the batches of all contestants."""
+    """Return the sum of all bytes of a batch, eight at a time. Reads the batches of all contestants."""
     return sum(int(leaf.view(np.uint64).sum()) for leaf in prebuilt.leaves(batch))
 
 
 def latency(source: Iterator[Any], seconds: float, pause: float) -> float:
-    """The median of seconds from sending a batch to its tensor, with only that batch under way."""
+    """Return the median of the seconds from sending a batch to its tensor, with only that batch under way."""
     start = time.monotonic_ns()
     while True:  # batches from full buffers come faster than they are made
         begun = time.monotonic()
@@ -130,7 +129,7 @@ def measured(batches: Any, load: prebuilt.Load, ways: list[str], seconds: float)
 
 def main() -> None:
     contestant, load, ways = CONTESTANTS[sys.argv[1]], prebuilt.Load.of(sys.argv[2]), sys.argv[3].split(",")
-    # Answers go to the original stdout; everything else that prints, here or in a child, goes to stderr.
+    # Answers go to the original stdout. All other output, here or in a child, goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

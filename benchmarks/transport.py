@@ -11,22 +11,22 @@ bare `from_generator`.
 
 How it is measured:
 
-- Every contestant has its own trainer process, and its producer in further processes. In a common process the CPU
-  time could not be told apart, and one contestant's threads, leaked closures and heap would slow the next. All trainers
-  of a size, with all its numbers of leaves, start at once and wait. Only one runs at a time, so importing TensorFlow
-  and connecting are not part of any figure.
+- Every contestant has its own trainer process, and its producer in further processes. In one common process their CPU
+  times could not be separated, and one contestant's threads, leaked closures and heap would slow the next. All trainers
+  of a size, with all its numbers of leaves, start at once and wait. Only one runs at a time. So no figure includes
+  importing TensorFlow and connecting.
 - A trial is an eager loop over the dataset for a second, and then `Dataset.reduce`, a loop in the graph, over about as
   many batches; with --reading also an eager loop that sums all bytes of each batch. Full buffers are drained before
   each loop, untimed. The batch after each loop is checked byte for byte, also untimed.
-- In each round every contestant has one trial, and each round begins with another one. Ratios are taken within a round,
-  between neighbouring trials: on a shared machine speeds drift by more than many differences that matter. The first
-  round warms up and is dropped. Tables show medians and quartiles.
-- Trainer CPU is the CPU time of all threads of the trainer's process, user and system, divided by the number of
-  batches, in the first loop. The tensors are not read there: a first touch would cost all contestants, and hide the
+- In each round every contestant has one trial, and each round begins with another contestant. Ratios are taken within a
+  round, between neighbouring trials: on a shared machine speeds drift by more than many differences that matter. The
+  first round warms up and is dropped. Tables show medians and quartiles.
+- Trainer CPU is the CPU time of all threads of the trainer's process, user and system, in the first loop, divided by
+  its batches. That loop does not read the tensors: a first touch would cost all contestants the same, and hide the
   copies that some avoid.
 - All producers send float32 batches made beforehand. They cycle through a dozen different ones (four from 128 MiB on),
   as many as Penstock has slots here, so that large batches come from memory, not from cache. memcpy and raw TCP move as
-  many bytes as one piece, whatever the leaves.
+  many bytes in one piece, whatever the number of leaves.
 - Latency (--latency) is measured in separate trainers, whose producers pause before each batch, so that nothing queues.
   It runs from just before the producer yields or sends a batch (which carries that time) until the trainer has its
   tensor, and includes the write into the slot.
@@ -73,7 +73,7 @@ class Failed(Exception):
 
 
 class Hung(Failed):
-    """It was silent for longer than any step takes."""
+    """A contestant was silent for longer than any step takes."""
 
 
 class Trainer:
@@ -93,7 +93,7 @@ class Trainer:
         return Trial(**self.answer(120 + 60 * seconds))
 
     def answer(self, seconds: float) -> Any:
-        """Its next line, decoded. It must come within `seconds`."""
+        """Return the process's next line, decoded. It must come within `seconds`."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             raise Hung(f"no answer within {seconds:.0f} s")
@@ -107,7 +107,7 @@ class Trainer:
 
 @contextmanager
 def trainer(script: str, *arguments: object) -> Iterator[Trainer]:
-    """Start a trainer, a script of this folder. On exit end it and every process that it started."""
+    """Start a trainer, a script of this folder. On exit, end it and every process that it started."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)],
@@ -119,7 +119,7 @@ def trainer(script: str, *arguments: object) -> Iterator[Trainer]:
         )
         try:
             yield Trainer(process, log)
-            process.communicate(timeout=STOP_SECONDS)  # at the end of its input it stops all that it started
+            process.communicate(timeout=STOP_SECONDS)  # at the end of its input it stops everything that it started
         except subprocess.TimeoutExpired:
             pass  # TensorFlow's autotuning sometimes delays the end of an iterator for a minute
         finally:  # after an interrupt, at once
@@ -185,7 +185,7 @@ def measured(
 
 
 def with_latency(entries: Sequence[dict[str, Any]], paced: Sequence[dict[str, Any]]) -> None:
-    """Add the latency that was measured in another run to the trials."""
+    """Add the latency, which was measured in another run, to the trials."""
     for entry, other in zip(entries, paced, strict=True):
         for name, trials in entry["results"].items():
             for trial, slow in zip(trials, other["results"].get(name, ()), strict=False):
@@ -200,12 +200,12 @@ def progress(text: str) -> None:
 
 
 def values(trials: Sequence[Any], key: str, unit: float = 1.0) -> list[float]:
-    """A measurement of the trials that have it, times `unit`."""
+    """Return a measurement of the trials that have it, times `unit`."""
     return [trial[key] * unit for trial in trials if trial[key] is not None]
 
 
 def columns(entry: dict[str, Any], name: str) -> dict[str, list[float]]:
-    """A row of the table: the measurements for each column, by its label."""
+    """Return a row of the table: the measurements for each column, by its label."""
     results = entry["results"]
     trials, gigabytes = results[name], entry["bytes"] / 1e9
 
@@ -227,7 +227,7 @@ def columns(entry: dict[str, Any], name: str) -> dict[str, list[float]]:
 
 
 def table(entry: dict[str, Any]) -> str:
-    """One load's table, without empty columns."""
+    """Return one load's table, without empty columns."""
     rows = {name: columns(entry, name) for name in CONTESTANTS if name in entry["results"]}
     heads = [head for head in next(iter(rows.values()), {}) if any(row[head] for row in rows.values())]
     cells = [["", *heads]]
@@ -240,7 +240,7 @@ def table(entry: dict[str, Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column left-aligned, the others right-aligned."""
+    """Return the lines of a table: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -251,7 +251,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def figures(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The targets and the figures that were measured for them, as plain JSON."""
+    """Return the targets and their measured figures, as plain JSON."""
     loads = {(entry["bytes"], entry["leaves"]): entry["results"] for entry in entries}
 
     def trials(name: str, nbytes: int, leaves: int = 1) -> list[Any]:
@@ -293,7 +293,7 @@ def figures_table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def machine() -> dict[str, object]:
-    """The machine and the versions that were measured, for readers of the figures."""
+    """Return the machine and the versions that were measured, for readers of the figures."""
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -314,7 +314,7 @@ def machine() -> dict[str, object]:
 
 
 def available_memory() -> int:
-    """Bytes available without swapping."""
+    """Return the bytes that are available without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -375,7 +375,7 @@ def options() -> argparse.Namespace:
 
 
 def memory_needed(names: Sequence[str], loads: Sequence[Load]) -> int:
-    """The approximate bytes that all these contestants take together."""
+    """Return the approximate bytes that all these contestants take together."""
     return sum(round(MEMORY_OF_TRAINER + POOLS * load.pool * load.nbytes) for load in loads for _ in names)
 
 

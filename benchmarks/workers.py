@@ -1,11 +1,11 @@
-"""How long do workers take to start, and how much memory do they need, if libraries are imported once for all?
+"""How long do workers take to start, and how much memory do they need, if a library is imported once for all of them?
 
     python benchmarks/workers.py --json workers.json
 
 A daemon serves a module that imports a library. *First*: the module begins with the import, so the fork server does it
 once and forks the workers. *Apart*: a statement comes before the import (`os.environ[...] = ...`), so each worker
-imports the library by itself. *Ready* is the time from the start of `penstock serve` until all workers are ready;
-*again* that from the SIGKILL of a worker until its replacement is ready, including the pause of 0.1 s before each
+imports the library itself. *Ready* is the time from the start of `penstock serve` until all workers are ready. *Again*
+is the time from the SIGKILL of a worker until its replacement is ready, including the pause of 0.1 s before each
 restart. *Memory* is the anonymous and shared memory of daemon, fork server and workers (PSS: shared pages count once),
 with the batches made ahead. Cases alternate within a round.
 """
@@ -61,7 +61,7 @@ CASES = [  # the fork server imports NumPy in any case
 
 
 def ready_pids(url: str) -> list[int]:
-    """The pids of the workers, once all are ready."""
+    """Wait until all workers are ready, and return their pids."""
     while True:
         workers = json.loads(control.status(url, 60))["workers"]
         if all(worker["ready"] for worker in workers):

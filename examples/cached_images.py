@@ -1,9 +1,9 @@
-"""JPEG images that are decoded once. Later epochs read the pixels from a cache, and crop and flip them anew.
+"""JPEG images that are decoded once. Later epochs read the pixels from a cache, and crop and flip them again.
 
     python cached_images.py
 
-Writes 480 images and their cache to a temporary directory, and reads three epochs. A second run of the daemon, or of
-another one, would find the cache and decode nothing.
+Writes 480 images and their cache to a temporary directory, and reads three epochs. If the daemon ran again, or another
+one did, it would find the cache and decode nothing.
 """
 
 import os
@@ -22,14 +22,14 @@ PARTS, IMAGES = 16, 30
 
 
 def decode(part):
-    """Yield the images of a part. This is the expensive part, and it is the same in each epoch."""
+    """Yield the images of a part. This is the expensive step, and its result is the same in each epoch."""
     for file in sorted((FOLDER / part).glob("*.jpg")):
         with Image.open(file) as image:
             yield {"image": np.asarray(image.resize((160, 160))), "label": int(part)}
 
 
 def augment(sample, rng):
-    """Crop and flip. This runs behind the cache, with other random numbers in each epoch."""
+    """Crop and flip an image. This runs after the cache, with different random numbers in each epoch."""
     top, left = rng.integers(160 - 128, size=2)
     image = sample["image"][top : top + 128, left : left + 128]
     return {**sample, "image": image[:, ::-1] if rng.random() < 0.5 else image}
@@ -39,7 +39,7 @@ feed = Feed(
     decode,
     transform=augment,
     cache=FOLDER / "cache",
-    cache_version=1,  # another one when `decode` changes
+    cache_version=1,  # change it whenever `decode` changes
     splits=[f"{part:02}" for part in range(PARTS)],
     samples=PARTS * IMAGES,
     batch_size=32,

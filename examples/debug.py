@@ -1,6 +1,6 @@
-"""Find the sample that breaks a feed, in this process: with a traceback, and a debugger if you like.
+"""Find the sample that breaks a feed, in this process: with a traceback and, if you like, a debugger.
 
-python debug.py            # shows the error, and the values at hand where it was raised
+python debug.py            # show the error, and a local variable where it was raised
 python -m pdb debug.py     # or stop there
 """
 
@@ -30,7 +30,7 @@ def main():
                 print("good:", batch.tolist())
         except penstock.GeneratorError as error:
             print(error)
-            cause = error.__cause__  # the exception of `rows` itself
+            cause = error.__cause__  # the exception that `rows` raised
             for frame, line in traceback.walk_tb(cause.__traceback__):
                 if frame.f_code.co_name == "rows":
                     print(f"line {line}: line={frame.f_locals['line']!r}")

@@ -2,7 +2,7 @@
 
     python hdf5_rows.py
 
-`block=` keeps the rows of a chunk together, and `__getitems__` reads the rows of a batch at once.
+`block=` keeps the rows of a chunk together, and `__getitems__` reads all rows of a batch in one call.
 """
 
 import os
@@ -20,13 +20,13 @@ ROWS, CHUNK = 20_000, 500
 
 
 class Rows:
-    """The rows of a dataset, float32[16] each. It keeps the chunks that were used last."""
+    """The rows of a dataset, float32[16] each. It keeps the `keep` chunks that were used last."""
 
     def __init__(self, path, keep=12):
         self.path, self.keep = path, keep
-        self.table = None  # opened when it is first read, in the worker
+        self.table = None  # opened at the first read, in the worker
         self.chunks = OrderedDict()
-        self.decompressed = 0  # how many chunks were
+        self.decompressed = 0  # how many chunks were decompressed
 
     def __len__(self):
         return ROWS

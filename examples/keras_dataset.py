@@ -1,4 +1,4 @@
-"""A Keras PyDataset, as it is, in worker processes. Only the argument of `fit` changes.
+"""An unchanged Keras PyDataset in worker processes. Only the argument of `fit` changes.
 
 python keras_dataset.py
 """
@@ -11,7 +11,7 @@ from penstock_server import Feed
 
 
 class Digits(keras.utils.PyDataset):
-    """Batches of two images each, and whether the second is the brighter one; in another order in each epoch."""
+    """Batches of image pairs, and whether the second image is the brighter one, in a new order in each epoch."""
 
     def __init__(self, samples, batch_size):
         super().__init__()
@@ -24,7 +24,7 @@ class Digits(keras.utils.PyDataset):
         return len(self.pairs) // self.batch_size
 
     def on_epoch_end(self):
-        np.random.shuffle(self.pairs)  # Penstock seeds it, so all workers have one order
+        np.random.shuffle(self.pairs)  # Penstock seeds np.random, so all workers have the same order
 
     def __getitem__(self, index):
         left, right = self.pairs[index * self.batch_size : (index + 1) * self.batch_size].T

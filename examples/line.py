@@ -1,4 +1,4 @@
-"""A feed that makes points on a line up, with some noise. The examples for PyTorch and JAX train on it."""
+"""A feed that makes up points on a line, with some noise. The examples for PyTorch and JAX train on it."""
 
 import numpy as np
 

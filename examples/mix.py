@@ -1,9 +1,9 @@
-"""Samples of two kinds of files, mixed by weights: recorded rows, and as many made up as it takes.
+"""Recorded rows and made-up rows, mixed by weights.
 
     python mix.py
 
-Two samples of three are recorded. `rows` is a zip: each recorded row beside the name of its file. The epoch ends
-when the recorded rows have all been read, as the feed of made up rows never does.
+Two of three samples are recorded. `rows` is a zip: it pairs each recorded row with the number of its file. The epoch
+ends when all recorded rows have been read, since the feed of made-up rows never ends.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def names(file):
 
 
 def made_up(rng):
-    """Yield rows that were never recorded, for ever."""
+    """Yield made-up rows without end."""
     while True:
         yield {"row": rng.uniform(size=4), "file": -1}
 

@@ -1,4 +1,4 @@
-"""Train with JAX on a feed: NumPy batches, put on the device while the last step runs.
+"""Train with JAX on a feed of NumPy batches. Each batch is put on the device while the previous step runs.
 
 python train_jax.py
 """
@@ -28,7 +28,7 @@ def step(parameters, batch):
 def main():
     parameters = jnp.zeros(2)
     with penstock.connect(FEED, workers=2) as connection:
-        for batch in map(jax.device_put, islice(connection.batches(), 100)):  # returns at once, as `step` does
+        for batch in map(jax.device_put, islice(connection.batches(), 100)):  # neither device_put nor `step` blocks
             parameters, error = step(parameters, batch)
     print("the error is", "below" if error < 0.01 else "above", 0.01)
 

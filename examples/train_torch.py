@@ -1,4 +1,4 @@
-"""Train with PyTorch on a feed, save where the stream is with the model, and resume.
+"""Train with PyTorch on a feed, save the position in the stream with the model, and resume.
 
 python train_torch.py
 """

@@ -1,6 +1,6 @@
-"""A headless Chromium, driven by the DevTools protocol over a pipe: no port, no further package.
+"""A headless Chromium, driven by the DevTools protocol over a pipe. It needs no port and no other package.
 
-The protocol: https://chromedevtools.github.io/devtools-protocol/. Messages are JSON with a NUL behind each.
+The protocol: https://chromedevtools.github.io/devtools-protocol/. Messages are JSON, each followed by a NUL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
-"""Where it is; None if it is not installed."""
+"""The path of Chromium, or None if it is not installed."""
 
 _OPTIONS = (
     "--headless=new --no-first-run --no-default-browser-check --disable-background-networking --disable-sync "
@@ -34,8 +34,8 @@ class Page:
     """One tab.
 
     Attributes:
-        said: what scripts wrote to the console as warnings and errors, exceptions, and broken rules of the CSP.
-        requests: the URLs that it asked for.
+        said: warnings and errors that scripts wrote to the console, exceptions, and violations of the CSP.
+        requests: the URLs that the tab requested.
     """
 
     def __init__(self, browser: Browser) -> None:
@@ -49,7 +49,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> Any:
-        """Call a method of the protocol, for this tab."""
+        """Call a method of the protocol for this tab."""
         return self._browser.call(method, self._session, **params)
 
     def open(self, url: str) -> None:
@@ -57,13 +57,13 @@ class Page:
         self.call("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        """Return what a JavaScript expression, or a promise, evaluates to; it must be JSON."""
+        """Return the value of a JavaScript expression, or of its promise. The value must be JSON."""
         found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """Wait until an expression is true, and return its value."""
+        """Wait until a JavaScript expression is true, and return its value."""
         end = time.monotonic() + PATIENCE
         while not (value := self.run(script)):
             assert time.monotonic() < end, f"never true: {script}\n{self.run('document.body.innerText')}\n{self.said}"
@@ -77,7 +77,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=media)
 
     def move_to(self, x: float, y: float) -> None:
-        """Move the pointer there."""
+        """Move the pointer to these coordinates."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def heard(self, method: str, params: Any) -> None:
-        """An event of the protocol has come."""
+        """Handle an event of the protocol."""
         match method:
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
@@ -98,10 +98,10 @@ class Page:
 
 
 class Browser:
-    """Use `browser`.
+    """A Chromium process, which `browser` starts.
 
     Attributes:
-        pages: its tabs by their sessions.
+        pages: its tabs by session.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -127,7 +127,7 @@ class Browser:
         self._rest = b""
 
     def call(self, method: str, session: str | None = None, **params: Any) -> Any:
-        """Call a method, and return its result. Events that come meanwhile go to their tabs."""
+        """Call a method, and return its result. Pass events that come meanwhile to their tabs."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params, **({"sessionId": session} if session else {})}
         data = json.dumps(message).encode() + b"\0"
@@ -153,7 +153,7 @@ class Browser:
             self._rest += data
 
     def close(self) -> None:
-        """End it with all its processes."""
+        """End Chromium with all its processes."""
         try:
             self.call("Browser.close")
         except (AssertionError, OSError):

@@ -1,10 +1,10 @@
-"""A clock that stands still until a test moves it on."""
+"""A clock that stands still until a test advances it."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """In place of the module `time` in a module of ours: `monkeypatch.setattr(_tcp_transport, "time", clock)`."""
+    """Replaces the module `time` in one of our modules: `monkeypatch.setattr(_tcp_transport, "time", clock)`."""
 
     def __init__(self) -> None:
         self.now = 1000.0

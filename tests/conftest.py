@@ -1,4 +1,4 @@
-"""Fixtures that the tests share: a daemon for the feeds of a test, and the check that nothing is left behind."""
+"""Fixtures that the tests share: daemons, joined hosts and trainers, and the check that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ hypothesis.settings.load_profile("any machine")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads take a fifth of the time that a process starts in
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting NumPy's threads takes a fifth of a process's start
 os.environ.pop(
     "PYTHONDONTWRITEBYTECODE", None
-)  # otherwise each of a thousand processes would compile all of Penstock again
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does this for programs in the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # and our child processes would inherit that
+)  # with it, each of a thousand processes would compile all of Penstock again
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it for programs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # and our child processes would inherit that setting
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have Hypothesis show a failing example before the test's time is over: by itself it shrinks for 5 minutes."""
+    """Let Hypothesis show a failing example before the test times out. Its default is to shrink for 5 minutes."""
     assert hasattr(engine, "MAX_SHRINKING_SECONDS")
     if config.getoption("timeout") is None:
         engine.MAX_SHRINKING_SECONDS = 60
 
 
 def _spare_the_collector() -> None:
-    """Have the garbage collector skip the objects that live now. With TensorFlow loaded, each full pass takes 0.2 s."""
+    """Let the garbage collector skip all objects that exist now. With TensorFlow loaded, each full pass takes 0.2 s."""
     gc.collect()
     gc.freeze()
 
@@ -58,12 +58,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector the modules of all tests."""
+    """Let the garbage collector skip the modules of all tests."""
     _spare_the_collector()
 
 
 def _fds() -> dict[int, str]:
-    """Return what each open file descriptor of this process refers to."""
+    """Return the target of each open file descriptor of this process."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -74,7 +74,7 @@ def _fds() -> dict[int, str]:
 
 
 def _left_behind(children: set[int], threads: set[int], fds: set[int]) -> str:
-    """Return the processes, threads and file descriptors that exist now and did not exist then."""
+    """Return, in words, the processes, threads and file descriptors that exist now but not in the given sets."""
     left = [
         f"process {child.pid} {child.name()} ({child.status()})"
         for child in psutil.Process().children(recursive=True)
@@ -86,7 +86,7 @@ def _left_behind(children: set[int], threads: set[int], fds: set[int]) -> str:
 
 
 def _is_ours(target: str) -> bool:
-    """Whether the fd belongs to pytest, or to a file that Python keeps open."""
+    """Return whether the fd belongs to pytest, or to a file that Python keeps open."""
     return target.startswith(("/dev/", "/tmp/pytest-", "/proc/")) or ("(deleted)" in target and "memfd" not in target)
 
 
@@ -95,7 +95,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a socket, a memfd or any other file descriptor."""
     for keeps in {"tf", "launcher", "consumer_launcher", "daemon_launchers"} & {
         *request.fixturenames
-    }:  # what they open stays open
+    }:  # these fixtures open things that stay open
         request.getfixturevalue(keeps)
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     threads = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
@@ -126,7 +126,7 @@ def tf():
 
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
-    """The process from which trainers are forked."""
+    """The process that forks trainers."""
     launcher = Launcher("tensorflow")
     yield launcher
     launcher.close()
@@ -134,17 +134,17 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture(scope="session")
 def consumer_launcher() -> Iterator[Launcher]:
-    """The process from which consumers without TensorFlow are forked."""
+    """The process that forks consumers without TensorFlow."""
     launcher = Launcher("penstock")
     yield launcher
     launcher.close()
 
 
 class DaemonLauncher:
-    """A process from which daemons are forked.
+    """A process that forks daemons.
 
     Args:
-        hash_seed: PYTHONHASHSEED of the daemons. With "0", which is that of workers, their fork servers are forked too.
+        hash_seed: PYTHONHASHSEED of the daemons. If it is "0", as for workers, their fork servers are forked too.
     """
 
     def __init__(self, hash_seed: str) -> None:
@@ -158,13 +158,13 @@ class DaemonLauncher:
         return {name: value for name, value in environment.items() if self._variables.get(name) != value}
 
     def fits(self, environment: dict[str, str]) -> bool:
-        """Whether a daemon with these variables can be forked."""
-        early = ("PENSTOCK_", "PYTHON")  # they are read at the start or by an import
+        """Return whether a daemon with these environment variables can be forked."""
+        early = ("PENSTOCK_", "PYTHON")  # read when the interpreter starts, or by an import
         none_less = self._variables.keys() <= environment.keys()
         return none_less and not any(name.startswith(early) for name in self._changed(environment))
 
     def start(self, code: str, *words: str, environment: dict[str, str], folder: Path, stderr: int) -> Forked:
-        """Start a daemon as `python -c code words` does."""
+        """Start a daemon as `python -c code words` would."""
         code = f"import os, sys\nsys.path[0] = os.getcwd()\n{self._prepare}\n{code}"
         return self._launcher.start(code, *words, env=self._changed(environment), folder=folder, stderr=stderr)
 
@@ -174,7 +174,7 @@ class DaemonLauncher:
 
 @pytest.fixture(scope="session")
 def daemon_launchers() -> Iterator[list[DaemonLauncher]]:
-    """The two processes from which `serve` forks daemons, with different seeds of hashes."""
+    """The two processes that fork daemons for `serve`. Their hash seeds differ."""
     launchers = [DaemonLauncher("0"), DaemonLauncher("1")]
     yield launchers
     for launcher in launchers:
@@ -188,7 +188,7 @@ StartTrainer = Callable[..., Forked]
 def start_trainer(launcher: Launcher) -> Iterator[StartTrainer]:
     """`start_trainer(code, argument, ..., env={...})`: a trainer with TensorFlow. It is killed if it outlives the test.
 
-    They are forked from a process that has imported TensorFlow, which takes 5 s of CPU.
+    Trainers are forked from a process that has imported TensorFlow, because the import takes 5 s of CPU.
     """
     trainers: list[Forked] = []
 
@@ -202,9 +202,9 @@ def start_trainer(launcher: Launcher) -> Iterator[StartTrainer]:
 
 
 class Daemon:
-    """A running `penstock serve` with its URLs by feed name, in its folder; `stderr()` is its log so far.
+    """A running `penstock serve` in its own folder. `urls` has its URLs by feed name; `stderr()` is its log so far.
 
-    With a launcher it is forked, and `command` is the text of a program and its arguments.
+    With a `launcher` it is forked, and `command` is the text of a program and its arguments.
     """
 
     def __init__(
@@ -262,22 +262,24 @@ class Daemon:
         return url
 
     def stderr(self) -> str:
-        """What it has logged."""
+        """Return its log so far."""
         return self._log.read_text(errors="replace")
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes."""
+        """Return its worker processes."""
         return _workers_of(self.process.pid)
 
     def scale(self, *words: str) -> str:
-        """Run `penstock scale` with these arguments, and return what it says."""
+        """Run `penstock scale` with these arguments, and return its output."""
         command = [sys.executable, "-m", "penstock_server", "scale", next(iter(self.urls.values())), *words]
         ran = subprocess.run(command, capture_output=True, text=True)
         return ran.stdout + ran.stderr
 
     def stop(self, how: int = signal.SIGTERM, timeout: float = 50) -> int:
-        """Signal the daemon and return its exit status. The default time is less than the 60 s for which a daemon waits
-        for a consumer that goes on reading."""
+        """Signal the daemon, wait up to `timeout` seconds, and return its exit status.
+
+        The default timeout is less than the 60 s that a daemon waits for a consumer that continues to read.
+        """
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:
@@ -302,7 +304,7 @@ for place, value in {patched}.items():
     setattr(module, name, value)
 cli.main(prog_name="penstock")
 """
-"""`penstock` with other values for constants, named as "host.slots.PATIENCE"."""
+"""A program: `penstock` with other values for constants, which have names such as "host.slots.PATIENCE"."""
 
 
 def command(patched: dict[str, object]) -> list[str]:
@@ -316,7 +318,7 @@ Serve = Callable[..., Daemon]
 
 
 def stop_all(daemons: list[Daemon]) -> None:
-    """Stop the daemons that still run, and check that they end with status 0."""
+    """Stop the daemons that still run, and check that they exit with status 0."""
     for daemon in daemons:
         running = daemon.process.poll() is None
         status = daemon.stop()
@@ -327,15 +329,16 @@ def stop_all(daemons: list[Daemon]) -> None:
 
 @pytest.fixture
 def serve(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[Serve]:
-    """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
+    """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module with this source text.
 
-    Keyword `ready=False` does not wait for the feeds, `patched` is as for `command`, `nofile` bounds the files that it
-    may have open, `own_group` starts it as the leader of a process group, `words` are further arguments; other keywords
-    become options (`memory=...` is `--memory`).
-    Daemons are forked, and so is the fork server of the first one of a test. The second one is forked from another
-    process, so that what must be the same with both does not rest on what forked processes share, such as the seed of
-    hashes. With `nofile`, `own_group` or variables that Python reads at its start, a daemon is started as users do.
-    The daemon must end with status 0 at SIGTERM unless the test has stopped it itself.
+    Keywords: `ready=False` does not wait for the feeds. `patched` is as for `command`. `nofile` is the most files that
+    the daemon may have open. `own_group` makes it the leader of a process group. `words` are further arguments. All
+    other keywords become options (`memory=...` is `--memory`).
+
+    Daemons are forked, and so is the fork server of a test's first daemon. The second daemon is forked from another
+    process. So if a test compares the two, the result does not depend on anything that forked processes share, such as
+    the hash seed. With `nofile`, `own_group` or variables that Python reads when it starts, a daemon is started as
+    users start it. At SIGTERM the daemon must exit with status 0, unless the test has stopped it already.
     """
     daemons: list[Daemon] = []
 
@@ -382,7 +385,7 @@ LayNetwork = Callable[..., Network]
 
 @pytest.fixture
 def lay_network() -> Iterator[LayNetwork]:
-    """`lay_network("loader", "trainer")`: machines with these names. The test is skipped where none can be made."""
+    """`lay_network("loader", "trainer")`: a network of these machines. Skips the test if it cannot be made."""
     with contextlib.ExitStack() as stack:
 
         def lay(*names: str) -> Network:
@@ -397,7 +400,7 @@ def lay_network() -> Iterator[LayNetwork]:
 class Host:
     """A running `penstock join` in its folder; `log()` is its log so far.
 
-    With a launcher it is forked, and `words` are the text of a program and its arguments.
+    With a `launcher` it is forked, and `words` are the text of a program and its arguments.
     """
 
     def __init__(
@@ -423,7 +426,7 @@ class Host:
             )
 
     def log(self) -> str:
-        """What it has logged."""
+        """Return its log so far."""
         return self._log.read_text(errors="replace")
 
     def wait_working(self, times: int = 1, timeout: float = 60) -> None:
@@ -431,17 +434,17 @@ class Host:
         wait_until(lambda: self._daemon.stderr().count(f"host {self.name} works") >= times, timeout, self.log)
 
     def wait_ended(self, timeout: float = 60) -> int:
-        """Wait until it has ended, and return its exit status."""
+        """Wait until the process ends, and return its exit status."""
         return self.process.wait(timeout)
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes, none if it has ended."""
+        """Return its worker processes: none if it has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return _workers_of(self.process.pid)
         return []
 
     def close(self) -> None:
-        """End it."""
+        """Kill it if it still runs."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
@@ -453,14 +456,14 @@ class Host:
 def _workers_of(pid: int) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in the meantime
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
             if process.name().startswith("penstock-w"):
                 found.append(process)
     return found
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill these processes, as far as they have not ended in the meantime."""
+    """Kill those of these processes that still run."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -470,7 +473,7 @@ def wait_until(condition: Callable[[], object], timeout: float = 60, said: Calla
     """Wait for a condition. If it takes too long, fail with what `said` returns."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"it takes too long:\n{said()}"
+        assert time.monotonic() < deadline, f"waited in vain:\n{said()}"
         time.sleep(0.05)
 
 
@@ -481,8 +484,9 @@ Join = Callable[..., Host]
 def join(daemon_launchers: list[DaemonLauncher]) -> Iterator[Join]:
     """`join(daemon, "train", "val", workers=2, host_name="b")`: a host that joins the daemon, with the same module.
 
-    Keyword `working=False` does not wait until it gets work, `folder` is where its module lies, `patched` is as for
-    `command`, `words` are further arguments; other keywords become options. Hosts are forked as daemons are.
+    Keywords: `working=False` does not wait until the host gets work. `folder` is the folder of its module. `patched` is
+    as for `command`. `words` are further arguments. All other keywords become options. Hosts are forked, as daemons
+    are.
     """
     hosts: list[Host] = []
 

@@ -1,5 +1,5 @@
-"""Reads feeds in every way in which their streams must be the same: with 0, 1 and 3 workers, with those of hosts that
-have joined, over both transports, through SIGKILLs, and from states."""
+"""Reads feeds in every way in which their streams must be the same: with 0, 1 and 3 workers, with remote workers only,
+over both transports, through SIGKILLs, and from states."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from one_stream import digests
 import penstock
 
 ENDLESS_BATCHES = 60
-"""Batches that are read of a feed that never ends."""
+"""The number of batches to read from an endless feed."""
 
 _numbers = count()
 
 
 def two_epochs(connection: penstock.Connection) -> list[Any]:
-    """Return the batches of two epochs, or the first ones of an endless feed."""
+    """Return the batches of two epochs, or the first batches of an endless feed."""
     if connection.info.endless:
         return list(islice(connection.batches(), ENDLESS_BATCHES))
     return [batch for _ in range(2) for batch in connection.batches()]
 
 
 def read_every_way(serve: Serve, join: Join, source: str, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Check that each stream is the same however it is read. Return the batches of two epochs by the feed's name."""
+    """Check that each stream is the same however it is read. Return the batches of two epochs by feed name."""
     streams, expected = {}, {}
     one = serve(source, *names, workers=1)
     for name in names:
@@ -71,7 +71,8 @@ def read_every_way(serve: Serve, join: Join, source: str, names: Sequence[str]) 
     assert head.stop() == 0
     assert stays.wait_ended() == 0, stays.log()
 
-    module = shutil.copy(one.folder / "feeds.py", one.folder / f"feeds_{next(_numbers)}.py")  # one is loaded
+    # It gets a new name, because a module that was imported under the old name would not be imported again.
+    module = shutil.copy(one.folder / "feeds.py", one.folder / f"feeds_{next(_numbers)}.py")
     for name in names:
         target = f"{module}:{name}"
         with penstock.connect(target, workers=0) as connection:

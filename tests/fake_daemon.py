@@ -1,7 +1,7 @@
-"""A small scripted daemon for tests of the client: it speaks the protocol over both transports, and makes no data.
+"""A small scripted daemon for tests of the client. It speaks the protocol over both transports, and makes no data.
 
-It sends what it is given, within credit and slots, and remembers every message that it was sent. It overwrites a slot
-as soon as it is released, so that a slot that is released too early shows.
+It sends the slabs that a test gives it, within credit and slots, and records every message that it receives. It
+overwrites each slot as soon as it is released, so that a test notices a slot that is released too early.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ RUBBISH = 0xEE
 
 @dataclass
 class Made:
-    """A slab that is to be sent: the bytes of its slot, and the fields of its message. `lane` None: lane 0, numbered in
-    the order of sending, without records."""
+    """A slab to send: the bytes of its slot, and the fields of its message.
+
+    `lane` None: lane 0, with batches numbered in the order of sending, and without records.
+    """
 
     data: bytes
     layout: SlotLayout
@@ -70,11 +72,11 @@ class Made:
     first: int = 0
 
     def record(self) -> bytes:
-        """The restart record after it."""
+        """Return the restart record after this slab."""
         return b"" if self.lane is None or self.lane < 0 else record(self.lane, self.index + self.batches)
 
     def split(self, batches: int) -> tuple[Made, Made]:
-        """Return its first batches, and the others."""
+        """Return two slabs: the first `batches` batches, and the others."""
         rows = batches * self.rows // self.batches
         return (
             replace(self, batches=batches, rows=rows),
@@ -89,23 +91,23 @@ class Made:
 
 
 def record(lane: int, index: int) -> bytes:
-    """Return the fake's restart record after `index` batches of a lane."""
+    """Return a made-up restart record after `index` batches of a lane."""
     return f"lane {lane} at {index}".encode() + bytes(100)
 
 
 @dataclass
 class Fail:
-    """In place of a slab: send this error."""
+    """Instead of a slab, send this error."""
 
     error: PenstockError
 
 
 class Vanish:
-    """In place of a slab: close the session's connection without a message, and accept new ones."""
+    """Instead of a slab, close the session's connection without a message, and accept new connections."""
 
 
 class Stall:
-    """In place of a slab: send nothing more until `FakeDaemon.go_on`."""
+    """Instead of a slab, send nothing until `FakeDaemon.go_on`."""
 
 
 def feed_info(
@@ -133,7 +135,7 @@ def feed_info(
 
 
 def slab(info: FeedInfo, *batches: object) -> Made:
-    """Return the slab of these batches. Each has the feed's structure, and rows as its first dimension."""
+    """Return a slab of these batches. Each has the feed's structure, and rows as its first dimension."""
     flats = [flatten(info.spec, batch) for batch in batches]
     rows = [len(flat[0]) if flat[0].ndim else 1 for flat in flats]
     dtypes = [leaf.dtype for leaf in leaf_list(info.spec)]
@@ -153,7 +155,10 @@ def slab(info: FeedInfo, *batches: object) -> Made:
 def numbers(
     count: int, *, rows: int = 4, width: int = 16, turn: int = 1, **more: object
 ) -> tuple[FeedInfo, Callable[[int], list[Made]]]:
-    """A feed of (x, y): x float32 (width,), y int64 (), `count` batches an epoch, number i of epoch e all 100 e + i."""
+    """Return a feed of (x, y), x float32 (width,), y int64 (), and the slabs of each epoch.
+
+    An epoch has `count` batches. All values of batch i of epoch e are 100 e + i.
+    """
     info = feed_info(infer((np.zeros(width, np.float32), np.int64(0))), rows, turn=turn, **more)
 
     def epoch(e: int) -> list[Made]:
@@ -169,9 +174,9 @@ def numbers(
 def dealt(
     rows: list[int], *, turn: int = 1, batch_size: int = 4, width: int = 16, **more: object
 ) -> tuple[FeedInfo, Callable[[int], list[Made | LaneEnded]]]:
-    """A feed as `numbers`, dealt to lanes of so many rows each, in the exact order, with lanes' ends and leftovers.
+    """Return a feed as `numbers`, but with lanes of `rows` rows, in exact order, with lanes' ends and merged batches.
 
-    Number i of epoch e is the i-th batch of the stream, and all of it is 1000 e + i.
+    All values of batch i of epoch e, in stream order, are 1000 e + i.
     """
     total = -(-sum(rows) // batch_size)
     info = feed_info(infer((np.zeros(width, np.float32), np.int64(0))), batch_size, turn=turn, batches=total, **more)
@@ -216,7 +221,7 @@ def dealt(
 
 
 def standing(info: FeedInfo, epoch: int, plan: Sequence[object], batches: int) -> Position:
-    """Return the position that is right after this many batches of the plan."""
+    """Return the position right after the first `batches` batches of the plan."""
     places: dict[int, Place] = {}
     ended: list[EndedLane] = []
     done = rows = merged = 0
@@ -241,7 +246,7 @@ def standing(info: FeedInfo, epoch: int, plan: Sequence[object], batches: int) -
 
 @dataclass
 class _Session:
-    """One session of the fake."""
+    """One session of the fake daemon."""
 
     token: bytes
     routing_id: bytes
@@ -262,12 +267,12 @@ class _Session:
 
 
 class FakeDaemon:
-    """Serves one feed, `epoch(e)` giving what is sent in epoch e. A context manager.
+    """Serves one feed: `epoch(e)` returns the items to send in epoch e. A context manager.
 
     Attributes:
-        got: every message that came, in order.
-        marked: for each same-host session that ended, how many slabs its ledger marks as handed.
-        ended_sessions: how many sessions ended, by end of file or Close.
+        got: all messages that came, in order.
+        marked: for each same-host session that ended, the number of slabs that its ledger marks as handed over.
+        ended_sessions: the number of sessions that ended, by end of file or Close.
         positions: the positions at which sessions asked to begin.
     """
 
@@ -349,7 +354,7 @@ class FakeDaemon:
             try:
                 router.bind(f"tcp://127.0.0.1:{port}")
                 break
-            except zmq.ZMQError:  # ZeroMQ may close sockets later
+            except zmq.ZMQError:  # ZeroMQ may still be closing the old socket
                 time.sleep(0.01)
         return router, port
 
@@ -378,12 +383,12 @@ class FakeDaemon:
         """Wait until `true()`; fail after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not true():
-            assert time.monotonic() < deadline, "it did not come to that"
+            assert time.monotonic() < deadline, "still not true when the time was up"
             time.sleep(0.005)
 
     @property
     def in_use(self) -> int:
-        """Slots that are not free."""
+        """The number of slots that are not free."""
         return sum(len(session.slots) for session in self._sessions if not session.gone)
 
     # --- the thread ---
@@ -528,7 +533,7 @@ class FakeDaemon:
                 self.ended_sessions += 1
 
     def _rest(self, session: _Session, position: Position, plan: list[object]) -> list[object]:
-        """Return what comes after the position in the plan. The position must be one of the plan's."""
+        """Return the items of the plan after the position. The position must be a place in the plan."""
         want = standing(self.info, position.epoch, plan, position.batches)
         ended = {lane.lane for lane in position.ended}
         assert (position.batches, position.rows, position.merged) == (want.batches, want.rows, want.merged)
@@ -537,7 +542,7 @@ class FakeDaemon:
             assert places == want.places
             ahead = {place.lane: place.ahead for place in position.places if place.ahead}
             at = 0
-            for item in plan:  # each lane with batches that are passed over must reach a later place
+            for item in plan:  # the position must name a later place for each lane that it passes batches of
                 if isinstance(item, Made):
                     first, at = at, at + item.batches
                     passed = at > position.batches and first < position.batches + position.skip
@@ -555,7 +560,7 @@ class FakeDaemon:
                     rest.append(item)
             elif isinstance(item, Made) and done < skip:
                 done += item.batches
-                for border in (position.batches, skip):  # what is read, what is passed over, what is sent
+                for border in (position.batches, skip):  # the ends of what was read, and of what is passed over
                     over = done - border
                     if isinstance(item, Made) and 0 < over < item.batches:
                         head, tail = item.split(item.batches - over)
@@ -582,7 +587,7 @@ class FakeDaemon:
     def _send(self, session: _Session, message: Message, payload: bytes | None = None) -> None:
         data = encode(message)
         if session.connection is not None:
-            with contextlib.suppress(OSError):  # its end of file says it
+            with contextlib.suppress(OSError):  # its end of file will end the session
                 session.connection.send(data)
             return
         try:

@@ -1,7 +1,7 @@
 """A TCP proxy with faults, between a client and a daemon: it delays, throttles, stalls and cuts what passes through.
 
-It runs on a thread of its own and knows nothing of what passes. Each fault begins with a call from any thread, and ends
-by itself or with `mend`.
+It runs on its own thread, and does not interpret what passes. Each fault begins with a call from any thread, and ends
+after its time or with `mend`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 PIECE = 16 * 1024
-"""Bytes that move at once."""
+"""The most bytes that move at once."""
 ROOM = 64
-"""Most pieces that wait in each direction. When there are more, the sender is not read."""
+"""The most pieces that wait in each direction. While there are that many, the proxy does not read the sender."""
 
 T = TypeVar("T")
 
@@ -40,9 +40,9 @@ class FaultProxy:
     """A context manager that listens on a free port of this host and connects to `port`.
 
     Attributes:
-        port: where it listens, also while it refuses.
-        accepted: how many connections it made.
-        carried: bytes that came through, by direction.
+        port: its port, which stays the same while it refuses connections.
+        accepted: the number of connections that it has made.
+        carried: bytes that passed, by direction.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -57,7 +57,7 @@ class FaultProxy:
         self._mends: list[asyncio.TimerHandle] = []
         self.accepted = 0
         self.carried = {UP: 0, DOWN: 0}
-        self._kept = socket.socket()  # bound but not listening, so nobody else gets the port meanwhile
+        self._kept = socket.socket()  # bound but not listening: nobody else gets the port
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._kept.bind(("127.0.0.1", 0))
         self.port: int = self._kept.getsockname()[1]
@@ -75,12 +75,12 @@ class FaultProxy:
         self._fault(lambda: setattr(self, "_rate", rate), lambda: setattr(self, "_rate", None), lasting)
 
     def stall(self, lasting: float, *directions: str) -> None:
-        """Accept connections and keep them open, but move no byte: in both directions, or in those that are named."""
+        """Accept connections and keep them open, but move no bytes: in both directions, or in those that are given."""
         those = set(directions or (UP, DOWN))
         self._fault(lambda: self._stalled.update(those), lambda: self._stalled.difference_update(those), lasting)
 
     def freeze(self) -> None:
-        """Never move a byte again on the connections that are open now. Neither side is told when the other closes."""
+        """Never move a byte again on the connections that are open now. Neither side learns when the other closes."""
 
         def freeze() -> None:
             for pipe in self._pipes:
@@ -101,7 +101,7 @@ class FaultProxy:
         self._run(cut())
 
     def mend(self) -> None:
-        """End all faults but `freeze`."""
+        """End all faults except `freeze`."""
 
         def mend() -> None:
             mends, self._mends = self._mends, []
@@ -113,7 +113,7 @@ class FaultProxy:
 
         self._call(mend)
 
-    # --- how ---
+    # --- the loop ---
 
     def __enter__(self) -> FaultProxy:
         self._thread.start()
@@ -156,8 +156,8 @@ class FaultProxy:
         server, self._server = self._server, None
         for listener in server.sockets:
             self._loop.remove_reader(listener.fileno())
-        # Connections that were just accepted take some turns of the loop to get to _accepted. A server that is closed
-        # before forgets them, and they stay open.
+        # A connection that was just accepted reaches `_accepted` after several iterations of the loop. If the server is
+        # closed before, it forgets the connection, which stays open.
         for _ in range(10):
             await asyncio.sleep(0)
         server.close()
@@ -178,9 +178,9 @@ class FaultProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for writer in self._writers:  # those of connections that were only just accepted
+        for writer in self._writers:  # of connections that were just accepted
             writer.transport.abort()
-        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+        await asyncio.sleep(0)  # transports close their sockets in the loop's next iteration
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -189,7 +189,7 @@ class FaultProxy:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             others_reader, others_writer = await asyncio.open_connection(*self._to, limit=4 * PIECE)
-        except OSError:  # no daemon there
+        except OSError:  # no daemon is there
             self._writers.discard(writer)
             _reset(writer)
             return
@@ -213,7 +213,7 @@ class FaultProxy:
             while data := await pipe.reader.read(PIECE):
                 await pipe.queue.put((time.monotonic() + self._delay, data))
         await pipe.queue.put((0.0, b""))
-        await asyncio.Event().wait()  # what was read before the end still goes on; then the writer ends
+        await asyncio.Event().wait()  # the writer still sends what was read before the end, then ends
 
     async def _write(self, pipe: _Pipe) -> None:
         with contextlib.suppress(OSError):

@@ -1,9 +1,10 @@
-"""The fork server of a forked daemon, which is forked too.
+"""The fork server of a forked daemon, which is forked, too.
 
-`python -m penstock_server.worker.fork_server` takes 0.15 s of CPU, most of it for imports, and a forked daemon
-(forked.py) has them already. So a process is forked that waits until the daemon starts its first fork server, and then
-becomes it. It runs the same module as `__main__`, with the same arguments, environment and file descriptors. A fork
-server whose environment an import would read, and each further one, is started as users start it.
+`python -m penstock_server.worker.fork_server` takes 0.15 s of CPU, most of it for imports. A forked daemon (forked.py)
+has done these imports already. So it forks a process that waits, and becomes the daemon's first fork server when the
+daemon starts one. This process runs the same module as `__main__`, with the same arguments, environment and file
+descriptors. Later fork servers, and those with environment variables that imports would read, are started as users
+start them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 import sys
 from typing import NoReturn
 
-import penstock_server.worker.fork_server  # the daemon does not import it, and it imports much
+import penstock_server.worker.fork_server  # the daemon does not import it, and its own imports take long
 from penstock_server.environment import DEFAULTS
 from penstock_server.host.process import Process
 
@@ -24,7 +25,7 @@ MODULE = penstock_server.worker.fork_server.__name__
 
 
 class _Child:
-    """A forked process, with what `Process` uses of `subprocess.Popen`."""
+    """A forked process, with the part of `subprocess.Popen` that `Process` uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -40,7 +41,7 @@ class _Child:
 
 
 def prepare() -> None:
-    """Fork the process that becomes this daemon's first fork server. It ends if it is not needed."""
+    """Fork the process that becomes this daemon's first fork server. It exits if it is not needed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -61,7 +62,7 @@ def prepare() -> None:
 
 
 def _fits(environment: dict[str, str]) -> bool:
-    """Whether imports under these variables leave the same behind as those that have been done."""
+    """Return whether imports under these variables would have the same effects as those that were done."""
     own = {name for name in environment if name.startswith("PENSTOCK_")}
     usual = {**os.environ, **DEFAULTS, "PYTHONHASHSEED": "0"}
     return all(environment.get(name) == usual.get(name) for name in (environment.keys() | usual.keys()) - own)

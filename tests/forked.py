@@ -1,7 +1,7 @@
-"""Processes that are forked from one that has done their imports: trainers with TensorFlow, consumers, and daemons.
+"""Processes that are forked from a process that has done their imports: trainers, consumers and daemons.
 
-Importing TensorFlow takes 5 s of CPU, and half of what it takes to start and stop a daemon is imports. A forked process
-runs its script as `__main__`, in its main thread, and ends as any interpreter does.
+Importing TensorFlow takes 5 s of CPU, and imports are half of the cost of starting and stopping a daemon. A forked
+process runs its script as `__main__`, in its main thread, and ends as any interpreter does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import psutil
 
 
 class Forked:
-    """A forked process. Its names are those of `subprocess.Popen`."""
+    """A forked process, with the methods and attributes of `subprocess.Popen`."""
 
     def __init__(self, pid: int, status: int, stdin: TextIO | None, stdout: TextIO, stderr: TextIO) -> None:
         self.pid = pid
@@ -37,13 +37,13 @@ class Forked:
         self._status = status
 
     def poll(self) -> int | None:
-        """The exit status, negative for a signal, or None while it runs."""
+        """Return the exit status, negative for a signal, or None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait at most `timeout` seconds for it to end, and return its exit status.
+        """Wait up to `timeout` seconds for the process to end, and return its exit status.
 
         Raises:
             subprocess.TimeoutExpired: it still runs.
@@ -57,7 +57,7 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the process has just ended
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
@@ -67,10 +67,10 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """Wait for it to end, and return the rest of its stdout and stderr.
+        """Wait for the process to end, and return the rest of its stdout and stderr.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs after `timeout` seconds. What it wrote until then is lost.
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds. Its output is lost.
         """
         deadline = time.monotonic() + timeout
         said = ["", ""]
@@ -83,7 +83,7 @@ class Forked:
         self.wait(timeout)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():  # a child of the process has its pipes
+            if thread.is_alive():  # a child of the process still holds its pipes
                 raise subprocess.TimeoutExpired("a forked process", timeout)
         return said[0], said[1]
 
@@ -98,7 +98,7 @@ class Forked:
 
 
 def children(recursive: bool = False) -> list[psutil.Process]:
-    """Return the processes that this one has started, except forked ones and those that fork them."""
+    """Return the processes that this one has started, except launchers and the processes that they forked."""
     found = psutil.Process().children()
     launchers = [child for child in found if _launches(child)]
     if recursive:
@@ -110,15 +110,15 @@ def children(recursive: bool = False) -> list[psutil.Process]:
 def _launches(process: psutil.Process) -> bool:
     try:
         return any(word.endswith("forked.py") for word in process.cmdline())
-    except psutil.Error:  # it has ended
+    except psutil.Error:  # the process has ended
         return False
 
 
 class Launcher:
-    """The process that has imported these modules, and forks. `close` ends it.
+    """A process that has imported `modules`, and forks others. `close` ends it.
 
     Args:
-        hash_seed: PYTHONHASHSEED of it and all that it forks, which do not see that variable.
+        hash_seed: PYTHONHASHSEED of this process and all that it forks. They do not see the variable itself.
     """
 
     def __init__(self, *modules: str, hash_seed: str = "random") -> None:
@@ -139,12 +139,13 @@ class Launcher:
         stdin: bool = False,
         stderr: int | None = None,
     ) -> Forked:
-        """Fork a process that runs `code`, with `arguments` in `sys.argv[1:]` and more in its environment.
+        """Fork a process that runs `code`, with `arguments` in `sys.argv[1:]`.
 
         Args:
-            folder: where it runs; None: where this process runs.
-            stdin: whether it has a pipe there. Otherwise it has the null device.
-            stderr: an open file; None: a pipe.
+            env: variables to add to its environment.
+            folder: its working directory; None: that of this process.
+            stdin: whether its stdin is a pipe. Otherwise it is the null device.
+            stderr: an open file for its stderr; None: a pipe.
         """
         (status, their_status), (out, their_out), (err, their_err) = (os.pipe() for _ in range(3))
         request = {"code": code, "arguments": arguments, "env": dict(env or {}), "folder": str(folder or Path.cwd())}
@@ -166,7 +167,7 @@ class Launcher:
 
 
 def fork_for_each(requests: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request. Return it in the child, and None in the parent when no more can come."""
+    """Fork for each request. Return the request in the child, and None in the parent when no more requests can come."""
     running: dict[int, int] = {}  # pid to the pipe for the exit status
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -206,12 +207,12 @@ def fork_for_each(requests: socket.socket) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a thread that NumPy starts would be missing behind a fork
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a thread that NumPy starts would be missing after a fork
     for module in sys.argv[2:]:
         importlib.import_module(module)
     del os.environ["OPENBLAS_NUM_THREADS"], os.environ["PYTHONHASHSEED"]
     gc.collect()
-    gc.freeze()  # a collection in a forked process copies no page of what it shares
+    gc.freeze()  # so a collection in a forked process copies none of the shared pages
     request = fork_for_each(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
         os.chdir(request["folder"])

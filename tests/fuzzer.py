@@ -1,10 +1,10 @@
-"""Sends arbitrary, damaged and misplaced messages to every port of a daemon, from a process of its own.
+"""Sends arbitrary, damaged and misplaced messages to every port of a daemon. It runs in its own process.
 
     python tests/fuzzer.py '{"tcp": ["127.0.0.1", 5555], "unix": NAME, "http": [HOST, PORT], "keys": null, ...}'
 
-A thread for each port makes one attack after another, until the input ends. Some say what a client would say, in a
-wrong order; the rest is damaged. Then it prints how many attacks of each kind it made. It never asks for what the user
-of the daemon may do: to stop it, or to change the number of workers.
+A thread for each port makes one attack after another, until stdin ends. Some attacks send a client's messages in a
+wrong order; the others send damaged ones. At the end it prints the number of attacks of each kind. It never sends the
+requests that are reserved for the user of the daemon: to stop, or to change the number of workers or hosts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TIMEOUT = 2.0
 """Seconds that an attack waits for an answer."""
 
 LEFT_OPEN = 8
-"""Connections of each port that stay open after their attack."""
+"""The number of connections to each port that stay open after their attack."""
 
 CURVE_GREETING = zmtp.GREETING.replace(b"NULL\0", b"CURVE")
 HELLO = zmtp.command(b"HELLO", b"\1\0" + bytes(72) + bytes(32) + bytes(8) + bytes(80))
 READY = zmtp.ready(b"DEALER")
 SESSION = b"\xa7session\xc4\x10"
-"""What a Welcome has before its 16 bytes of a session."""
+"""The bytes of a Welcome before the 16 bytes of the session."""
 
 PATHS = ("/", "/metrics", "/healthz", "/readyz", "/api/status", "/api/live", "/api/preview", "/static/page.js", "/%00")
 
@@ -47,8 +47,8 @@ class Fuzzer:
     """Makes the attacks of one thread.
 
     Args:
-        place: as in the file's head.
-        dice: what is drawn is drawn from this.
+        place: the JSON argument of the file's head.
+        dice: the source of all random choices.
     """
 
     def __init__(self, place: dict[str, Any], dice: random.Random) -> None:
@@ -56,13 +56,13 @@ class Fuzzer:
         self.dice = dice
         self._open: deque[socket.socket] = deque()
 
-    # --- what is said ---
+    # --- the messages ---
 
     def noise(self, most: int) -> bytes:
         return self.dice.randbytes(self.dice.randrange(most))
 
     def damaged(self, data: bytes) -> bytes:
-        """The same bytes half of the time; otherwise changed, cut off, or longer."""
+        """Return the same bytes half of the time. Otherwise return changed, shorter, longer or other bytes."""
         dice, out = self.dice, bytearray(data or b"\0")
         match dice.randrange(8):
             case 0:
@@ -77,7 +77,7 @@ class Fuzzer:
         return bytes(out)
 
     def message(self, session: bytes = b"", proof: bytes = b"") -> bytes:
-        """A message of a client, perhaps damaged."""
+        """Return a message of a client, perhaps damaged."""
         dice = self.dice
         count = dice.choice((0, 0, 1, 2, 3, 100, 2**31, 2**53))
         version = dice.choice((m.VERSION, m.VERSION, 0, 2**31))
@@ -115,7 +115,7 @@ class Fuzzer:
         return self.message(session, proof) if _is_for_the_user(data) else data
 
     def frame(self, data: bytes) -> bytes:
-        """A frame of ZMTP, perhaps damaged: its length, its flags, or a command in place of a message."""
+        """Return a ZMTP frame. Its length or flags may be damaged, or it may be a command instead of a message."""
         whole = zmtp.head_of(len(data), self.dice.random() < 0.05) + data
         if self.dice.random() < 0.1:
             return zmtp.command(self.dice.choice((b"PING", b"PONG", b"ERROR", b"READY", b"NONE")), self.noise(60))
@@ -124,7 +124,7 @@ class Fuzzer:
     # --- the ports ---
 
     def tcp(self) -> None:
-        """ZMTP without keys; a third as a client that is welcome, and may open a stream."""
+        """Attack with ZMTP, without keys. About a third of the attacks say Hello first, and may open a stream."""
         with self._connected(tuple(self.place["tcp"])) as connection:
             head = zmtp.GREETING + READY
             if self.dice.random() < 0.3:
@@ -143,7 +143,7 @@ class Fuzzer:
             self._hear(connection)
 
     def curve(self) -> None:
-        """ZMTP with keys, as somebody who has none."""
+        """Attack with ZMTP, as somebody without keys, on a daemon that requires them."""
         with self._connected(tuple(self.place["tcp"])) as connection:
             connection.sendall(self.damaged(self.dice.choice((CURVE_GREETING, CURVE_GREETING, zmtp.GREETING))))
             for _ in range(self.dice.randint(0, 4)):
@@ -151,7 +151,7 @@ class Fuzzer:
             self._hear(connection)
 
     def admitted(self) -> None:
-        """ZMTP with the keys of a client that the daemon admits."""
+        """Attack with ZMTP, with the keys of a client that the daemon admits."""
         keys = client_keys(self.place["keys"])
         assert keys is not None
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -174,8 +174,11 @@ class Fuzzer:
                 dealer.recv()
 
     def unix(self) -> None:
-        """Datagrams over the unix connection, some with an fd. Half of the connections know the ledger's nonce. Without
-        keys a third begin as a client on this host does, and open a stream."""
+        """Attack with datagrams over the unix connection, some with an fd.
+
+        About half of the connections use the ledger's nonce. If the daemon has no keys, a third begin as a client on
+        this host does, and open a stream.
+        """
         with ExitStack() as stack:
             there = self._connected("\0" + self.place["unix"], socket.AF_UNIX, socket.SOCK_SEQPACKET)
             connection = stack.enter_context(there)
@@ -198,7 +201,7 @@ class Fuzzer:
                 pass
 
     def http(self) -> None:
-        """Requests: damaged, cut off, too long, with bodies that nobody asked for, one behind the other."""
+        """Attack with HTTP requests: damaged, cut off, too long, with unwanted bodies, and several in a row."""
         dice = self.dice
         with self._connected(tuple(self.place["http"])) as connection:
             for _ in range(dice.randint(1, 5)):
@@ -221,7 +224,7 @@ class Fuzzer:
     # --- connections ---
 
     def _connected(self, at: Any, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """A new connection. It is closed at the end of the attack, is reset, or stays open for some more attacks."""
+        """Return a new connection. It is closed or reset after the attack, or stays open for a few more attacks."""
         connection = socket.socket(family, kind)
         connection.settimeout(TIMEOUT)
         if kind == socket.SOCK_STREAM and self.dice.random() < 0.3:
@@ -238,13 +241,13 @@ class Fuzzer:
         return connection
 
     def _greeted(self, connection: socket.socket) -> bytes:
-        """Say Hello over TCP, and return the session; b"" if there was no Welcome."""
+        """Say Hello over TCP, and return the session, or b"" if no Welcome came."""
         hello = codec.encode(m.Hello(m.VERSION, self.dice.choice(self.place["feeds"]), f"eve:{os.getpid()}"))
         connection.sendall(zmtp.GREETING + READY + zmtp.head_of(len(hello)) + hello)
         return self._hear(connection, SESSION).partition(SESSION)[2][:16]
 
     def _hear(self, connection: socket.socket, wanted: bytes = b"\0" * 99) -> bytes:
-        """Read until the daemon says this, or nothing for a moment. Some read nothing."""
+        """Read until `wanted` comes, or nothing comes for a moment. Sometimes read nothing. Return what was read."""
         heard = b""
         if self.dice.random() < 0.2 and len(wanted) == 99:
             return heard
@@ -261,7 +264,7 @@ class Fuzzer:
 
 
 def _is_for_the_user(data: bytes) -> bool:
-    """Whether it asks for what the user of the daemon may do."""
+    """Return whether it is a request that is reserved for the user of the daemon."""
     try:
         return isinstance(codec.from_client(data), m.StopRequest | m.ScaleRequest | m.ScaleHostsRequest)
     except ProtocolError:
@@ -285,7 +288,7 @@ def main() -> None:
         while not over.is_set():
             try:
                 act()
-            except (OSError, ProtocolError):  # the daemon has closed the connection, or reads no more
+            except (OSError, ProtocolError):  # the daemon has closed the connection, or no longer reads
                 refused[name] += 1
             made[name] += 1
             time.sleep(place["pause"])

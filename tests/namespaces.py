@@ -5,9 +5,9 @@
         subprocess.Popen([*network["b"].within, "penstock", "join", f"tcp://{network['head'].address}:5555", ...])
         network["b"].unplug()
 
-Everything, the bridge too, lives in namespaces, and is gone with them. Their names carry the id of this process, so
-that networks of several processes do not meet. A process that is killed leaves its namespaces; the next network of any
-process removes them. Processes within them are up to whoever started them.
+Everything, including the bridge, lives in namespaces, and disappears with them. Their names contain the id of this
+process, so networks of several processes do not collide. A killed process leaves its namespaces behind; the next
+network of any process removes them. The caller has to end the processes that it starts in them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 PREFIX = "penstock-"
 SUBNET = "10.213.77"
 BURST = 256 * 1024
-"""Bytes that pass a limit at once: a few of the kernel's large packets."""
+"""Bytes that pass a rate limit at once: a few of the kernel's large packets."""
 
 
 class Machine:
@@ -29,7 +29,7 @@ class Machine:
 
     Attributes:
         address: its IP address.
-        within: words to put before a command that runs there. The process is the command's: a signal reaches it.
+        within: words to put before a command, to run it there. The command replaces them, so signals reach it.
     """
 
     def __init__(self, namespace: str, bridge: str, number: int) -> None:
@@ -40,10 +40,10 @@ class Machine:
         self._port = f"port{number}"
 
     def lay(self) -> None:
-        """Make the namespace, and its cable to the bridge.
+        """Make the namespace and its cable to the bridge.
 
         Raises:
-            OSError: this is not permitted.
+            OSError: this process may not make them.
         """
         _run("ip", "netns", "add", self._namespace)
         ends = ("eth0", "netns", self._namespace, "type", "veth", "peer", self._port, "netns", self._bridge)
@@ -54,19 +54,19 @@ class Machine:
             _run("ip", "-n", self._namespace, "link", "set", device, "up")
 
     def unplug(self) -> None:
-        """Cut its cable. Connections stay, and nothing passes."""
+        """Cut its cable. Connections stay open, but nothing passes."""
         _run("ip", "-n", self._bridge, "link", "set", self._port, "down")
 
     def plug(self) -> None:
-        """Mend its cable."""
+        """Restore its cable."""
         _run("ip", "-n", self._bridge, "link", "set", self._port, "up")
 
     def block(self, other: Machine) -> None:
-        """Let nothing pass from here to another machine, whose answers do not come back then either."""
+        """Let nothing pass from here to another machine. So nothing from there is answered, either."""
         _run("ip", "-n", self._namespace, "route", "add", "blackhole", f"{other.address}/32")
 
     def pids(self) -> list[int]:
-        """Return the processes that run within it."""
+        """Return the ids of the processes that run in it."""
         return [int(pid) for pid in _run("ip", "netns", "pids", self.within[-1]).split()]
 
     def sent(self) -> int:
@@ -75,7 +75,7 @@ class Machine:
         return int(device["stats64"]["tx"]["bytes"])
 
     def limit(self, megabits: float) -> None:
-        """Let its cable carry so many Mbit/s each way."""
+        """Limit its cable to `megabits` Mbit/s each way."""
         for namespace, device in ((self._namespace, "eth0"), (self._bridge, self._port)):
             shape = ("tbf", "rate", f"{megabits:g}mbit", "burst", str(BURST), "latency", "100ms")
             _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *shape)
@@ -85,10 +85,10 @@ class Network:
     """See the file's head. Use it in a `with`; `network[name]` is a machine.
 
     Args:
-        names: of the machines, at most 250.
+        names: the names of the machines, at most 250.
 
     Raises:
-        OSError: namespaces cannot be made here; the message says why.
+        OSError: no namespaces can be made here; the message says why.
     """
 
     def __init__(self, *names: str) -> None:
@@ -127,7 +127,7 @@ def remove_left() -> None:
         name = line.split()[0]
         pid = name.removeprefix(PREFIX).partition("-")[0]
         if name.startswith(PREFIX) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-            with contextlib.suppress(OSError):  # another process removes it as well
+            with contextlib.suppress(OSError):  # another process has removed it
                 _run("ip", "netns", "del", name)
 
 

@@ -1,4 +1,4 @@
-"""Checks that the stream of a feed is the same however it is made and read."""
+"""Checks that the stream of a feed is the same, however it is made and read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import penstock
 
 
 def arrays(batch: Any) -> Iterator[Any]:
-    """The leaves of a batch."""
+    """Yield the leaves of a batch."""
     if isinstance(batch, dict):
         for key in sorted(batch):
             yield from arrays(batch[key])
@@ -31,7 +31,7 @@ def arrays(batch: Any) -> Iterator[Any]:
 
 
 def digests(batches: Iterable[Any]) -> list[str]:
-    """A digest of each batch."""
+    """Return a digest of each batch."""
     found = []
     for batch in batches:
         digest = hashlib.sha256()

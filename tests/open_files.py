@@ -1,4 +1,4 @@
-"""What the file descriptors of a daemon refer to."""
+"""Counts the open file descriptors of a daemon."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ SLOT = "/memfd:penstock (deleted)"
 
 @dataclass
 class OpenFiles:
-    """How many descriptors a process has open. A slot has one, and another one once it is mapped for the network. While
-    a stream is read the number of slots rises and falls within what the stream has reserved.
+    """The open descriptors of a process.
+
+    A slot has one descriptor, and a second one once it is mapped for the network. While a stream is read, the number of
+    slots varies, up to the number that the stream has reserved.
 
     Attributes:
-        others: descriptors that are not of slots, and third ones of slots.
-        slot_bytes: how much memory the slots have.
+        others: descriptors of other things than slots, and third descriptors of slots.
+        slot_bytes: the memory of the slots.
     """
 
     others: int = 0
@@ -26,10 +28,10 @@ class OpenFiles:
 
     @classmethod
     def of(cls, pid: int) -> OpenFiles:
-        """Look at what the process has open now."""
+        """Return the descriptors that the process has open now."""
         found = cls()
         for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed in the meantime
+            with suppress(FileNotFoundError):  # closed meanwhile
                 found._add(os.readlink(fd), fd)
         return found
 

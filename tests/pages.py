@@ -1,4 +1,4 @@
-"""What the pages of the documentation contain: code blocks, files and commands, for the tests that run them."""
+"""Extracts code blocks, files and commands from the pages of the documentation, for the tests that run them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ DOCS = ROOT / "docs"
 
 
 def blocks(text: str, kind: str) -> list[str]:
-    """Return the contents of the code blocks of a kind, such as python or text."""
+    """Return the contents of all code blocks of this kind, such as "python" or "text"."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def write_files(text: str, folder: Path) -> None:
-    """Write the Python blocks that begin with a file's name, such as `# feed.py`. Those of one name are one file."""
+    """Write the Python blocks that begin with a file name, such as `# feed.py`. Blocks of one name form one file."""
     found: dict[str, str] = {}
     for block in blocks(text, "python"):
         named = re.match(r"# (\w+\.py)\n", block)
@@ -27,7 +27,7 @@ def write_files(text: str, folder: Path) -> None:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Yield the commands that a page tells its reader to run, in order."""
+    """Yield the commands of a page, in the order in which its reader runs them."""
     for kind, block in re.findall(r"^```(sh|console)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
             if kind == "sh" or line.startswith("$ "):
@@ -35,7 +35,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def section(text: str, heading: str) -> str:
-    """Return the part of a page below a heading, up to the next one of the same level."""
+    """Return the part of a page below a heading, up to the next heading of the same level."""
     _, found, rest = text.partition(f"\n## {heading}\n")
     assert found, f"no heading {heading!r}"
     return rest.partition("\n## ")[0]

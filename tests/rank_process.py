@@ -1,6 +1,6 @@
-"""A rank in its own process. It does what a test tells it, line by line.
+"""A rank in its own process, which executes a test's commands line by line.
 
-It imports no pytest: each test of ranks starts several of these.
+It does not import pytest, because each test of ranks starts several of these processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import penstock
 
 
 def digest(batch: Any) -> str:
-    """The SHA-256 of a batch: a dict of arrays, or a sequence of them."""
+    """Return the SHA-256 of a batch: a dict of arrays, or a sequence of arrays."""
     found = hashlib.sha256()
     for leaf in [batch[key] for key in sorted(batch)] if isinstance(batch, dict) else batch:
         found.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
@@ -35,7 +35,7 @@ class Reading:
         return self.connection.cardinality
 
     def read(self, count: int) -> list[str]:
-        """Read `count` batches, beyond the end of an epoch if necessary."""
+        """Read `count` batches, across the end of an epoch if necessary."""
         found: list[str] = []
         while len(found) < count:
             batch = next(self.batches, None)
@@ -55,7 +55,7 @@ class Reading:
         return [self.rest() for _ in range(count)]
 
     def whole(self, url: str, count: int, options: dict[str, Any]) -> list[Any]:
-        """Read `count` epochs over a connection of their own, and return its cardinality with them."""
+        """Read `count` epochs over a new connection. Return its cardinality and the epochs."""
         cardinality = self.connect(url, options)
         found = self.epochs(count)
         self.close()
@@ -72,7 +72,7 @@ class Reading:
         return self.connection.stats()
 
     def cut(self) -> None:
-        """Cut the connection on this host, as the kernel might."""
+        """Cut the connection at this end, as the kernel might."""
         transport: Any = None
         while transport is None:  # it may just be connecting again
             transport = self.connection._handle.handoff.transport
@@ -86,7 +86,7 @@ class Reading:
 
 
 def main() -> None:
-    """Do what each line on stdin asks for, and answer it with a line: [result, null] or [null, error]."""
+    """Execute each line of stdin, and answer with a line: [result, null] or [null, error]."""
     reading = Reading()
     for line in sys.stdin:
         name, *values = json.loads(line)

@@ -1,8 +1,8 @@
-"""The stream of an epoch, written down directly from the words of the design.
+"""The stream of an epoch, written directly from the text of the design.
 
-An epoch's lanes take turns: a visit takes up to `turn` full batches from a lane, and the lane that finds fewer has
-ended. What it has left over joins one accumulator, and as soon as that holds a batch, it is emitted at that point.
-What is in there at the end is the last, smaller batch.
+An epoch's lanes take turns. A visit takes up to `turn` full batches from a lane. A lane with fewer ends there, and its
+leftover rows go to an accumulator. As soon as the accumulator holds a full batch, this batch comes next. The rows that
+it holds after the last lane are the last, smaller batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def batches_of_lanes(
     lanes: Iterable[Iterable[T]], *, batch_size: int, turn: int, drop_remainder: bool = False
 ) -> Iterator[tuple[T, ...]]:
-    """The batches of an epoch in exact order. What a lane raises is raised where its sample would be needed."""
+    """Yield the batches of an epoch in exact order. A lane's error is raised where a batch needs the sample."""
     live = deque(iter(lane) for lane in lanes)
     accumulator: list[T] = []
     while live:
@@ -47,8 +47,12 @@ def batches_of_pools(
     mix: Callable[[int, int, list[T]], list[T]],
     drop_remainder: bool = False,
 ) -> Iterator[tuple[T, ...]]:
-    """As `batches_of_lanes`, but the full batches of a visit to each of `pool` neighbouring lanes are one pool, whose
-    rows `mix` puts in order, given the number of the visit and of the pool in it. Leftovers come behind the pool."""
+    """Yield the batches of an epoch in exact order, with mixed lanes.
+
+    As `batches_of_lanes`, but the full batches of one visit to each of `pool` neighbouring lanes form a pool. `mix`
+    returns its rows in their new order. It is called with the number of the visit, the number of the pool in the visit,
+    and the rows. Merged batches come after the pool.
+    """
     live = dict(enumerate(iter(lane) for lane in lanes))
     accumulator: list[T] = []
     visit = 0
@@ -75,7 +79,7 @@ def batches_of_pools(
 
 
 def batches_of_index(items: Iterable[T], *, batch_size: int, drop_remainder: bool = False) -> Iterator[tuple[T, ...]]:
-    """The batches of an epoch of an indexable source, whose items are given in their order."""
+    """Yield the batches of an epoch of an indexable source, whose `items` are given in order."""
     items = iter(items)
     while batch := tuple(islice(items, batch_size)):
         if len(batch) == batch_size or not drop_remainder:

@@ -1,7 +1,7 @@
-"""A peer of the simulation that says whatever the protocol can carry: impossible counts, forged positions, wrong ranks.
+"""A simulated peer that sends anything the protocol can carry: impossible counts, forged positions, wrong ranks.
 
-It speaks to the coordinator as `sessions.py` does for a peer: what the coordinator refuses ends that session, which
-must not have changed anything.
+It gives its messages to the coordinator as `sessions.py` gives those of a peer. If the coordinator refuses a message,
+the session ends, and the message must not have changed anything.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Attacker:
     """See the file's head.
 
     Args:
-        feed: what it attacks.
-        acts: how often it does something; then it is gone.
-        group: a group of others, which it joins. It claims none of that group's batches as handed over.
+        feed: the feed that it attacks.
+        acts: the number of steps that it takes before it is gone.
+        group: a group of other consumers, which it joins. It makes no credible claim that it was handed batches.
     """
 
     def __init__(self, world: World, feed: str, acts: int, group: str = "") -> None:
@@ -58,8 +58,8 @@ class Attacker:
         try:
             reader = self._world.ask(self._feed, self._ask())
         except PenstockError:
-            assert set(coordinator.streams) <= before, "a session that was refused has a stream"
-            assert coordinator.budget.reserved <= reserved, "a session that was refused keeps memory"
+            assert set(coordinator.streams) <= before, "a refused session has a stream"
+            assert coordinator.budget.reserved <= reserved, "a refused session keeps memory"
             return
         if reader.stream not in before:
             self._world.forged.add(reader.stream)
@@ -86,7 +86,7 @@ class Attacker:
                 case "close":
                     handle(on.Close(reader.number, self._handed(reader)))
         except PenstockError:
-            assert _state(reader) == before, "what was refused has changed something"
+            assert _state(reader) == before, "a refused message has changed something"
             self._there.remove(reader)
             self._failed.append(reader)  # its connection is still open, but its messages are ignored
             handle(on.Cut(reader.number, reader.handed))
@@ -98,7 +98,7 @@ class Attacker:
             self._world.handle(on.Lost(reader.number, self._handed(reader)))
 
     def _handed(self, reader: Reader) -> int:
-        """Return a count of slabs, which it claims were handed to it."""
+        """Return the number of slabs that it claims were handed to it."""
         if self._group:
             return self._dice.choice((reader.handed, reader.sent + 1, 2**62))
         return self._dice.choice((reader.handed, reader.sent, reader.sent + 1, self._absurd()))
@@ -127,9 +127,9 @@ class Attacker:
         )
 
     def _position(self) -> Position:
-        """Return a position as the decoder returns it. Raise ProtocolError if the decoder refuses a number in it."""
+        """Return a forged position, decoded. Raise ProtocolError if the decoder refuses a number in it."""
         dice = self._dice
-        few = dice.random() < 0.7  # of its numbers are absurd
+        few = dice.random() < 0.7  # absurd numbers
         info = self._world.coordinator.feeds[self._feed].info
 
         def number() -> int:
@@ -159,7 +159,7 @@ class Attacker:
 
 
 def _state(reader: Reader) -> tuple[object, ...]:
-    """All that a message of the reader's can change of it."""
+    """Return everything about the reader that its own messages can change."""
     sent = (reader.sent, reader.handed, reader.ends, reader.ended, reader.under_way, tuple(reader.out))
     epochs = (reader.epoch, reader.reading, reader.begun, reader.gone)
     held = tuple(lease.holders for lease in reader.out.values())

@@ -1,10 +1,10 @@
 """Hosts that join a simulated daemon, leave it, and are lost with all of their workers at once.
 
-All that a host says comes over one connection. When it ends, what had arrived by then is still read, and the rest is
-lost with the host. Between the end and the news of it the daemon goes on giving work to the host's workers.
+All messages of a host come over one connection. When it ends, the daemon still reads the messages that have arrived.
+The rest is lost with the host. Until the daemon notices the end, it continues to give work to the host's workers.
 
-The bytes of what a host has made may stay there, if the coordinator allows it. Consumers over the network fetch them,
-or the daemon does, at any time. When the host is lost they are lost with it, and made again.
+A host may keep the bytes of the batches that it has made, if the coordinator allows it. Consumers over the network, or
+the daemon, fetch them at any time. If the host is lost, these batches are lost with it, and made again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def machine_of(number: int) -> str:
-    """Return the machine of a host, or of a consumer: there are two beside the daemon's."""
+    """Return the machine of a host or a consumer, by its number. There are two machines besides the daemon's."""
     return "ab"[number % 2]
 
 
@@ -45,10 +45,10 @@ class Hosts:
         self._world = world
         self._next = REMOTE
         self._eager = world.random.random() < 0.3
-        """Whether hosts send what they keep before anybody waits for it."""
+        """Whether hosts send kept batches before anybody waits for them."""
 
     def choices(self) -> Iterator[tuple[object, Callable[[], object]]]:
-        """The steps that are possible now."""
+        """Yield the steps that are possible now."""
         for host in self.there:
             if host.lost:
                 yield (id(host), "is lost"), partial(self._news, host)
@@ -59,13 +59,13 @@ class Hosts:
                     yield (id(host), "sends"), partial(self._send, host)
 
     def late_choices(self) -> Iterator[tuple[object, Callable[[], object]]]:
-        """The steps that are possible when nothing else can happen."""
+        """Yield the steps that are taken only when no other step is possible."""
         for host in self.there:
             if not host.lost and self._keeps(host):
                 yield (id(host), "sends"), partial(self._send, host)
 
     def join(self) -> None:
-        """A host joins. The numbers of its workers were never used before."""
+        """Let a host join. Its workers get numbers that were never used before."""
         count = self._size or self._world.random.randint(1, 3)
         host = Host(tuple(range(self._next, self._next + count)))
         self._next += count
@@ -75,28 +75,28 @@ class Hosts:
         self._joined += 1
 
     def leave(self) -> None:
-        """A host wants to leave, or all do."""
+        """Let one host, or all hosts, begin to leave."""
         for host in self._some([host for host in self.there if not (host.leaving or host.lost)]):
             host.leaving = True
             self._world.handle(on.RetireWorkers(host.workers, now=self._world.random.random() < 0.2))
 
     def lose(self) -> None:
-        """A host is lost, or all are. The daemon does not know yet."""
+        """Lose one host, or all hosts. The daemon does not know yet."""
         for host in self._some([host for host in self.there if not host.lost]):
             self._end(host)
 
     def leave_behind(self) -> int:
-        """The daemon is killed. Return how many hosts will join the next one."""
+        """Forget all hosts, because the daemon was killed. Return how many of them will join the next daemon."""
         count = sum(not host.lost for host in self.there)
         self.there.clear()
         return count
 
     def is_lost(self, worker: int) -> bool:
-        """Whether the worker's host is lost."""
+        """Return whether the worker's host is lost."""
         return any(host.lost and worker in host.workers for host in self.there)
 
     def keep(self, worker: int, fill: Fill, places: range) -> None:
-        """The worker's host has said that it keeps these batches of a turn."""
+        """Record that the worker's host keeps these batches of a turn, if the slot still allows it."""
         host = next((host for host in self.there if worker in host.workers), None)
         slot = fill.slot
         if host is not None and slot.ticket == fill.ticket and slot.stays:
@@ -106,7 +106,7 @@ class Hosts:
         return [slot for slot in self._world.arena.used.values() if host in slot.kept.values()]
 
     def _send(self, host: Host) -> None:
-        """The host sends what it keeps of a slot to the daemon."""
+        """Let the host send its kept batches of one slot to the daemon."""
         slot = self._world.random.choice(self._keeps(host))
         slot.kept = {place: at for place, at in slot.kept.items() if at is not host}
         slot.stays = False

@@ -1,10 +1,10 @@
 """The coordinator in a simulated world: a host with its arena, workers and consumers, and a schedule drawn from a seed.
 
-There are only a few kinds of steps: the message at the head of a link arrives, a slot is found for a ticket, a worker
-makes a part of a turn, or a consumer does something that it may do now. Faults are steps too: a worker dies, is added
-or removed, a host joins, leaves or is lost (simulated_hosts.py), a connection is cut with everything that is under way,
-the daemon is restarted. `World.step` lets one of them happen, chosen at random, and `World.check` then holds the
-coordinator to its promises. The same arguments and the same seed give the same history.
+There are only a few kinds of steps: the next message on a link arrives, a ticket gets its slot, a worker makes part of
+a turn, or a consumer takes one of the actions that it has now. Faults are steps too: a worker dies, is added or is
+removed; a host joins, leaves or is lost (simulated_hosts.py); a connection is cut, and everything under way is lost;
+the daemon is restarted. `World.step` takes one step, chosen at random, and `World.check` then checks the coordinator's
+promises. The same arguments and the same seed give the same history.
 
 No process, socket, clock or byte of memory is real. Samples are (epoch, split, number); a slot holds batches of them.
 """
@@ -55,14 +55,14 @@ Sample: TypeAlias = tuple[int, int, int]
 Batch: TypeAlias = tuple[Sample, ...]
 Event: TypeAlias = Callable[[], object]
 Meet: TypeAlias = Callable[[Sample, int], bool]
-"""What happens when a sample of the split at this position is read."""
+"""Called with each sample that is read, and the position of its split. Return False to end the split before it."""
 
 
 PATIENCE = 1e9
-"""Seconds that a group waits. Its consumers come back sooner, even if the clock of a world runs fast."""
+"""Seconds that a group waits for lost consumers. They come back sooner, even if the clock of a world runs fast."""
 
 MOST_STEPS = 10_000
-"""Most steps of a world. Worlds of these sizes need far fewer."""
+"""The most steps of a world. Worlds of these sizes need far fewer."""
 
 
 class Broken(AssertionError):
@@ -70,11 +70,11 @@ class Broken(AssertionError):
 
 
 class Deadly(Exception):
-    """The worker ends here."""
+    """A sample that kills the worker was read."""
 
 
 class Stuck(Broken):
-    """Nothing can happen, but somebody still waits."""
+    """No step is possible, but a consumer still waits."""
 
 
 def hold(promise: object, broken: str) -> None:
@@ -87,12 +87,12 @@ def hold(promise: object, broken: str) -> None:
 class SimFeed:
     """A feed of the simulation; options as in `FeedPlan`.
 
-    `splits` are the numbers of samples in each split; split i goes to lane i mod lanes, shifted by the epoch. With
-    `dynamic` they are listed for each epoch, which fails in `unlisted` epochs. Reading a sample in `poison` raises.
-    With `batch_size` None each sample is a ready batch, and number k of a split has 1 + k * `growth` rows; otherwise
-    `growth` makes samples ragged, of these lengths. An `endless`
-    feed has segments of these lengths, again and again. Samples in `transient` raise the first so many times that they
-    are read in a world. Those in `deadly` end the worker that reads them, outside of user code.
+    `splits` are the numbers of samples in each split. Split i goes to lane i mod lanes, shifted by the epoch. A
+    `dynamic` feed lists its splits in each epoch, and fails to do so in `unlisted` epochs. Reading a sample in `poison`
+    raises. If `batch_size` is None, each sample is a ready batch, and number k of a split has 1 + k * `growth` rows.
+    Otherwise `growth` makes samples ragged, of these lengths. An `endless` feed has segments with the lengths in
+    `splits`, again and again. A sample in `transient` raises the first N times that it is read in a world, where N is
+    the number given with it. A sample in `deadly` kills the worker that reads it, outside of user code.
     """
 
     name: str = "train"
@@ -138,17 +138,17 @@ class SimFeed:
         )
 
     def served(self) -> ServedFeed:
-        """As a coordinator knows it."""
+        """Return the feed as a coordinator knows it."""
         splits = SplitsInfo(0, len(self.splits), bytes(32)) if self.length is None and not self.dynamic else None
         return ServedFeed(self.plan(), self.spec(), 8, splits)
 
     def info(self) -> FeedInfo:
-        """As a daemon's Welcome has it."""
+        """Return the FeedInfo of a daemon's Welcome."""
         return self.served().info
 
     @cached_property
     def pool(self) -> int:
-        """How many lanes mix their rows."""
+        """The number of lanes that mix their rows with each other."""
         return self.info().pool
 
     def spec(self) -> Leaf:
@@ -158,21 +158,21 @@ class SimFeed:
 
     @property
     def fixed(self) -> bool:
-        """Whether all batches have one size."""
+        """Whether all batches have the same size."""
         return self.batch_size is not None and not self.growth
 
     def sizes(self, rows: Batch) -> tuple[tuple[int, ...], ...]:
-        """The sizes of ragged rows."""
+        """Return the sizes of ragged rows."""
         return ((sum(1 + row[2] * self.growth for row in rows),),)
 
     def shapes(self, batch: Batch) -> tuple[tuple[int, ...], ...]:
-        """The shapes that a message tells of a batch: none of a fixed feed."""
+        """Return the shapes of a batch in messages. They have none for a fixed feed."""
         if self.fixed:
             return ()
         return self.sizes(batch) if self.batch_size is None else (*self.sizes(batch), (len(batch) + 1,))
 
     def nbytes(self, batch: Batch, batches: int = 1) -> int:
-        """Bytes of a slab of so many batches, of which this is the first."""
+        """Return the bytes of a slab of `batches` batches, the first of which is `batch`."""
         shapes = self.shapes(batch) or ((self.batch_size,),)
         return lay_out(["int64"] * len(shapes), shapes, self.turn if self.fixed else 1).nbytes_of(batches)
 
@@ -185,10 +185,14 @@ class SimFeed:
     def lane(
         self, epoch: int, lane: int, cuts: Mapping[int, int] | None = None, meet: Meet | None = None
     ) -> Iterator[Sample]:
-        """The samples of one lane; raises GeneratorError at a poisoned one.
+        """Yield the samples of one lane.
 
-        `cuts`: the samples after which splits end. `meet` is called with each sample, and says whether its split goes
-        on with it.
+        Args:
+            cuts: where splits are cut short: the number of samples that remain, by the split's position.
+            meet: called with each sample; False ends its split before it.
+
+        Raises:
+            GeneratorError: the next sample is poisoned.
         """
         end = ENDLESS if self.endless else len(self.splits)
         for position in range(lane, end, self.lane_count()):
@@ -202,18 +206,21 @@ class SimFeed:
                 yield sample
 
     def index(self, epoch: int, start: int, stop: int) -> Batch:
-        """The items `start` to `stop` of an epoch of an indexable feed."""
+        """Return the items from `start` to `stop` of an epoch of an indexable feed."""
         assert self.length is not None
         return tuple((epoch, 0, (number + epoch) % self.length) for number in range(start, min(stop, self.length)))
 
     def samples_of(self, epoch: int) -> list[Sample]:
-        """All samples of an epoch that has no poison."""
+        """Return all samples of an epoch that has no poison."""
         if self.length is not None:
             return list(self.index(epoch, 0, self.length))
         return [sample for lane in range(self.lane_count()) for sample in self.lane(epoch, lane)]
 
     def expected(self, epoch: int, cuts: Mapping[int, int] | None = None) -> Iterator[Batch]:
-        """The epoch in exact order; raises the error of a poisoned sample where it is needed. `cuts` as for `lane`."""
+        """Yield the batches of an epoch in exact order. Raise a poisoned sample's error where a batch needs it.
+
+        `cuts`: as for `lane`.
+        """
         if self.length is not None:
             items = self.index(epoch, 0, self.length)
             return batches_of_index(items, batch_size=self.batch_size or 1, drop_remainder=self.drop_remainder)
@@ -233,7 +240,7 @@ class SimFeed:
 
 
 def mixed(epoch: int, visit: int, part: int, rows: Sequence[Sample]) -> list[Sample]:
-    """The rows of a pool in their new order."""
+    """Return the rows of a pool in their new order."""
     return [rows[k] for k in source_rows(0, epoch, visit, part, len(rows), 0, len(rows))] if rows else []
 
 
@@ -242,20 +249,20 @@ def mixed(epoch: int, visit: int, part: int, rows: Sequence[Sample]) -> list[Sam
 
 @dataclass(eq=False)
 class Slot:
-    """One piece of the arena's memory: its ticket, its contents, and who may touch it now."""
+    """One piece of the arena's memory: its ticket, its contents, and its current users."""
 
     nbytes: int
     ticket: int = -1
     content: dict[int, list[Sample | None]] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
     kept: dict[int, Host] = field(default_factory=dict)
-    """The batches whose bytes are at another host."""
+    """The batches that a joined host keeps, each with its host."""
     stays: bool = True
-    """Whether hosts may keep batches of it: not after they have sent some."""
+    """Whether hosts may keep batches of this slot. They may not once a host has sent some to the daemon."""
     unreadable: bool = False
-    """Some of it was lost, and is not made again."""
+    """True if some batches were lost and will not be made again."""
     lost: dict[int, Batch] = field(default_factory=dict)
-    """The batches that were lost there, as they were."""
+    """The batches that were lost with their host, with their contents."""
     copying: int = 0
     fillers: set[tuple[Worker, int]] = field(default_factory=set)
     readers: set[tuple[Consumer, int]] = field(default_factory=set)
@@ -263,12 +270,15 @@ class Slot:
     def write(
         self, ticket: int, position: int, samples: Sequence[Sample], row: int = 0, rows: int = 0, *, skips: bool = False
     ) -> None:
-        """Write samples to the rows of a batch from `row` on, for a ticket. Rows that a dead worker had not reported
-        are written again, with the same samples, unless the feed `skips` samples that raised only for that worker."""
+        """Write samples to the rows of a batch, from `row` on, for a ticket.
+
+        Rows that a dead worker wrote and did not report are written again. The samples must be the same, unless the
+        feed `skips`: then a sample may have raised for the dead worker only.
+        """
         hold(self.ticket == ticket, f"ticket {ticket} writes into a slot that ticket {self.ticket} has now")
         again = position in self.lost
         hold(again or position not in self.sent, f"batch {position} of ticket {ticket} is written after it was sent")
-        hold(not again or self.lost[position] == samples, f"batch {position} of ticket {ticket} is another one now")
+        hold(not again or self.lost[position] == samples, f"batch {position} of ticket {ticket} was made differently")
         if skips:
             self.content.pop(position, None)
         batch = self.content.setdefault(position, [None] * (rows or len(samples)))
@@ -277,18 +287,18 @@ class Slot:
             batch[number] = sample
 
     def has(self, position: int) -> bool:
-        """Whether the bytes of this batch are here."""
+        """Return whether the daemon has the bytes of this batch."""
         return position not in self.kept and position not in self.lost
 
     def lose(self, host: Host) -> None:
-        """A host is gone, and what it kept."""
+        """Lose the batches that a lost host kept."""
         for position in [position for position, at in self.kept.items() if at is host]:
             del self.kept[position]
             self.lost[position] = self.read(self.ticket, position)
             del self.content[position]
 
     def read(self, ticket: int, position: int) -> Batch:
-        """Read a whole batch, for a ticket."""
+        """Return a whole batch, read for a ticket."""
         hold(self.ticket == ticket, f"ticket {ticket} is read from a slot that ticket {self.ticket} has now")
         batch = tuple(sample for sample in self.content[position] if sample is not None)
         hold(len(batch) == len(self.content[position]), f"a batch of ticket {ticket} is read before it is whole")
@@ -296,7 +306,7 @@ class Slot:
 
 
 class Arena:
-    """Slots by ticket. A slot that came back is used again at once, so that a leftover user of it is caught."""
+    """Slots by ticket. A freed slot is used again at once, to catch anybody who still uses it."""
 
     def __init__(self, refused: frozenset[int]) -> None:
         self.used: dict[int, Slot] = {}
@@ -306,7 +316,7 @@ class Arena:
 
     @property
     def has_memory(self) -> bool:
-        """Whether the machine has memory for the next slot."""
+        """Whether the machine has memory for the next slot that is asked for."""
         return self._asked + 1 not in self._refused
 
     @property
@@ -314,8 +324,7 @@ class Arena:
         return sum(slot.nbytes for slot in self.used.values())
 
     def take(self, ticket: int, nbytes: int) -> Slot | None:
-        """Give the ticket a slot in place of the one that it may have. Return None if the machine has no memory for
-        it."""
+        """Give the ticket a slot, instead of the one that it may have. Return None if the machine has no memory."""
         self._asked += 1
         if self._asked in self._refused:
             return None
@@ -331,7 +340,7 @@ class Arena:
         return slot
 
     def free(self, ticket: int) -> None:
-        """Take the ticket's slot back. It has none if that was refused."""
+        """Free the ticket's slot. It has none if the machine had no memory."""
         slot = self.used.pop(ticket, None)
         if slot is None:
             return
@@ -366,14 +375,14 @@ class Run:
     forged: bool = False
 
     def record(self) -> bytes:
-        """Return what another run needs to go on after the last batch."""
+        """Return the restart record with which another run continues after the last batch."""
         if self.feed.length is not None:
             return b""
         cuts = b"".join(number.to_bytes(8) for pair in self.cuts.items() for number in pair)
         return self.index.to_bytes(8) + cuts
 
     def take(self, index: int) -> Batch | None:
-        """Return batch number `index`, or None if there is no further full one."""
+        """Return batch number `index`, or None if there are no more full batches."""
         if self.kept is not None:
             batch, self.kept = self.kept, None
             return batch
@@ -399,7 +408,7 @@ class Run:
 
 @dataclass(eq=False)
 class Fill:
-    """A turn that has to be made; `made` of its batches are made."""
+    """A turn that the worker has to make. It has made `made` of the batches."""
 
     ticket: int
     run: int
@@ -413,7 +422,7 @@ class Fill:
 
 
 class Worker:
-    """One worker process. It reads its messages in order, makes its turns in order, and answers over its own link."""
+    """A worker process. It reads its messages in order, makes its turns in order, and answers over its own link."""
 
     def __init__(self, world: World, number: int) -> None:
         self.number = number
@@ -425,7 +434,7 @@ class Worker:
         self.runs: dict[int, Run] = {}
         self.fills: list[Fill] = []
         self.pooling: set[int] = set()
-        """Runs that only copy rows."""
+        """Runs that only copy the rows of pools."""
         self.told: deque[Event] = deque()
         self.answers: deque[Event] = deque()
         self._world = world
@@ -436,10 +445,10 @@ class Worker:
         return next((fill for fill in self.fills if fill.run not in waiting), None)
 
     def fills_of(self, run: int) -> bool:
-        """Whether it writes into slots for the run."""
+        """Return whether the worker writes into slots for this run."""
         return run in self.pooling or (run in self.runs and not self.runs[run].failed)
 
-    # what it is told
+    # commands from the coordinator
 
     def list_splits(self, run: int, feed: SimFeed, epoch: int) -> None:
         if epoch in feed.unlisted:
@@ -451,7 +460,7 @@ class Worker:
         hold(start.run not in self.runs, f"run {start.run} is started twice")
         index, cuts = _record(start.record)
         ahead, cuts_ahead = _record(start.ahead)
-        cuts |= cuts_ahead  # what was left out on the way there is left out again
+        cuts |= cuts_ahead  # splits that were cut short on the way there are cut short again
         run = Run(feed, start.epoch, iter(()), index, careful=start.careful > 0, cuts=cuts)
         run.forged = self._world.is_forged(start.run)
         run.meet = partial(self._meet, start.run, run)
@@ -466,11 +475,11 @@ class Worker:
         if run.forged and (came < count or reached < there):
             self._fail(start.run, ProtocolError("a record of no lane"))
             return
-        hold(came == count, f"run {start.run} begins behind the end of its lane")
-        hold(reached == there, f"lane {start.lane} is to come by sample {there}, and has {reached}")
+        hold(came == count, f"run {start.run} begins after the end of its lane")
+        hold(reached == there, f"lane {start.lane} must pass sample {there}, but has only {reached}")
 
     def _meet(self, number: int, run: Run, sample: Sample, position: int) -> bool:
-        """User code reads a sample."""
+        """Let user code read a sample. Return False if the sample raises and the rest of its split is skipped."""
         feed = run.feed
         if sample in feed.deadly:
             raise Deadly
@@ -483,25 +492,25 @@ class Worker:
         return False
 
     def fill(self, fill: Fill) -> None:
-        """Begin to make `batches` batches from number `index`, into place `base` of the slot and after it."""
-        hold(fill.run not in self.dropped, f"a turn of run {fill.run}, which was dropped, is to be made")
+        """Take a turn to make: `batches` batches from number `index` on, in the places of the slot from `base` on."""
+        hold(fill.run not in self.dropped, f"run {fill.run}, which was dropped, is told to make a turn")
         if not self.fills_of(fill.run):
-            return  # the run failed, or was the predecessor's, and the daemon did not know yet
+            return  # the run failed, or was that of a dead predecessor, and the daemon did not know yet
         for waiting in self.fills:
             if waiting.ticket == fill.ticket:
-                hold(waiting.waits, f"ticket {fill.ticket} is to be filled twice")
-                hold(waiting.base == fill.base, f"ticket {fill.ticket} is to be filled elsewhere")
+                hold(waiting.waits, f"a worker is told to fill ticket {fill.ticket} twice")
+                hold(waiting.base == fill.base, f"ticket {fill.ticket} is continued at another place")
                 waiting.slot, waiting.waits = fill.slot, False
                 return
         self.fills.append(fill)
 
     def leftover(self, rows: do.MeasureRows | do.WriteRows, slot: Slot) -> None:
-        """It measures leftover rows or writes them."""
+        """Measure or write leftover rows of a lane."""
         if self._world.is_forged(rows.run) and not self.fills_of(rows.run):  # it failed
             slot.fillers.discard((self, rows.run))
             self._answer(m.RowsWritten(rows.run, rows.ticket))
             return
-        hold(self.fills_of(rows.run), f"rows of run {rows.run}, which is not open, are to be written")
+        hold(self.fills_of(rows.run), f"run {rows.run}, which is not open, is told to write rows")
         run = self.runs[rows.run]
         try:
             ended = run.ended or run.take(run.index) is None
@@ -512,25 +521,25 @@ class Worker:
         if run.forged and (not ended or len(leftover) != rows.count):
             self._fail(rows.run, ProtocolError("rows that are not left over"))
             return
-        hold(ended, f"rows of run {rows.run}, which has not ended, are to be written")
-        hold(len(leftover) == rows.count, f"run {rows.run} has not so many leftover rows")
+        hold(ended, f"run {rows.run}, which has not ended, is told to write leftovers")
+        hold(len(leftover) == rows.count, f"run {rows.run} has too few leftover rows")
         slot.fillers.discard((self, rows.run))
         if isinstance(rows, do.MeasureRows):
             self._answer(m.RowsMeasured(rows.run, rows.ticket, run.feed.sizes(leftover)))
             return
         if not run.feed.fixed:
-            hold(rows.sizes == run.feed.sizes(leftover), "rows have another size than was measured")
+            hold(rows.sizes == run.feed.sizes(leftover), "rows have another size than when they were measured")
             nbytes = lay_out(["int64", "int64"], rows.shapes).nbytes
             hold(nbytes <= slot.nbytes, f"a merged batch of {nbytes} bytes is written to a slot of {slot.nbytes}")
-            hold((rows.row == 0) == (rows.before == ((0,),)), "rows are written to a wrong place")
+            hold((rows.row == 0) == (rows.before == ((0,),)), "rows are written to the wrong place")
         slot.write(rows.ticket, 0, leftover, rows.row, rows.rows)
         self._answer(m.RowsWritten(rows.run, rows.ticket))
 
     def pool_rows(self, command: do.PoolRows, feed: SimFeed, slot: Slot, sources: list[Slot]) -> None:
-        """It copies rows of a pool."""
+        """Copy rows of a pool into their new order."""
         rows: list[Sample] = []
         for source, (ticket, batches) in zip(sources, command.sources, strict=True):
-            if source.ticket != ticket:  # the epoch was closed, and nobody wants the copy
+            if source.ticket != ticket:  # the epoch was closed, so nobody needs the copy
                 rows = []
                 break
             hold(set(source.content) >= set(range(batches)), "a pool is mixed before its visits are made")
@@ -553,10 +562,10 @@ class Worker:
                 self._close(fill)
                 self._answer(m.Made(run, fill.ticket, first=0, batches=0, rows=0, last=True))
 
-    # what it does
+    # actions
 
     def make(self) -> None:
-        """Make a random number of batches of the next turn."""
+        """Make a random number of batches of the next turn that can continue."""
         fill = self.next_fill()
         assert fill is not None
         run = self.runs[fill.run]
@@ -585,7 +594,7 @@ class Worker:
             self._made(fill, run, parts, last=run.ended or fill.made + len(parts) == fill.batches)
 
     def die(self) -> None:
-        """Die, perhaps within a batch. Messages that it has sent arrive, and then the news of its death."""
+        """Die, perhaps in the middle of a batch. The messages already sent still arrive, then the news of the death."""
         fill = self.next_fill()
         blamed = None
         if fill is not None and not self.hung and self.started:
@@ -595,7 +604,7 @@ class Worker:
                 self.make()
                 while len(self.answers) > said:
                     self.answers.pop()
-                if not self.alive:  # it met a deadly sample
+                if not self.alive:  # it read a deadly sample
                     self.alive = True
         self._end(blamed)
 
@@ -614,7 +623,7 @@ class Worker:
             fill.made += len(parts)
         if last:
             self._close(fill)
-        full = fill.made == fill.batches  # then the end of the turn is never told by itself
+        full = fill.made == fill.batches  # then the end of the turn is never reported separately
         if parts and (not last or (self._world.random.random() < 0.3 and not full)):
             self._reported(fill, replace_struct(made, border=self._border()))
             made = replace_struct(made, first=0, batches=0, rows=0, shapes=())
@@ -624,7 +633,7 @@ class Worker:
             self._reported(fill, made)
 
     def _reported(self, fill: Fill, made: m.Made) -> None:
-        """Report batches. Their bytes may stay at the worker's host."""
+        """Report batches to the coordinator. The worker's host may keep their bytes."""
 
         def arrive() -> None:
             if fill.stays:
@@ -668,11 +677,11 @@ class Slab:
 
     @property
     def is_there(self) -> bool:
-        """Whether the consumer has its bytes, or they are in the slot."""
+        """Whether the consumer or the slot has the bytes of all batches."""
         return self.fetched or (not self.slot.unreadable and all(map(self.slot.has, self.batches)))
 
     def verify(self) -> None:
-        """Check that the bytes are still those that were sent."""
+        """Check that the slot still has the bytes that were sent."""
         if self.fetched:
             return
         for position, batch in self.batches.items():
@@ -680,15 +689,15 @@ class Slab:
 
 
 class Consumer:
-    """One consumer and its stream: on the same host with a quota of slots to alias, or over the network without.
+    """A consumer and its stream: on the daemon's host, with a quota of slots to alias, or over the network, with none.
 
     Args:
         reads: the epochs to read, each with the number of slabs after which to leave it, or None to read all of it.
         hoards: keep all tensors until it closes.
-        dies_after: vanish without Close after this many slabs.
+        dies_after: vanish without a Close after this many slabs.
         stays: do not close when everything is read.
         greedy: alias every slab, even beyond the quota.
-        closes_after: close after this many slabs, at any place.
+        closes_after: close after this many slabs, anywhere in an epoch.
     """
 
     def __init__(
@@ -724,9 +733,9 @@ class Consumer:
         self._greedy = greedy
         self._closes_after = closes_after
         self._last_batches = 0
-        """How many batches the last slab has, if it belongs to this epoch."""
+        """The number of batches of the last slab, if it belongs to this epoch."""
         self.cuts: dict[tuple[int, int], bytes] = {}
-        """The last record of each lane of each epoch. It names the splits that were left out."""
+        """The last record of each lane of each epoch. It names the splits that were cut short."""
         self._local = reader.share.quota > 0
         self._quota = reader.share.quota
         self._epoch: int | None = None
@@ -736,7 +745,7 @@ class Consumer:
         self._handed = 0
         self._handed_said = 0
         self._given = 0
-        """How many slabs were handed over when it closed. Later ones are void, and go to another."""
+        """The number of slabs handed over when it closed. Later slabs are void, and go to another consumer."""
         self._handed_here = 0
         self._released: list[int] = []
         self.closed = False
@@ -757,12 +766,12 @@ class Consumer:
 
     @property
     def under_way(self) -> tuple[int, int]:
-        """Slabs and bytes that were sent and not acknowledged yet, as the daemon counts them."""
+        """Slabs and bytes that were sent but not acknowledged yet, as the daemon counts them."""
         reader = self.reader
         return reader.sent - reader.handed, reader._unhanded_bytes
 
     def options(self) -> list[Event]:
-        """The steps that are possible now."""
+        """Return the steps that are possible now."""
         if self.gone:
             return []
         if self.lost:
@@ -792,10 +801,10 @@ class Consumer:
             options.append(self._vanish)
         return options
 
-    # what it is told
+    # messages from the daemon
 
     def slab(self, slab: Slab) -> None:
-        hold(slab.seq == self.received, f"slab {slab.seq} comes when {self.received} is next")
+        hold(slab.seq == self.received, f"slab {slab.seq} comes, but {self.received} is next")
         hold(not self.failures, "a slab comes after the stream failed")
         self.received += 1
         if slab.epoch == self._epoch:
@@ -810,7 +819,7 @@ class Consumer:
             self._void(slab)
 
     def hear(self, message: do.Said) -> None:
-        """Take in a message other than a slab."""
+        """Handle a message other than a slab."""
         match message:
             case m.End():
                 self._end(message)
@@ -851,7 +860,7 @@ class Consumer:
     def _fail(self, error: PenstockError) -> None:
         stops = self._world.coordinator.stopping is not None
         if isinstance(error, ConnectionLost | DaemonStopped) and not stops:
-            self.cut()  # another rank is gone, or the state file's disk is full
+            self.cut()  # another rank is gone, or the disk of the state file is full
             return
         self.failures.append(error)
         hold(len(self.failures) == 1, "the stream fails twice")
@@ -860,17 +869,17 @@ class Consumer:
         self._epoch = None
 
     def let_go(self) -> None:
-        """From now on let tensors die, and close when everything is read."""
+        """From now on, let tensors die and close when everything is read."""
         self._hoards = self._stays = False
 
     def last_act(self) -> None:
-        """Its daemon has just been killed. It still receives what the daemon had sent, and hands over what has come."""
+        """Take one more step after the daemon was killed: receive a message that was under way, or hand over a slab."""
         if self.told and not (self.gone or self.lost):
             self.told.popleft()()
         elif self._hand in self.options():
             self._hand()
 
-    # what it does
+    # actions
 
     def _begin(self) -> None:
         if self._begin_again:
@@ -888,16 +897,18 @@ class Consumer:
         self._say(on.Begin(self.number, self._epoch))
 
     def cut(self) -> None:
-        """The connection is cut. Slabs under way are lost, slabs that were handed over stay, and the rest has to come
-        again."""
+        """Cut the connection. Slabs that were handed over stay. All others are lost, and have to come again."""
         self.lost = True
         self._forget()
         if self._epoch is not None:
             self.ended.pop(self._epoch, None)
 
     def _come_back(self) -> None:
-        """Open a new session at its position. Try again while there is no memory for it. It replaces the old session,
-        if the daemon still has that and knows that both belong to this consumer (here: with a state file)."""
+        """Open a new session at the consumer's position. Leave it to a later step if there is no memory for it.
+
+        The new session replaces the old one, if the daemon still has the old one and knows that both belong to this
+        consumer (here: with a state file).
+        """
         if self.closed or self.failures:
             self.gone = True
             return
@@ -907,7 +918,7 @@ class Consumer:
             position = None if self._shares else unpack(pack(self.track.newest()))
             ask = replace(self._ask, position=position, again=True, had=tuple(self._untold))
             reader = self._world.ask(self.stream.feed.name, ask)
-        except (MemoryBound, ProtocolError):  # our old session is not known to be gone
+        except (MemoryBound, ProtocolError):  # or the daemon does not know yet that our old session is gone
             return
         del self._world.consumers[self.number]
         self.reader, self.number = reader, reader.number
@@ -940,7 +951,7 @@ class Consumer:
         self._world.ends.append(partial(self._end_of_file, self.number, handed, kept))
 
     def _end_of_file(self, number: int, handed: int, kept: list[Slab]) -> None:
-        """The last tensor of a session that was cut off is gone."""
+        """Let the last tensor of a session that was cut off die."""
         for slab in kept:
             slab.verify()
             slab.slot.readers.remove((self, slab.seq))
@@ -968,7 +979,7 @@ class Consumer:
         return [slab for slab in unfetched if any(not at.lost for at in map(slab.slot.kept.get, slab.batches) if at)]
 
     def _fetch(self) -> None:
-        """Fetch a slab from the host that keeps it. What it does not keep the daemon sends."""
+        """Fetch a slab from the host that keeps it. The daemon sends the batches that no host keeps."""
         slab = self._world.random.choice(self._unfetched)
         slab.fetched = not any(position in slab.slot.lost for position in slab.batches)
 
@@ -979,7 +990,7 @@ class Consumer:
 
     def _acknowledge(self) -> None:
         self._say(on.Acknowledge(self.number, self._handed, tuple(self._released), self._ends))
-        if self._world.random.random() < 0.1:  # the same once more changes nothing
+        if self._world.random.random() < 0.1:  # saying the same again changes nothing
             self._say(on.Acknowledge(self.number, self._handed, (), self._ends))
         self._handed_said, self._ends_said = self._handed, self._ends
         self._released = []
@@ -1009,7 +1020,7 @@ class Consumer:
         self._forget()
 
     def _leave_unread(self) -> None:
-        """It goes in the middle of its last slab. The batches that it did not read have to go to another consumer."""
+        """Leave in the middle of the last slab. Its unread batches have to go to another consumer."""
         if self._shares and self._epoch is not None and self._last_batches > 1:
             unread = self._world.random.randrange(self._last_batches)
             del self.read[self._epoch][len(self.read[self._epoch]) - unread :]
@@ -1020,7 +1031,7 @@ class Consumer:
             end, read = self.ended[self._epoch], self.read[self._epoch]
             position = self._position
             if self._shares:
-                pass  # others have read the rest
+                pass  # other consumers have read the rest
             elif self._ask.world_size:
                 more = self._ask.world_size - 1 if self._ask.pad else 0
                 rounds = (end.batches + more) // self._ask.world_size
@@ -1032,7 +1043,7 @@ class Consumer:
                 hold(end.rows == sum(map(self._feed.rows, read)), "the epoch ends with a wrong number of rows")
             else:
                 came = position.batches + position.skip + len(read)
-                hold(end.batches == came, f"the epoch ends with {end.batches} batches, and not with {came}")
+                hold(end.batches == came, f"the epoch ends with {end.batches} batches instead of {came}")
             self.track.ended(self._epoch)
             self._epoch = None
 
@@ -1060,21 +1071,22 @@ class World:
     """See the file's head.
 
     Args:
-        feeds: what is served.
-        workers: how many worker processes there are.
+        feeds: the feeds that the daemon serves.
+        workers: the number of worker processes.
         memory: `--memory`.
-        seed: of the schedule and of how turns are cut into parts.
-        refused: which requests for a slot, counted from 1, the machine has no memory for.
-        starts: start at once, so that the feeds can be consumed when the constructor returns.
+        seed: seed of all random choices.
+        refused: the requests for a slot, counted from 1, for which the machine has no memory.
+        starts: start at once, so that the feeds can be read when the constructor returns.
         state: the daemon has a state file, and may be killed between any two commands.
-        kills, cuts, restarts, scales: so many times a worker dies, a consumer's connection is cut, the daemon is
-            started again, and workers come or are to leave, each at a random time (if there is time for it).
-        fulls: so many times the state file cannot be written for a while.
-        idle: the daemon has one worker of its own, which makes no batches. If no other is there and nothing else can
-            happen, a host joins.
-        hosts: so many hosts have joined at the beginning.
-        host_workers: how many workers each host has; None: one to three.
-        joins, leaves, losses: so many times a host joins, wants to leave, and is lost. (Or all leave or are lost.)
+        kills, cuts, restarts, scales: how many times a worker dies, a consumer's connection is cut, the daemon is
+            restarted, and workers are added or told to leave, each at a random time. (A short world may end before.)
+        fulls: how many times the state file cannot be written for a while.
+        idle: the daemon's only own worker is an idle worker. If there is no other worker and no other step is
+            possible, a host joins.
+        hosts: the number of hosts that have joined at the beginning.
+        host_workers: the number of workers of each host; None: one to three, at random.
+        joins, leaves, losses: how many times a host joins, leaves, and is lost. (Sometimes all hosts leave or are lost
+            at once.)
     """
 
     def __init__(
@@ -1107,12 +1119,12 @@ class World:
         self._commands: deque[do.Command] = deque()
         self.arena = Arena(refused)
         self._fuse: int | None = None
-        """How many further commands are carried out before the daemon is killed."""
+        """The number of commands to carry out before the daemon is killed; None: it is not about to be killed."""
         self._cannot_write = 0
-        """How many of the next writes to the state file fail."""
+        """The number of writes to the state file that will fail from now on."""
         self._unkept: set[tuple[str, str]] = set()
         self._muted: set[int] = set()
-        """Consumers that are sent nothing now, except why their stream failed."""
+        """Consumers that now receive nothing but the error of their stream."""
         self._now = 0.0
         self._memory = memory
         self._refused = refused
@@ -1127,7 +1139,7 @@ class World:
         self._raises = {(feed.name, sample): times for feed in feeds for sample, times in feed.transient}
         self._copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
-        """Ends of connections that the daemon has not noticed yet."""
+        """Closed connections that the daemon has not noticed yet."""
         self.ready: list[str] = []
         self.refusals: list[PenstockError] = []
         self.consumers: dict[int, Consumer] = {}
@@ -1139,7 +1151,7 @@ class World:
         self._last_list = 0
         self._pace: dict[object, float] = {}
         self._checked = False
-        """Whether the coordinator was checked since its last event. Many steps only take a message from a link."""
+        """Whether the coordinator was checked after its last event. Many steps only take a message from a link."""
         self.workers = {number: Worker(self, number) for number in range(workers)}
         if starts:
             self.start()
@@ -1151,10 +1163,10 @@ class World:
         return Coordinator(workers=workers, idle=self._idle, memory=memory, saved=saved, patience=PATIENCE)
 
     def handle(self, event: on.Event) -> None:
-        """Tell the coordinator of an event, and carry out its commands.
+        """Tell the coordinator of an event, and queue its commands for `_carry_out`.
 
         Raises:
-            PenstockError: it refuses the event.
+            PenstockError: the coordinator refuses the event.
         """
         self._checked = False
         commands = self.coordinator.handle(event, self._now)
@@ -1164,18 +1176,18 @@ class World:
                 raise command.error
 
     def take(self) -> list[do.Command]:
-        """Return the coordinator's commands without carrying them out."""
+        """Take the queued commands away, and return them. They are not carried out."""
         commands = list(self._commands)
         self._commands.clear()
         return commands
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and let happen what is due by then."""
+        """Let time pass, and let the coordinator do what is due by then."""
         self._now += seconds
         self.handle(on.Tick())
 
     def ask(self, feed: str, ask: Ask) -> Reader:
-        """Open a consumer.
+        """Open a stream for a new consumer.
 
         Raises:
             PenstockError: the coordinator refuses it.
@@ -1186,7 +1198,7 @@ class World:
         return self.coordinator.consumers[self._last_consumer]
 
     def start(self) -> None:
-        """Let a worker import the feeds, and go on until they can be read."""
+        """Let a worker import the feeds, and continue until they can be read."""
         self.handle(self.imports(0))
         self._carry_out()
         self.settle()
@@ -1195,7 +1207,7 @@ class World:
         return on.Imported(worker, tuple(feed.plan() for feed in self.feeds.values()))
 
     def crash(self, worker: int | None, after: int = 0) -> None:
-        """Have this worker die after this many further steps. None: have no worker die."""
+        """Let `worker` die after `after` more steps. None: cancel the crash."""
         self._crash = None if worker is None else (self.steps + after, worker)
 
     def open(
@@ -1229,22 +1241,22 @@ class World:
     # --- the schedule ---
 
     def run(self) -> None:
-        """Go on until every consumer is gone, and check that nothing is left behind.
+        """Continue until all consumers are gone, and check that nothing is left behind.
 
         Raises:
-            Stuck: nothing can happen before that.
-            Broken: a promise is broken.
+            Stuck: no step is possible before that.
+            Broken: the coordinator broke a promise.
         """
         self.settle()
         waiting = [consumer.number for consumer in self.consumers.values() if not consumer.gone]
         if waiting:
-            raise Stuck(f"nothing can happen, but reader {waiting} still waits")
+            raise Stuck(f"no step is possible, but consumers {waiting} still wait")
         self._fuse = None
         self._wait()  # a group's stream waits a while for consumers to come back
         self._carry_out()
         self.settle()
-        hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} are never done")
-        hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} never come back")
+        hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} never end")
+        hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} are never freed")
         hold(self.coordinator.budget.reserved == 0, "memory stays reserved")
         for worker in list(self.workers.values()):
             hold(not worker.runs and not worker.fills, f"worker {worker.number} keeps runs {list(worker.runs)}")
@@ -1253,7 +1265,7 @@ class World:
         hold(self._state is None or not self._state.load(), "groups are kept that nobody reads")
 
     def settle(self) -> None:
-        """Go on until nothing more can happen."""
+        """Take steps until none is possible."""
         while self.step():
             if self.steps > MOST_STEPS:
                 raise Stuck(f"no end after {MOST_STEPS} steps")
@@ -1276,18 +1288,18 @@ class World:
         return True
 
     def _pace_of(self, actor: object) -> float:
-        """How likely this actor is to act. It is drawn once for each."""
+        """Return how likely this actor is to act. It is drawn once for each actor."""
         pace = self._pace.get(actor)
         if pace is None:
             pace = self._pace[actor] = self.random.choice((1, 1, 0.1, 0.01))
         return pace
 
     def is_forged(self, run: int) -> bool:
-        """Whether an attacker chose the record at which the run begins."""
+        """Return whether an attacker may have chosen the record at which the run begins."""
         return run // IDS_PER_STREAM in self.forged
 
     def raises(self, feed: SimFeed, sample: Sample) -> bool:
-        """Whether reading this sample raises this time."""
+        """Count a reading of this sample, and return whether it raises."""
         left = self._raises.get((feed.name, sample), 0)
         self._raises[feed.name, sample] = max(0, left - 1)
         return left > 0
@@ -1305,7 +1317,7 @@ class World:
                 yield ("slots", stream), partial(self._serve, wishes)
         if self.ends:
             yield "ends", partial(_arrive, self.ends)
-        if len(self.coordinator.timers.times) > self.coordinator.look_around.due:  # that it does again and again
+        if len(self.coordinator.timers.times) > self.coordinator.look_around.due:  # a timer besides look_around's
             yield "clock", self._tick
         for copy in self._copies:
             if self.arena.used[copy.source].has(copy.first):
@@ -1335,8 +1347,11 @@ class World:
                 yield ("consumer", number, option.__name__), option
 
     def _late_choices(self) -> Iterator[tuple[object, Event]]:
-        """Let a host join if there is no worker that makes batches, or let the daemon give up consumers that died with
-        the last one. Used when nothing else can happen."""
+        """Yield the steps for a world in which nothing else can happen.
+
+        Hosts send what they keep. If there is no worker that makes batches, a host joins. Otherwise time passes, until
+        the daemon gives up the consumers of a group that it waits for.
+        """
         yield from self.hosts.late_choices()
         there = any(not consumer.gone for consumer in self.consumers.values())
         if there and self.coordinator.workers.available == [VACANT]:
@@ -1365,7 +1380,7 @@ class World:
         hold(not found, "; ".join(found))
         hold(self.arena.nbytes <= coordinator.budget.reserved, f"slots take {self.arena.nbytes} bytes")
         for stream in coordinator.streams.values():
-            # There may be old slots besides the larger ones, and slots of consumers that have left a group.
+            # Old slots may exist beside the larger ones that replace them, and slots of consumers that left a group.
             if not (self.feeds[stream.feed.name].growth or stream._delivery.shared):
                 most = stream.share.slots
                 hold(len(stream.slots) <= most, f"stream {stream.number} holds {len(stream.slots)} slots of {most}")
@@ -1373,7 +1388,7 @@ class World:
     # --- what the host does for the coordinator ---
 
     def listed(self, run: int, feed: SimFeed, epoch: int) -> None:
-        """A worker has listed the splits of an epoch."""
+        """Tell the coordinator that a worker has listed the splits of an epoch."""
         self._last_list += 1
         self._lists[self._last_list] = feed, epoch
         count = ENDLESS if feed.endless else len(feed.splits)
@@ -1385,7 +1400,7 @@ class World:
             self.handle(on.SplitsListed(run, splits, feed.spec(), nbytes))
 
     def bury(self, worker: Worker) -> None:
-        """Tell the coordinator of a worker's death, and start another one in its place."""
+        """Tell the coordinator of a worker's death, and start another worker with the same number."""
         if self.workers.get(worker.number) is worker:
             self.workers[worker.number] = Worker(self, worker.number)
             self.workers[worker.number].started = False
@@ -1399,7 +1414,7 @@ class World:
     # --- faults ---
 
     def _when(self) -> int:
-        """The first step at which a fault may come. Early faults find little to break."""
+        """Return the first step at which the next fault may come. Early faults find little to break."""
         return self.steps + self.random.choice((0, 0, 20, 60, 150, 300))
 
     def _kill(self) -> None:
@@ -1417,7 +1432,7 @@ class World:
             self.random.choice(there).cut()
 
     def _restart(self) -> None:
-        """Kill the daemon with its workers, and start another one."""
+        """Kill the daemon with its workers, and start another daemon: now, or within the next commands."""
         self._faults["restart"] -= 1
         self._due["restart"] = self._when()
         if self._state is not None and self._fuse is None and self.random.random() < 0.7:
@@ -1457,7 +1472,7 @@ class World:
             consumer.number = number
 
     def _full(self) -> None:
-        """Let the disk of the state file be full for some time."""
+        """Let the disk of the state file be full for a while."""
         self._faults["full"] -= 1
         self._due["full"] = self._when()
         self._cannot_write = self.random.randrange(1, 6)
@@ -1473,7 +1488,7 @@ class World:
             self.handle(on.RetireWorkers((number,), now=self.random.random() < 0.2))
 
     def add_worker(self, number: int, machine: str = "") -> None:
-        """Add a worker, which has yet to import the feeds."""
+        """Add a worker that has not imported the feeds yet."""
         self.workers[number] = Worker(self, number)
         self.workers[number].started = False
         self.handle(on.WorkerAdded(number, machine))
@@ -1512,7 +1527,7 @@ class World:
             self.workers[worker].told.append(told)
 
     def _do_ListSplits(self, command: do.ListSplits) -> None:
-        hold(command.worker < REMOTE, f"worker {command.worker} of another host is to list splits")
+        hold(command.worker < REMOTE, f"remote worker {command.worker} is told to list splits")
         worker = self.workers[command.worker]
         self._tell(command.worker, worker.list_splits, command.run, self.feeds[command.feed], command.epoch)
 
@@ -1527,18 +1542,18 @@ class World:
         hold(command.worker not in crew.idle, f"worker {command.worker}, which makes no batches, gets a run")
         staying = {*crew.makers} - crew.leaving
         able = [number for number, worker in self.workers.items() if worker.started and number in staying]
-        hold(command.worker in able or not able, f"worker {command.worker}, which is away or leaves, gets a run")
+        hold(command.worker in able or not able, f"worker {command.worker}, which is away or leaving, gets a run")
         self._tell(command.worker, self.workers[command.worker].start_run, command, feed)
 
     def _do_FindSlot(self, command: do.FindSlot) -> None:
-        # A slot is found at once or after a while. The tickets of one stream keep their order.
+        # A slot is found at once or later. The tickets of one stream keep their order.
         wishes = self._waiting.setdefault(command.ticket // IDS_PER_STREAM, deque())
         wishes.append(command)
         if len(wishes) == 1 and self.arena.has_memory and self.random.random() < 0.7:
             self._serve(wishes)
 
     def _serve(self, wishes: deque[do.FindSlot]) -> None:
-        """Find a slot for the first of these."""
+        """Find a slot for the first of these requests."""
         wish = wishes.popleft()
         if self.arena.take(wish.ticket, wish.nbytes) is None:
             self.handle(on.NoSlot(wish.ticket, MemoryBound("the machine has no memory")))
@@ -1548,9 +1563,9 @@ class World:
     def _do_Fill(self, command: do.Fill) -> None:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
         others = [run for one, run in slot.fillers if run != command.run and one.alive and one.fills_of(run)]
-        hold(not others, f"run {command.run} is to fill the slot of ticket {command.ticket} beside run {others}")
+        hold(not others, f"run {command.run} is told to fill ticket {command.ticket} beside run {others}")
         slot.fillers.add((worker, command.run))
-        hold(not command.may_stay or command.worker >= REMOTE, "what an own worker makes cannot stay elsewhere")
+        hold(not command.may_stay or command.worker >= REMOTE, "batches of an own worker cannot stay at a host")
         stays = command.may_stay and self.random.random() < 0.7
         fill = Fill(command.ticket, command.run, command.index, command.batches, slot, command.first, stays)
         self._tell(command.worker, lambda fill, _: worker.fill(fill), fill, command)
@@ -1560,7 +1575,7 @@ class World:
         for position, batch in slot.lost.items():
             if command.whole:
                 hold(slot.read(command.ticket, position) == batch, f"batch {position} was not made again")
-            slot.content[position] = list(batch)  # if it is not made again, nobody reads it, and it may be copied
+            slot.content[position] = list(batch)  # a batch that is not made again is never read, but may be copied
         slot.lost.clear()
         slot.unreadable = not command.whole
 
@@ -1572,7 +1587,7 @@ class World:
     _do_MeasureRows = _do_WriteRows
 
     def _do_PoolRows(self, command: do.PoolRows) -> None:
-        hold(command.worker < REMOTE, f"worker {command.worker} of another host is to mix rows")
+        hold(command.worker < REMOTE, f"remote worker {command.worker} is told to mix rows")
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
         slot.fillers.add((worker, command.run))
         worker.pooling.add(command.run)
@@ -1587,18 +1602,18 @@ class World:
             self.workers[command.worker]._end(None)  # no split is to blame
 
     def _do_AcceptWorker(self, command: do.AcceptWorker) -> None:
-        """It had begun already."""
+        """Do nothing: the worker has already begun."""
 
     def _do_RejectWorker(self, command: do.RejectWorker) -> None:
-        raise Broken(f"worker {command.worker} has imported the same feeds as the others, and is rejected")
+        raise Broken(f"worker {command.worker} is rejected, but imported the same feeds as the others")
 
     def _do_ReportSkipped(self, command: do.ReportSkipped) -> None:
-        """It goes to the log."""
+        """Do nothing: a daemon only logs it."""
 
     def _do_Retire(self, command: do.Retire) -> None:
         worker = self.workers.pop(command.worker)
         working = [number for number, run in worker.runs.items() if not run.failed]
-        hold(not (worker.alive and working and not worker.told), f"a worker is ended that has runs {working}")
+        hold(not (worker.alive and working and not worker.told), f"a worker with runs {working} is retired")
         worker.alive = False
 
     def _do_Tell(self, command: do.Tell) -> None:
@@ -1620,7 +1635,7 @@ class World:
         self._copies.append(command)
 
     def _copy(self, command: do.Copy) -> None:
-        """Copy a batch. Nobody can have been sent it before."""
+        """Copy a batch. It must not have been sent to anybody before."""
         self._copies.remove(command)
         source, target = self.arena.used[command.source], self.arena.used[command.ticket]
         position = command.first
@@ -1633,17 +1648,17 @@ class World:
     def _do_SendSlab(self, command: do.SendSlab) -> None:
         consumer, slot = self.consumers.get(command.consumer), self.arena.used[command.ticket]
         if consumer is None:
-            return  # the slot belongs to another stream by now
+            return  # the slot may belong to another stream by now
         stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
         first = command.first
         places = range(first, first + command.batches)
         batches = {place: slot.lost.get(place) or slot.read(command.ticket, place) for place in places}
-        hold(command.rows == sum(map(feed.rows, batches.values())), "a slab says a wrong number of rows")
+        hold(command.rows == sum(map(feed.rows, batches.values())), "a slab has the wrong number of rows")
         nbytes = feed.nbytes(batches[first], command.batches)
-        hold(command.nbytes == nbytes, "a slab says a wrong number of bytes")
-        hold(command.shapes == feed.shapes(batches[first]), "a slab says wrong shapes")
+        hold(command.nbytes == nbytes, "a slab has the wrong number of bytes")
+        hold(command.shapes == feed.shapes(batches[first]), "a slab has the wrong shapes")
         in_turn = command.lane < 0 or command.repeat
-        hold(in_turn or command.index % feed.turn >= first, "a slab says a wrong index")
+        hold(in_turn or command.index % feed.turn >= first, "a slab has the wrong index")
         slabs, nbytes = consumer.under_way
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
         hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")
@@ -1692,13 +1707,13 @@ class World:
 
 
 def _record(record: bytes) -> tuple[int, dict[int, int]]:
-    """The number of the next batch in a restart record, and the samples after which splits end (see `Run.record`)."""
+    """Return the number of the next batch in a restart record, and where splits are cut short (see `Run.record`)."""
     words = [int.from_bytes(record[at : at + 8]) for at in range(0, len(record), 8)]
     return (words[0] if words else 0), dict(zip(words[1::2], words[2::2], strict=False))
 
 
 def _fits(message: Struct) -> bool:
-    """Whether the codec accepts all numbers of a message."""
+    """Return whether the codec accepts all numbers of a message."""
     return all(
         not isinstance(value, int) or value <= 2**62
         for value in (getattr(message, n) for n in message.__struct_fields__)

@@ -1,7 +1,7 @@
-"""A trainer in a process of its own, which prints a digest of each batch; and the test's end of it.
+"""A trainer in its own process, which prints a digest of each batch; and the class `Reader`, with which a test runs it.
 
-It reads epoch after epoch until its stdin ends, or the stream does; if it is paced, only what it is granted. It imports
-neither pytest nor TensorFlow.
+It reads epoch after epoch, until its stdin or the stream ends. If it is paced, it reads only as many batches as it was
+granted. It imports neither pytest nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import penstock
 
 
 def digest(batch: Any) -> str:
-    """The SHA-256 of a batch."""
+    """Return the SHA-256 of a batch."""
     found = hashlib.sha256()
     for leaf in leaves(batch):
         found.update(f"{leaf.dtype}{leaf.shape}".encode())
@@ -28,7 +28,7 @@ def digest(batch: Any) -> str:
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """The arrays of a batch."""
+    """Yield the arrays of a batch."""
     if isinstance(batch, dict):
         for key in sorted(batch):
             yield from leaves(batch[key])
@@ -42,18 +42,18 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def chain(digests: Sequence[str]) -> str:
-    """The SHA-256 of all batches in their order."""
+    """Return the SHA-256 of all batches, in order."""
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 class Reader:
-    """A trainer that reads; `digests` grows while it does.
+    """A trainer that reads. `digests` grows meanwhile.
 
     Args:
-        url: of the feed.
-        within: words before its command, such as those of another machine (namespaces.py).
-        paced: whether it reads only what it is granted. Otherwise it reads on while the test does something else.
-        options: of `penstock.connect`.
+        url: the feed's URL.
+        within: words before its command, for example to run it on another machine (namespaces.py).
+        paced: read only as many batches as `grant` allows. Otherwise it reads on while the test does other things.
+        options: options of `penstock.connect`.
     """
 
     def __init__(self, url: str, *, within: Sequence[str] = (), paced: bool = False, **options: object) -> None:
@@ -78,32 +78,32 @@ class Reader:
                 self.digests.append(line.rstrip())
 
     def grant(self, batches: int) -> None:
-        """Let it read so many more batches."""
+        """Let it read `batches` more batches."""
         assert self._process.stdin is not None
         self._granted += batches
         self._process.stdin.write(f"{batches}\n")
         self._process.stdin.flush()
 
     def wait_for_all(self) -> None:
-        """Wait until it has read what it was granted."""
+        """Wait until it has read all batches that it was granted."""
         self.wait_for(self._granted - len(self.digests))
 
     def wait_for(self, more: int, timeout: float = 90) -> None:
-        """Wait until it has read `more` batches than now."""
+        """Wait until it has read `more` more batches than now."""
         wanted, deadline = len(self.digests) + more, time.monotonic() + timeout
         while len(self.digests) < wanted:
             assert self._process.poll() is None, f"it ended with {self._process.returncode}"
-            assert time.monotonic() < deadline, f"it has read {len(self.digests)} batches, and not {wanted}"
+            assert time.monotonic() < deadline, f"it has read {len(self.digests)} batches instead of {wanted}"
             time.sleep(0.02)
 
     def stop(self) -> list[str]:
-        """End it after its next batch, and return what it read."""
+        """Stop it after its next batch, and return the digests of all batches that it read."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self.rest()
 
     def rest(self, timeout: float = 90) -> list[str]:
-        """Wait until it ends by itself, and return what it read."""
+        """Wait until it ends on its own, and return the digests of all batches that it read."""
         status = self._process.wait(timeout)
         self._thread.join()
         assert status == 0, f"it ended with {status}"

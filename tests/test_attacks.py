@@ -1,8 +1,8 @@
-"""No peer can stop, starve or end the daemon, and the daemon takes back everything that a peer leaves behind.
+"""No peer can stop, starve or end the daemon, and the daemon frees everything that a peer leaves behind.
 
 These are the attacks of docs/security.md, each against a live daemon. Meanwhile a *victim*, another process, reads
-epoch after epoch. It must read what a quiet run reads, and never wait for long. Afterwards the daemon must have the
-same memory, slots and descriptors as before.
+epoch after epoch. It must read the same batches as in a quiet run, and never wait for long. Afterwards the daemon must
+have the same memory, slots and descriptors as before.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class Victim:
         assert self._process.stdout.readline() == "reading\n"
 
     def check(self) -> None:
-        """Check that it has read what a quiet run reads, and never waited for long."""
+        """Check that it has read the same batches as in a quiet run, and never waited for long."""
         said, _ = self._process.communicate("", timeout=60)
         assert self._process.returncode == 0, "the victim failed"
         digests, longest = json.loads(said.splitlines()[-1])
-        assert longest < 5  # seconds; without an attack it is some hundredths
+        assert longest < 5  # seconds; without an attack it is a few hundredths
         assert digests == quiet(self._url, len(digests), self._transport)
 
     def kill(self) -> None:
@@ -114,7 +114,7 @@ class Victim:
 
 
 def quiet(url: str, epochs: int, transport: str = "local") -> list[str]:
-    """Return the SHA-256 of this many epochs that nobody disturbs."""
+    """Return the SHA-256 of each of the first `epochs` epochs, read undisturbed."""
     digests = []
     with penstock.connect(url, transport=transport) as connection:
         for _ in range(epochs):
@@ -131,7 +131,7 @@ def state(daemon: Daemon) -> dict[str, Any]:
 
 
 def holds(daemon: Daemon) -> dict[str, int]:
-    """Return how much the daemon has of each scarce resource. (How many of its slots a reader uses varies.)"""
+    """Return how much the daemon has of each scarce resource. (The number of slots that a reader uses varies.)"""
     now, process = state(daemon), psutil.Process(daemon.process.pid)
     files = OpenFiles.of(daemon.process.pid)
     return {
@@ -147,7 +147,7 @@ def holds(daemon: Daemon) -> dict[str, int]:
 
 
 MARGIN = {"rss": 48 << 20}
-"""How much malloc may keep."""
+"""Memory that malloc may keep."""
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def watched(daemon: Daemon, transport: str = "tcp") -> Iterator[None]:
             more = {key: (was, after[key]) for key, was in before.items() if after[key] > was + MARGIN.get(key, 0)}
             if not more:
                 break
-            assert time.monotonic() < deadline, f"not given back (before, after): {more}"
+            assert time.monotonic() < deadline, f"not freed (before, after): {more}"
             time.sleep(0.1)
         victim.check()
     finally:
@@ -219,7 +219,7 @@ def resume(connection: zmq.Socket[bytes], session: bytes, data: bytes) -> None:
 
 
 def refused(connection: zmq.Socket[bytes], words: str) -> None:
-    """The next message says why the session has failed."""
+    """Check that the next message says why the session has failed."""
     failed = answer(connection)
     assert isinstance(failed, m.Failed), failed
     assert words in failed.error.message
@@ -242,7 +242,7 @@ class TestWithAVictim:
             assert isinstance(answer(most), m.Opened)
             missing = answer(most)
             assert isinstance(missing, m.MissingRanks)
-            assert len(missing.ranks) == m.MAX_WORLD  # the one that has only connected, too
+            assert len(missing.ranks) == m.MAX_WORLD  # also the one that has only connected
             most.send(codec.encode(m.Close()))
 
     @pytest.mark.parametrize("transport", ["tcp", "local"])
@@ -321,10 +321,10 @@ class TestWithAVictim:
                     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                     silent.append(connection)
                     connection.connect(name)
-                assert OpenFiles.of(daemon.process.pid).others < 400  # the first ones had to go
+                assert OpenFiles.of(daemon.process.pid).others < 400  # the daemon has closed the first ones
                 assert len(quiet(daemon.urls["feed"], 1)) == 1
                 deadline = time.monotonic() + 60
-                while OpenFiles.of(daemon.process.pid).others > 60:  # those that are left end in time
+                while OpenFiles.of(daemon.process.pid).others > 60:  # the others end in time
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
             finally:
@@ -346,7 +346,7 @@ class TestWithAVictim:
                 self._break_the_protocol(daemon, group, breach)
 
     def _break_the_protocol(self, daemon: Daemon, group: str, breach: m.ClientMessage | None) -> None:
-        """Join a group, and break the protocol there. The other member must read all that there is."""
+        """Join a group, and break the protocol there. The other member must read all batches."""
         with penstock.connect(daemon.urls["feed"], group=group, reconnect=0) as member:
             batches = member.batches()
             seen = [next(batches)[1].tolist()]
@@ -484,7 +484,7 @@ def faulty(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[C
 
 
 def deep(feed: m.FeedInfo) -> bytes:
-    """A spec nested so deep that its text cannot be made by recursion."""
+    """Return a position whose spec is nested so deeply that recursion cannot make its text."""
     spec: dict[str, object] = {"type": "leaf", "dtype": "int8", "shape": []}
     for _ in range(246):
         spec = {"type": "tuple", "items": [spec]}
@@ -498,7 +498,7 @@ def wide(feed: m.FeedInfo) -> bytes:
 
 
 def far(feed: m.FeedInfo) -> bytes:
-    """A place whose numbers are so large that no worker can count on from them."""
+    """Return a position with numbers so large that no worker can count on from them."""
     return msgspec.msgpack.encode(Position(feed, 0, 1, 4, bytes(32), (Place(0, 2**62, b"record"),)))
 
 
@@ -512,7 +512,7 @@ def damaged(feed: m.FeedInfo) -> bytes:
 
 @contextmanager
 def flood(daemon: Daemon, message: m.ClientMessage) -> Iterator[None]:
-    """A process that sends this as fast as it can, and reads nothing."""
+    """Run a process that sends `message` as fast as it can, and reads nothing."""
     source = """
 import sys, zmq
 connection = zmq.Context().socket(zmq.DEALER)
@@ -674,7 +674,7 @@ def test_a_forged_position_fails_its_own_session_and_costs_no_worker(serve: Serv
                     connection.send(codec.encode(m.Ack(answer.seq + 1)))
         assert answer.error.kind in ("StateMismatch", "ProtocolError", "SpecError", "FeedError")
         assert 1 + sum(1 for _ in batches) == 80
-    assert "what it was to make is made elsewhere" not in daemon.stderr()
+    assert "other workers take over its work" not in daemon.stderr()
 
 
 @pytest.mark.parametrize("transport", ["tcp", "local"])

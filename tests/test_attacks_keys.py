@@ -46,17 +46,17 @@ def eve_of(folder: Path) -> ClientKeys:
 
 
 def connections(process: psutil.Process) -> int:
-    """How many sockets and eventfds a process has."""
+    """Return how many sockets and eventfds a process has."""
     found = 0
     for path in Path(f"/proc/{process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed in the meantime
+        with suppress(FileNotFoundError):  # closed meanwhile
             found += os.readlink(path).startswith(("socket:", "anon_inode:[eventfd"))
     return found
 
 
 @contextmanager
 def admitted(daemon: Daemon, eve: ClientKeys, **options: object) -> Iterator[zmq.Socket[bytes]]:
-    """A socket of libzmq with eve's keys, which does not connect again."""
+    """Yield a libzmq socket with eve's keys, which does not reconnect."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -76,7 +76,7 @@ def ask(dealer: zmq.Socket[bytes], message: m.Message) -> m.ServerMessage:
 
 
 def closed(connection: socket.socket) -> bool:
-    """Whether the daemon closes the connection within 30 s."""
+    """Return whether the daemon closes the connection within 30 s."""
     connection.settimeout(30)
     try:
         while connection.recv(1 << 16):
@@ -126,7 +126,7 @@ def test_strangers_are_cut_off_and_leave_nothing_behind(serve: Serve, folder: Pa
 
 
 def test_a_client_that_goes_before_it_is_answered_is_forgotten_at_once(serve: Serve, folder: Path) -> None:
-    """A connection that is gone can always be written to and takes nothing, so no answer may wait for it."""
+    """A closed connection always looks writable, and takes nothing. So no answer may wait for it."""
     bounds = {f"host.network_peer.{name}": 1_000_000 for name in ("HANDSHAKE", "PATIENCE")}
     daemon, eve = serve(FEED, keys=folder, patched=bounds), eve_of(folder)
     process = psutil.Process(daemon.process.pid)
@@ -154,7 +154,7 @@ def test_idle_connections_take_no_more_than_half_of_the_descriptors(serve: Serve
         assert process.num_fds() < limit - 30
         assert state(daemon, folder)["ready"]  # silent ones make room
     process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 2, 4096))
-    with ExitStack() as stack:  # no descriptors at all: the daemon waits, and does not spin
+    with ExitStack() as stack:  # no descriptors are left: the daemon waits, and does not spin
         for _ in range(20):
             stack.enter_context(socket.create_connection(place(daemon)))
         time.sleep(0.5)
@@ -174,7 +174,7 @@ def test_an_admitted_client_gets_no_further_than_one_without_encryption(serve: S
         (victims,) = state(daemon, folder)["streams"]
         assert victims["key"] == "victim"
 
-        # ids that libzmq would give next, and one that is in use: ignored
+        # ids that libzmq would give next, and one in use: the daemon ignores them
         with ExitStack() as stack:
             for identity in (*(b"\0" + (0x6B8B4567 + i).to_bytes(4, "big") for i in range(8)), b"same", b"same"):
                 dealer = stack.enter_context(admitted(daemon, eve, ROUTING_ID=identity))
@@ -206,7 +206,7 @@ def test_an_admitted_client_gets_no_further_than_one_without_encryption(serve: S
             assert "several frames" in failed.error.message
             assert isinstance(ask(dealer, m.StatusRequest(m.VERSION)), m.Status)
 
-        # questions whose answers are not read: in the end the daemon does not read them either
+        # requests whose answers nobody reads: in the end the daemon stops reading them
         with admitted(daemon, eve, RCVHWM=1, RCVBUF=4096, SNDHWM=10, SNDTIMEO=3000) as dealer:
             assert isinstance(ask(dealer, m.Hello(m.VERSION, "feed")), m.Welcome)
             asked, most = codec.encode(m.Ping()), 0
@@ -217,7 +217,7 @@ def test_an_admitted_client_gets_no_further_than_one_without_encryption(serve: S
                         most = max(most, memory(daemon))
             assert most < before + 30 * MIB
 
-        # slabs that are not read
+        # slabs that nobody reads
         with admitted(daemon, eve, RCVHWM=1, RCVBUF=4096) as dealer:
             welcome = ask(dealer, m.Hello(m.VERSION, "feed"))
             assert isinstance(welcome, m.Welcome)
@@ -229,7 +229,7 @@ def test_an_admitted_client_gets_no_further_than_one_without_encryption(serve: S
             assert len(state(daemon, folder)["streams"]) == 1
     assert "nothing heard of" in daemon.stderr()
     assert "internal" not in daemon.stderr()
-    with admitted(daemon, eve, RCVHWM=1, RCVBUF=4096) as dealer:  # and the daemon ends although it does not read
+    with admitted(daemon, eve, RCVHWM=1, RCVBUF=4096) as dealer:  # the daemon ends, although the client does not read
         ask(dealer, m.Hello(m.VERSION, "feed"))
         stopping = threading.Thread(target=daemon.stop)
         began = time.monotonic()

@@ -37,7 +37,7 @@ MIB = 1 << 20
 
 @contextmanager
 def victim(daemon: Daemon, keys: Path | None = None) -> Iterator[None]:
-    """A client that reads epochs over TCP, checks each batch, and still reads at the end."""
+    """Run a client that reads epochs over TCP and checks each batch. It must still be reading at the end."""
     over, failed = threading.Event(), []
     read = itertools.count()
     with penstock.connect(daemon.url, transport="tcp", keys=keys) as connection:
@@ -91,7 +91,7 @@ def raw(daemon: Daemon, says: bytes = b"", identity: bytes = b"", window: int = 
 
 
 def talker(daemon: Daemon) -> socket.socket:
-    """A connection that has asked for the status and been answered, or was refused."""
+    """Yield a connection whose request for the status was answered or refused."""
     connection = raw(daemon)
     with suppress(ConnectionError):
         connection.sendall(frame(m.StatusRequest(m.VERSION)))
@@ -132,7 +132,7 @@ def test_a_message_whose_frames_never_end_is_cut_off(serve: Serve) -> None:
             while sent < 20 * MIB:
                 connection.sendall(b"\1\1x" * 10_000)
                 sent += 30_000
-        assert sent < 20 * MIB  # the kernel took what was sent
+        assert sent < 20 * MIB  # the kernel has taken all that was sent
         assert memory(daemon) < before + 20 * MIB
 
 
@@ -188,7 +188,7 @@ def test_idle_connections_take_no_more_than_half_of_the_descriptors(serve: Serve
         deadline = time.monotonic() + 60
         while (after := OpenFiles.of(process.pid).others) > before + 10 and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert after <= before + 10  # the victim's
+        assert after <= before + 10  # that of the victim
         with penstock.connect(daemon.url, transport="tcp", timeout=60) as connection:
             assert sum(1 for _ in connection.batches()) == 80
     assert "cannot take a connection over TCP" in daemon.stderr()
@@ -229,7 +229,7 @@ def test_slabs_that_nobody_reads_do_not_outlive_their_session_for_long(serve: Se
     with opened(daemon, window=4096) as connection:
         connection.sendall(frame(m.Begin(0)))
         with pytest.raises(ConnectionError):
-            for _ in range(100):  # sends frames without meaning, and so is not silent
+            for _ in range(100):  # it sends meaningless frames, so it is not silent
                 connection.sendall(zmtp.command(b"PONG"))
                 time.sleep(0.2)
     assert "nothing heard of" in daemon.stderr()

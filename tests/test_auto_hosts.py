@@ -31,14 +31,14 @@ from penstock_server.joining.joined_host import JoinedHost
 
 @dataclass
 class Hosts(Model):
-    """Hosts with a number of workers each, which bring as many CPUs. The model is for workers; see there.
+    """A model of hosts. Each has several workers, and as many CPUs. The base class is a model of workers.
 
     Attributes:
-        each_host: workers of a host.
-        bounds: fewest and most hosts.
-        hosts: how many are there.
-        wanted: how many were asked for.
-        delay: seconds until a host comes that was asked for.
+        each_host: the number of workers of a host.
+        bounds: the fewest and the most hosts.
+        hosts: the number of hosts that are there.
+        wanted: the number of hosts that were asked for.
+        delay: seconds until a host that was asked for comes.
     """
 
     each_host: int = 4
@@ -61,7 +61,7 @@ class Hosts(Model):
         self.cpus = self.workers + self.others
 
     def run(self, seconds: float) -> list[int]:
-        """Let time pass; return the numbers of hosts that were asked for."""
+        """Let `seconds` seconds pass. Return the numbers of hosts that were asked for."""
         tried = []
         for _ in range(round(seconds)):
             self.now += 1
@@ -180,11 +180,11 @@ def test_under_any_steady_load_the_number_of_hosts_settles(data: st.DataObject) 
     assert len(model.decisions) - tried <= 6, model.decisions[-10:]
 
 
-# --- what asks, and whom ---
+# --- requests for hosts ---
 
 
 class Engine:
-    """Stands for Ray."""
+    """Stands in for Ray."""
 
     name, workers = "ray", 4
 
@@ -199,7 +199,7 @@ class Engine:
 
 
 class World:
-    """A daemon with an engine; the figures are those of a model."""
+    """A daemon with an engine. Its figures are those of a model."""
 
     def __init__(self, bounds: tuple[int, int]) -> None:
         self.engine, self.workers = Engine(bounds), Workers(1, idle=True)
@@ -230,17 +230,17 @@ def test_only_hosts_of_the_engine_are_counted_and_those_that_have_not_come_or_go
     world = World((1, 6))
     assert world.run(60) == [2]
     world.joined[0].working = False
-    assert world.run(60) == [], "two are to come"
+    assert world.run(60) == [], "two are still to come"
     world.joined[0].working = True
     world.joined += [world.host("ray-2")]
     world.model.hosts = 2
     world.model._set()
     assert world.run(30) == [4]
     world.joined += [world.host(f"ray-{number}") for number in (3, 4, 5)]
-    assert world.run(60) == [], "one is to leave"
+    assert world.run(60) == [], "one still has to leave"
     del world.joined[-1]
     world.workers.leaving.add(7)
-    assert world.run(60) == [], "and has workers"
+    assert world.run(60) == [], "and it has workers"
 
 
 def test_a_number_that_a_user_asks_for_stays(caplog: pytest.LogCaptureFixture) -> None:
@@ -254,7 +254,7 @@ def test_a_number_that_a_user_asks_for_stays(caplog: pytest.LogCaptureFixture) -
         "hosts: 1, now 3",
     ]
     assert world.run(600) == []
-    assert World((2, 2)).run(600) == [], "of fixed bounds"
+    assert World((2, 2)).run(600) == [], "the bounds are fixed"
 
 
 def test_without_an_engine_a_number_of_hosts_is_refused_with_what_to_do() -> None:

@@ -30,14 +30,14 @@ KEY = ("stream",)
 
 @dataclass
 class Model:
-    """A host, a feed and a trainer. A second of the clock is a second of work.
+    """A model of a host, a feed and a trainer. A second of the clock is a second of work.
 
     Attributes:
-        each: batches a second that one worker makes.
-        demand: batches a second that the trainer takes if it never waits.
-        cpu: CPUs that a busy worker uses; for the rest of the time it waits for files.
-        most: batches a second that the disk allows.
-        idle_cpus: of the host while no worker works.
+        each: batches per second that one worker makes.
+        demand: batches per second that the trainer takes if it never waits.
+        cpu: CPUs that a busy worker uses. For the rest of the time it waits for files.
+        most: the most batches per second that the disk allows.
+        idle_cpus: the host's idle CPUs while no worker works.
     """
 
     each: float = 10.0
@@ -52,14 +52,14 @@ class Model:
     now: float = 0.0
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
     _figures: tuple[object, Figures] | None = None
-    """Of the state for which they were made last: most seconds are like the one before."""
+    """The latest figures, with the state that they belong to. Most seconds are like the one before."""
 
     def __post_init__(self) -> None:
         self.decides = AutoWorkers(self.cpus)
 
     @property
     def could(self) -> float:
-        """Batches a second that the workers can make."""
+        """Batches per second that the workers can make."""
         here = self.workers + self.others
         usable = here if self.lanes is None else self.lanes / -(-self.lanes // here)
         return min(self.each * usable, self.most)
@@ -84,7 +84,7 @@ class Model:
         )  # fmt: skip
 
     def run(self, seconds: float) -> list[int]:
-        """Let time pass; return the numbers of workers that were tried."""
+        """Let `seconds` seconds pass. Return the numbers of workers that were tried."""
         tried = []
         for _ in range(round(seconds)):
             self.now += 1
@@ -170,7 +170,7 @@ def test_cpus_are_the_limit_unless_workers_wait_for_something_else() -> None:
     assert computing.workers in (3, 4)
     waiting = Model(cpus=4, idle_cpus=4, demand=1000, cpu=0.02, lanes=None)
     waiting.run(300)
-    assert waiting.workers == 4 * 4, "four for each CPU at most"
+    assert waiting.workers == 4 * 4, "at most four for each CPU"
 
 
 def test_cpus_that_others_use_are_not_free() -> None:
@@ -273,13 +273,13 @@ FEED = """
 
 
 def tried(daemon: Daemon) -> list[int]:
-    """The numbers of workers that the log tells."""
+    """Return the numbers of workers in the log."""
     return [int(after) for after in re.findall(r"workers: \d+, now (\d+): the trainer waits", daemon.stderr())]
 
 
 def test_a_daemon_adds_workers_while_its_trainer_waits_and_the_stream_is_the_same(serve: Serve) -> None:
     daemon = serve(FEED, workers="auto")
-    most = min(8, auto_workers._PER_CPU * len(os.sched_getaffinity(0)))  # they sleep, and need no CPU
+    most = min(8, auto_workers._PER_CPU * len(os.sched_getaffinity(0)))  # workers sleep, and need no CPU
     with penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         for turn, lane in itertools.product(range(20_000), range(16)):

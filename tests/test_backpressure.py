@@ -1,4 +1,4 @@
-"""A trainer that stands still costs a bounded amount of memory, and loses nothing."""
+"""A trainer that stops reading takes a bounded amount of memory, and loses nothing."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def memory(daemon: Daemon) -> int:
 
 
 def settled(daemon: Daemon) -> int:
-    """Return that memory once no worker has anything to do."""
+    """Return the memory of daemon and workers, once no worker has anything to do."""
 
     def all_idle() -> bool:
         lines = [line for line in status_lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
         return len(lines) == 2 and all(line.endswith("idle") for line in lines)
 
-    for _ in range(2):  # the first time one may be between two turns
+    for _ in range(2):  # a worker may be between two turns the first time
         until(all_idle)
     return memory(daemon)
 

@@ -30,7 +30,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Refused:
-    """`refused(source, "feeds.py:feed", ...)`: what `penstock serve` writes to stderr when it refuses to start."""
+    """`refused(source, "feeds.py:feed", ...)`: the stderr of a `penstock serve` that refuses to start."""
 
     def start(source: str, *arguments: str) -> str:
         (tmp_path / "feeds.py").write_text(HEAD + source)
@@ -41,7 +41,7 @@ def refused(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Refused:
         try:
             assert daemon.process.wait(60) != 0, daemon.stderr()
             assert daemon.process.stdout is not None
-            assert daemon.process.stdout.read() == "", "nothing was ready"
+            assert daemon.process.stdout.read() == "", "no feed was ready"
         finally:
             daemon.stop()
         return daemon.stderr()
@@ -242,7 +242,7 @@ def test_urls_name_the_host_that_is_advertised(serve: Serve, advertise: str, pla
 
 
 def port_of(daemon: Daemon) -> int:
-    """The TCP port that a daemon listens on."""
+    """Return the TCP port that a daemon listens on."""
     (port,) = {one.laddr.port for one in psutil.Process(daemon.process.pid).net_connections("tcp") if not one.raddr}
     return int(port)
 

@@ -150,7 +150,7 @@ def test_the_verdict_names_what_limits_and_what_to_do(changes: dict[str, Any], l
 
 
 def parts(*changes: dict[str, Any], seconds: float = 1.0) -> Figures:
-    """A measurement of so many slices, each like FIGURES but for these changes."""
+    """Return a measurement with one slice for each of `changes`. A slice is like FIGURES, except for its changes."""
     one = dataclasses.replace(FIGURES, seconds=seconds, batches=100, samples=3200, nbytes=5e8)
     slices = tuple(dataclasses.replace(one, **change) for change in changes)
     return dataclasses.replace(joined(slices), slices=slices)
@@ -168,7 +168,7 @@ KEEPS_UP = {"cpus": 2, "waiting": 0.02, "step": 0.9}
         ([{}] * 4, "generator"),
         ([{}] * 10, "generator"),
         ([BUSY_CPUS] * 10, "cpus"),
-        ([BUSY_CPUS] * 9 + [LESS_CPU], "cpus"),  # one moment of a slow disk changes nothing
+        ([BUSY_CPUS] * 9 + [LESS_CPU], "cpus"),  # a moment of a slow disk changes nothing
         ([KEEPS_UP] * 10, "consumer"),
         ([WITHOUT] * 8, "transport"),
     ],
@@ -216,7 +216,7 @@ def test_other_work_of_the_host_is_named_and_not_counted_as_the_feeds() -> None:
     calm = parts(*[{"cpus": 2, "other_cpu": 0.1, "stolen": 0.0}] * 5)
     assert "Meanwhile" not in judged(calm).text
     busy = judged(parts(*[{"cpus": 2, "other_cpu": 1.2, "stolen": 0.3}] * 5))
-    assert busy.limit == "generator", "its own need of CPUs decides"
+    assert busy.limit == "generator", "its own need for CPUs decides"
     assert busy.text.endswith(
         "Meanwhile other work on this host used 1.2 of its 2 CPUs and its hypervisor gave 0.3 to other hosts: "
         "measure again when it is idle."
@@ -293,7 +293,7 @@ def test_the_table_shows_the_figures_and_then_the_verdict() -> None:
 
 def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
     daemon = serve(FEEDS, "cheap", "slow", "bad", "short")
-    # The generator is slow, and the CPUs of this machine may be busy with other things.
+    # The generator is slow. This machine's CPUs may also be busy with other things.
     seen = measure(daemon.urls["slow"], status=status, seconds=0.3, warmup=0.1)
     assert verdict(seen).limit in ("generator", "cpus")
     assert seen.waiting > 0.5
@@ -302,7 +302,7 @@ def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
     assert seen.samples == pytest.approx(4 * seen.batches)
     assert seen.lanes == 4
 
-    # The step is slow. Workers are paused, and that counts as idle while they wait.
+    # The step is slow. Workers are paused, and their waiting counts as idle.
     seen = measure(daemon.urls["cheap"], status=status, batches=8, warmup=0.05, step=0.05, cached=3)
     assert verdict(seen).limit == "consumer"
     assert seen.batches == 8
@@ -381,7 +381,7 @@ def test_a_cached_dataset_replays_copies_of_its_first_batches(serve: Serve, tf: 
         assert int(dataset.cardinality()) == connection.cardinality == 800
         first = list(dataset.take(3).as_numpy_iterator())
         assert len({batch["x"].tobytes() for batch in first}) > 1
-        list(dataset.map(lambda batch: batch["x"][:10] + 1.0))  # which TensorFlow may write where the batch lies
+        list(dataset.map(lambda batch: batch["x"][:10] + 1.0))  # TensorFlow may write the result over the batch
         again = list(dataset.as_numpy_iterator())
         assert len(again) == 800
         for i, batch in enumerate(again):

@@ -1,4 +1,4 @@
-"""What a host sends to the head are exactly the bytes of a slot that its workers have written."""
+"""A host sends exactly those bytes of a slot to the head that its workers have written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VARYING: Spec = DictSpec(
 
 
 def sample(rng: np.random.Generator) -> dict[str, Any]:
-    """A sample of VARYING."""
+    """Return a sample with the spec VARYING."""
     return {
         "ids": rng.integers(0, 100, rng.integers(0, 5)).astype(np.int32),
         "label": rng.integers(0, 100, 3).astype(np.int16),
@@ -45,12 +45,12 @@ def sample(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def slot(nbytes: int, fill: int) -> npt.NDArray[np.uint8]:
-    """Memory with other bytes than are written to it."""
+    """Return memory full of `fill`, a byte that is not written to it."""
     return np.full(nbytes, fill, np.uint8)
 
 
 def sent(pieces: list[tuple[npt.NDArray[np.uint8], list[tuple[int, int]]]], nbytes: int) -> npt.NDArray[np.uint8]:
-    """The slot at the head, after these regions of these slots were sent."""
+    """Return the head's slot after these regions of these slots were sent."""
     target = slot(nbytes, 0xEE)
     for memory, regions in pieces:
         for start, stop in regions:
@@ -88,7 +88,7 @@ def test_rows_of_varying_size_that_several_lanes_have_left_over(counts: list[int
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_rows_of_one_size_that_several_lanes_have_left_over(counts: list[int]) -> None:
-    batch = sum(counts) + 1  # a last batch is smaller
+    batch = sum(counts) + 1  # the last batch is smaller
     regions = Regions(m.FeedPlan(**fields(batch, turn=3)), FIXED)
     places = layout.fixed_layout(FIXED, batch, 3)
     whole, pieces, row = slot(places.nbytes, 0xEE), [], 0
@@ -120,7 +120,7 @@ def test_batches_of_a_turn() -> None:
 
 
 def fields(batch_size: int, turn: int | None = None) -> dict[str, Any]:
-    """Those of a plan."""
+    """Return the fields of a plan."""
     own = {name: getattr(PLAN, name) for name in PLAN.__struct_fields__}
     return {**own, "batch_size": batch_size, "turn": turn}
 
@@ -143,7 +143,7 @@ def test_memory_is_bounded_and_given_in_order() -> None:
         small = asyncio.create_task(building.acquire(4096))
         await asyncio.sleep(0.02)
         assert not large.done()
-        assert not small.done()  # there is room for it, but it came later
+        assert not small.done()  # there is room for it, but it asked later
         building.release(one)
         big = await large
         assert building.used == 3 * 4096

@@ -1,6 +1,6 @@
-"""`Feed(cache=)`: each split is made once, the stream is that of a feed without a cache, and faults cost time only.
+"""`Feed(cache=)`: each split is made once, the stream is the same as without a cache, and faults cost only time.
 
-Workers, daemons and signals are real. The generator notes in the file SIDE each time that it runs for a split.
+Workers, daemons and signals are real. The generator adds a line to the file SIDE each time that it runs for a split.
 """
 
 from __future__ import annotations
@@ -135,13 +135,13 @@ class Place:
         self.made()
 
     def made(self) -> Counter[str]:
-        """For which splits the generator has run since this was asked last."""
+        """Return how often the generator has run for each split since the last call."""
         found = Counter(self.side.read_text().split("\n")[:-1]) if self.side.exists() else Counter[str]()
         self.side.write_bytes(b"")
         return found
 
     def alone(self, *names: str) -> dict[str, list[list[str]]]:
-        """Two epochs of feeds with workers=0."""
+        """Return the digests of two epochs of these feeds, read with workers=0."""
         run = subprocess.run(
             [sys.executable, "-W", "error", "-c", ALONE, *(f"{self.feeds}:{name}" for name in names)],
             env={**os.environ, **self.env},
@@ -154,7 +154,7 @@ class Place:
         return {name: epochs[2 * number : 2 * number + 2] for number, name in enumerate(names)}
 
     def only(self, name: str) -> list[list[str]]:
-        """The same of one feed. What its generator noted is forgotten."""
+        """Return the digests of two epochs of one feed, read with workers=0. Empty the side file."""
         found = self.alone(name)[name]
         self.made()
         return found
@@ -163,12 +163,15 @@ class Place:
         return sorted(self.cache.glob("*/*"))
 
     def is_whole(self, splits: int) -> bool:
-        """Whether the cache has this many splits and nothing else."""
+        """Return whether the cache has exactly `splits` splits, and nothing else."""
         return [file.suffix for file in self.files()] == [".split"] * splits
 
     def fill(self, daemon: Daemon, name: str = "", splits: int = 16) -> None:
-        """Read epochs until the cache has this many splits and nothing else. A split is not written while another
-        reader holds it, which may be a run of the epoch before, or one that is just being dropped."""
+        """Read epochs until the cache has exactly `splits` splits, and nothing else.
+
+        A split is not written while another run reads it. That may be a run of the previous epoch, or one that is just
+        being dropped.
+        """
         for _ in range(8):
             if self.is_whole(splits):
                 break
@@ -193,7 +196,7 @@ def status(daemon: Daemon) -> dict[str, Any]:
 
 
 def wait_for(daemon: Daemon, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The status of the cache of the only feed, once it says enough."""
+    """Wait until `enough` is true for the status of the only feed's cache, and return this status."""
     deadline = time.monotonic() + 20
     while not enough(found := status(daemon)["feeds"][0]["cache"]):
         assert time.monotonic() < deadline, found
@@ -202,7 +205,7 @@ def wait_for(daemon: Daemon, enough: Callable[[dict[str, Any]], bool]) -> dict[s
 
 
 SPLITS = {"": 16, "_in_order": 16, "_whole": 1, "_tokens": 8, "_shards": 3}
-"""How many splits each kind of feed has; the first two have the same."""
+"""The number of splits of each kind of feed. The first two kinds have the same splits."""
 
 
 def test_the_stream_is_that_without_a_cache_and_the_generator_runs_once(serve: Serve, place: Place) -> None:
@@ -245,7 +248,7 @@ def test_kills_while_splits_are_written_leave_whole_splits_and_the_same_stream(s
                     left += any(file.suffix == ".writing" for file in place.files())
                     kill([workers[number % len(workers)]])
         assert found == plain
-        assert left  # some were killed while they wrote
+        assert left  # some workers were killed while they wrote
     place.fill(daemon)
     assert read(daemon) == plain
     assert not place.made()
@@ -309,7 +312,7 @@ def test_what_a_split_draws_depends_on_the_split_alone(serve: Serve, place: Plac
     assert first[0] == first[1]
     for file in place.files():
         file.unlink()
-    # Another seed, another epoch, another process, and no cache that could be written: the same numbers.
+    # The numbers are the same with another seed, in another epoch or process, and without a writable cache.
     daemon = serve(FEEDS, "drawn_again", workers=3, env=place.env)
     assert read(daemon) == first
     place.fill(daemon, splits=6)
@@ -321,7 +324,7 @@ def test_what_a_split_draws_depends_on_the_split_alone(serve: Serve, place: Plac
 
 @contextlib.contextmanager
 def full_disk(place: Place, how: str) -> Iterator[dict[str, str]]:
-    """A cache with room for about one split of sixteen."""
+    """Make a cache with room for about one of sixteen splits. Yield the environment variables of its daemons."""
     if how == "limit":
         yield {**place.env, "MOST": "100000"}
         return
@@ -393,7 +396,7 @@ def test_damaged_and_foreign_files_are_written_again(serve: Serve, place: Place)
         file.write_bytes([b"", data[: len(data) // 2], b"PENSTOCK" * 100, bytes(len(data)), data][number % 5])
     place.made()
     assert read(serve(FEEDS, "cached", env=place.env)) == plain
-    assert len(set(place.made())) == 13  # 3 of 16 were left as they were
+    assert len(set(place.made())) == 13  # 3 of 16 did not change
     assert {file: file.read_bytes() for file in place.files()} == whole
 
 

@@ -1,4 +1,4 @@
-"""What tells cached splits apart: equal values have equal keys in every process, and different ones have not."""
+"""Keys of cached splits: equal values have equal keys in every process, and different values have different keys."""
 
 from __future__ import annotations
 

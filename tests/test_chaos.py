@@ -1,10 +1,10 @@
-"""Workers, the daemon and two trainers are killed at random. The trainers consume the bytes of a quiet run.
+"""Workers, the daemon and two trainers are killed at random. The trainers consume the same bytes as in a quiet run.
 
-A trainer saves the connection's state with each step, in one atomic write together with a stand-in for its model: the
-count of batches, and a chain of SHA-256 over them. A trainer that was killed is started again from that file. A batch
-that was lost, came twice or changed shows in the chain.
+With each step, a trainer saves the connection's state and a stand-in for its model in one atomic write. The stand-in is
+the count of batches, and a chain of SHA-256 over them. A killed trainer is started again from that file. If a batch is
+lost, comes twice or changes, the chain differs.
 
-`CHAOS_SECONDS` and `CHAOS_SEED` in the environment say for how long and which faults.
+The environment variables `CHAOS_SECONDS` and `CHAOS_SEED` set the duration and the faults.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ print(json.dumps({"chain": chain.hex(), "epochs": epochs}))
 
 
 class Trainer:
-    """A trainer that is started again and again. Its file outlives it."""
+    """A trainer that is killed and restarted many times. Its file outlives it."""
 
     def __init__(self, feed: str, transport: str, folder: Path, *options: str) -> None:
         self.feed, self.transport = feed, transport
@@ -139,13 +139,13 @@ class Trainer:
         while self.saved()["batches"] <= batches:
             self.check()
             if time.monotonic() > deadline:
-                pytest.fail(f"the trainer of {self.feed} stands still:\n{self._log.read_text()[-4000:]}")
+                pytest.fail(f"the trainer of {self.feed} makes no progress:\n{self._log.read_text()[-4000:]}")
             time.sleep(0.02)
 
 
 def chaos(serve: Serve, folder: Path, seconds: float, least: int, trainers: list[Trainer], seed: int) -> Counter[str]:
-    """Kill for `seconds` seconds and at least `least` times, and let every trainer continue afterwards. Return what was
-    done, and how often."""
+    """Kill for `seconds` seconds and at least `least` times, then let every trainer continue. Return the number of
+    faults of each kind."""
     chance = random.Random(seed)
     address = free_address()
 

@@ -1,7 +1,7 @@
 """Random scenarios, the short form of `make chaos`: with any faults, consumers are handed what the model predicts.
 
-The first tests are of the harness itself: its model gives the streams that the documentation shows, and its comparison
-tells loss, repetition, another order and damage apart.
+Other tests are of the harness itself: its model gives the streams that the documentation shows, and its comparison
+tells apart loss, repetition, a different order, and damage.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ ONCE = {
         memory=1.0,
     ),
 }
-"""Scenarios that differed once, reduced as far as possible."""
+"""Scenarios that once differed from the model, reduced as far as possible."""
 
 
 @pytest.mark.parametrize("once", list(ONCE.values()), ids=list(ONCE))
@@ -193,7 +193,7 @@ def test_differences_of_shuffled_epochs_are_told_apart() -> None:
     good = epoch()
     assert differences(log_of([*good[3:8], *good[:3], *good[8:]]), fast) == ""
     torn = [good[0][:2] + good[1][2:], good[1][:2] + good[0][2:], *good[2:]]
-    assert "is no batch of a lane, nor left over" in differences(log_of(torn), fast)
+    assert "is neither a batch of a lane nor made of leftovers" in differences(log_of(torn), fast)
 
 
 def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
@@ -211,7 +211,7 @@ def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
     assert found(log_of(good[:3], end=False), log_of(good[2:]), killed=(0,), transport="tcp") == ""
     twice = log_of([*good[2:], good[5]])
     assert "1 batches came twice" in found(log_of(good[:3], end=False), twice, killed=(0,), transport="tcp")
-    assert "is no batch of it" in found(log_of([good[0][:2]]), log_of(good[1:]))
+    assert "is not a batch of it" in found(log_of([good[0][:2]]), log_of(good[1:]))
 
 
 def test_what_ranks_are_handed_is_theirs() -> None:

@@ -1,5 +1,4 @@
-"""`penstock check`, as a user calls it: each mistake is found, with its place and its fix, and none in a feed without
-mistakes."""
+"""`penstock check`, as a user calls it, finds each mistake, with its place and its fix, and none in a healthy feed."""
 
 from __future__ import annotations
 
@@ -258,7 +257,7 @@ def test_data_files_are_checked_as_served(check: Check, tmp_path: Path) -> None:
         file.create_dataset("images", data=np.zeros((500, 4), "u1"))
     checked = check("data.h5", "--leaf", "images", "--batch-size", "8")
     assert (checked.status, checked.told["spec"], checked.told["compared"]) == (0, "uint8[4]", 500)
-    assert checked.about == []  # the reader opens the file in the worker
+    assert checked.about == []  # the worker opens the file
 
 
 @pytest.mark.parametrize(
@@ -421,13 +420,13 @@ def test_pdb_stops_in_the_failing_frame_of_user_code(command: Callable[..., Any]
     assert "('here', 1, 499)" in ran.stdout
 
 
-# --- which experiments find what, without processes ---
+# --- what the experiments find, without processes ---
 
 A, B, C = (Source("system", f"feed.py:{line} in rows") for line in (1, 2, 3))
 
 
 class World:
-    """Runs whose samples depend on some sources."""
+    """Simulates runs whose samples depend on the sources in `guilty`."""
 
     def __init__(self, *guilty: Source, used: tuple[Source, ...] = (A, B, C)) -> None:
         self.guilty = set(guilty)
@@ -470,7 +469,7 @@ def test_global_generators_are_suspects_only_where_penstock_does_not_seed_them()
 
 
 def test_a_zip_is_checked_and_what_it_leaves_out_is_named(check: Check) -> None:
-    checked = check("feeds.py:zipped", "--seconds", "60")  # until it has read all, however slow the machine
+    checked = check("feeds.py:zipped", "--seconds", "60")  # long enough to read all, however slow the machine
     assert checked.about == ["skipped"]
     said = checked.finding("skipped")["what"]
     assert said.startswith(
@@ -481,4 +480,4 @@ def test_a_zip_is_checked_and_what_it_leaves_out_is_named(check: Check) -> None:
 def test_a_mix_is_refused_and_its_feeds_are_named(check: Check) -> None:
     checked = check("feeds.py:mixed")
     assert checked.status == 1
-    assert "mixed draws from 2 (long, short): check each of these by itself" in checked.finding("import")["what"]
+    assert "mixed draws from 2 (long, short): check each of these on its own" in checked.finding("import")["what"]

@@ -1,4 +1,4 @@
-"""`penstock check` alone looks at the machine, and `penstock check URL` at the connection: each finding has its fix."""
+"""`penstock check` without a target checks the machine, `penstock check URL` the connection. Each finding has a fix."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fake_tensorflow(folder: Path, body: str) -> str:
 
 def test_a_machine_is_described_in_a_screen(tmp_path: Path) -> None:
     if not machine._version("tensorflow"):
-        pytest.skip("needs an installed TensorFlow, in whose place another module is imported")
+        pytest.skip("needs an installed TensorFlow, which the test replaces with another module")
     path = fake_tensorflow(tmp_path, "class config:\n    list_physical_devices = staticmethod(lambda kind: [])\n")
     said = command(path=path)
     assert said.returncode == 0, said.stdout + said.stderr
@@ -108,7 +108,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"versions": {"penstock": "1", "rich": "1", "h5py": "3"}}, ERROR, "needs pyzmq, uvloop", "penstock[server]"),
         ({"too_old": {"numpy 1.26": "numpy>=2.0"}}, WARNING, "numpy 1.26 is too old", "pip install 'numpy>=2.0'"),
         ({"tensorflow": TensorFlow(failed="no such symbol")}, ERROR, "import fails: no such symbol", "reinstall"),
-        ({"tensorflow": TensorFlow(3.0)}, WARNING, "/dev/nvidia0, and TensorFlow sees no GPU", "tensorflow[and-cuda]"),
+        ({"tensorflow": TensorFlow(3.0)}, WARNING, "/dev/nvidia0, but TensorFlow sees no GPU", "tensorflow[and-cuda]"),
         ({"tensorflow": TensorFlow(3.0), "cuda_visible": "-1"}, WARNING, "sees no GPU", "unset CUDA_VISIBLE_DEVICES"),
         ({"clock": "hpet", "clock_ns": 1500.0}, WARNING, "takes 1500 ns (hpet)", "tsc"),
         ({"now": 1000.0}, WARNING, "the date is wrong", "NTP"),
@@ -171,7 +171,7 @@ def test_idle_cpus_are_what_a_quota_has_left(tmp_path: Path) -> None:
     def read(seconds: float, used: float, periods: int = 0, throttled: int = 0) -> cpus.CpuReading:
         text = f"usage_usec {used * 1e6:.0f}\nuser_usec 1\nnr_periods {periods}\nnr_throttled {throttled}\n"
         put(folder, cpu__max=maximum, cpu__stat=text)
-        stat.write_text(STAT.format(idle=round(seconds * ticks)))  # they are all idle
+        stat.write_text(STAT.format(idle=round(seconds * ticks)))  # all of them are idle
         return cpus.read(seconds, tmp_path / "v2", own, stat)
 
     own.write_text("0::/a/b\n")
@@ -181,8 +181,8 @@ def test_idle_cpus_are_what_a_quota_has_left(tmp_path: Path) -> None:
     assert cpus.usable(tmp_path / "v2", own) == 1, "rounded up"
     assert cpus.idle(first, read(110, 10)) == pytest.approx(0.5)
     assert cpus.idle(first, read(110, 13)) == pytest.approx(0.2)
-    assert cpus.idle(first, read(110, 15.1)) == 0, "the kernel lets it overrun a little"
-    assert cpus.idle(first, read(110, 13, 100, 75)) == pytest.approx(0.05), "it was often used up early"
+    assert cpus.idle(first, read(110, 15.1)) == 0, "the kernel lets a quota overrun a little"
+    assert cpus.idle(first, read(110, 13, 100, 75)) == pytest.approx(0.05), "the quota was often used up early"
     maximum = "max 100000\n"
     assert cpus.idle(first, read(110, 13)) == pytest.approx(here)
     assert cpus.usable(tmp_path / "v2", own) == here
@@ -199,7 +199,7 @@ def test_idle_cpus_are_what_a_quota_has_left(tmp_path: Path) -> None:
     put(tmp_path / "v1/cpuacct", cpuacct__usage="1\n")
     elsewhere = cpus.read(10, tmp_path / "v1", own, stat)
     (quota,) = elsewhere.quotas.values()
-    assert (quota.cpus, quota.used) == (0.5, None), "what others have used says nothing"
+    assert (quota.cpus, quota.used) == (0.5, None), "the time that others used says nothing"
 
 
 def test_packages_are_compared_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_the_transport_and_the_limit_are_told_with_the_reason() -> None:
         ({"trips": [0.05] * 20}, WARNING, "50 ms there and back", "closer to the trainer"),
         ({"read": None, "unread": "no room"}, ERROR, "no batch could be read: no room", ""),
         ({"read": Read("tcp", 1.0, 0, 0, 1.0, False)}, WARNING, "no batch came in time", "penstock top"),
-        ({"state": {**STATE, "draining": True}}, WARNING, "begins none", ""),
+        ({"state": {**STATE, "draining": True}}, WARNING, "begins no new ones", ""),
         ({"state": {**STATE, "ready": False}}, WARNING, "not ready yet", "log"),
         ({"state": {**STATE, "internal_errors": 2}}, WARNING, "2 internal errors", "report them"),
         ({"state": {**STATE, "workers": [{"given_up": True}]}}, WARNING, "1 of its workers cannot be started", "log"),

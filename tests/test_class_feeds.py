@@ -162,7 +162,7 @@ runpy.run_path("train.py", run_name="__main__")
 def test_the_example_trains_with_from_generator_and_with_penstock(start_trainer: StartTrainer, tmp_path: Path) -> None:
     subprocess.run([sys.executable, SCENES / "prepare.py", tmp_path], check=True)
     source = (SCENES / "scenes.py").read_text()
-    assert "penstock" not in source.split('"""')[2], "the class is not edited"
+    assert "penstock" not in source.split('"""')[2], "the class must be unchanged"
     code = f"import os; os.chdir({str(SCENES)!r})\n{TRAIN}"
     for options in ((), ("--penstock",)):
         trainer = start_trainer(code, *options, env={"SCENES_DIR": str(tmp_path), "PATH": os.environ["PATH"]})

@@ -1,4 +1,4 @@
-"""Connecting: what both sides agree on, and the message when it fails."""
+"""Connecting: the values that both sides agree on, and the message if it fails."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_another_list_of_splits_fails_the_stream_and_is_not_taken_into_its_posit
     stream.came(slab(0, 0))
     stream.take(0)
     stream.listed(Begun(0, b"1" * 32))
-    with refused(StateMismatch, match="the list of splits of epoch 0 is another one now"):
+    with refused(StateMismatch, match="the list of splits of epoch 0 has changed"):
         stream.take(0)
     assert stream.progress.newest().digest == bytes(32)
 

@@ -1,4 +1,4 @@
-"""What a consumer of NumPy batches can rely on, over both transports."""
+"""The guarantees for a consumer of NumPy batches, over both transports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ both = pytest.mark.parametrize("transport", ["local", "tcp"])
 
 @pytest.fixture
 def no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch the client's timers off during a test, so that everything it waits for must come from an event."""
+    """Switch off the client's timers during a test, so that only events can end its waits."""
     monkeypatch.setattr(_tcp_transport, "PING_AFTER", 1000.0)
     monkeypatch.setattr(_tcp_transport, "LOST_AFTER", 1000.0)
     monkeypatch.setattr(_receiver, "IDLE", 1000.0)
@@ -284,9 +284,9 @@ def test_a_silent_daemon_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyP
         for pings in range(4):
             clock.now += 2 * _tcp_transport.PING_AFTER
             daemon.wait_for(lambda n=pings: daemon.count(Ping) > n)
-            # A Pong that comes while messages are taken is not seen by the next poll: another is.
+            # The next poll may miss a Pong that comes while messages are taken, so another one is sent.
             daemon.wait_for(lambda: transport._heard == clock.now or daemon.say(Pong()))
-        assert 4 * 2 * _tcp_transport.PING_AFTER > _tcp_transport.LOST_AFTER, "Pongs kept it alive"
+        assert 4 * 2 * _tcp_transport.PING_AFTER > _tcp_transport.LOST_AFTER, "only Pongs kept it alive"
         batches = connection.batches()
         assert first(next(batches)) == 0
         daemon.wait_for(lambda: daemon.count(Ack))
@@ -319,12 +319,12 @@ def test_what_the_daemon_must_not_send_fails_the_stream(transport: str) -> None:
         LaneEnded(1, 0, 0, 1, 0, b""),
         SentElsewhere(1, 0, 1, 1, 4),
         Begun(1, bytes(32)),
-        MissingRanks((0,)),  # where there are no ranks
+        MissingRanks((0,)),  # there are no ranks
         Chunk(5, 0),
         Welcome(b"0" * 16, info, "x"),
     ):
         if transport == "tcp" and isinstance(message, Slab) and message.nbytes == 384:
-            continue  # they are well over TCP, or not whole
+            continue  # over TCP these are correct, or incomplete
         with (
             FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon,
             penstock.connect(daemon.url, transport=transport) as connection,
@@ -337,7 +337,7 @@ def test_what_the_daemon_must_not_send_fails_the_stream(transport: str) -> None:
                 next(batches)
             assert isinstance(connection.error, penstock.ProtocolError)
             assert first(batch) == 0
-            assert connection.state_dict()["position"]["batches"] == 1, "it stands where it did"
+            assert connection.state_dict()["position"]["batches"] == 1, "its position must not change"
             assert connection.stats()["reconnects"] == 0
             del batches, batch
 
@@ -498,7 +498,7 @@ def test_a_forked_child_disturbs_nothing_and_says_what_to_do(transport: str) -> 
         assert [first(batch) for batch in batches] == list(range(1, 10))
         del kept, batches
         connection.close()
-        daemon.wait_for(lambda: daemon.ended_sessions == 1)  # although the child still lives: it closed its copy
+        daemon.wait_for(lambda: daemon.ended_sessions == 1)  # the child still lives, but has closed its copy
         os.close(write)
         os.close(read)
         assert os.waitpid(child, 0)[1] == 0
@@ -563,7 +563,7 @@ def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() ->
 
     assert wait(9) is None
     counts.waiting(now)
-    now += 300  # it was stopped within a wait
+    now += 300  # it was stopped during a wait
     counts.waited(now - 300, now)
     assert counts.slow(now) is None
     assert wait(9) is None
@@ -598,11 +598,11 @@ def test_a_trainer_that_was_stopped_blames_neither_the_generator_nor_the_daemon(
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "got\n"
         assert daemon.stalled.wait(60)
-        time.sleep(0.3)  # it waits; not for so long that it complains, on a busy machine too
+        time.sleep(0.3)  # it waits, but not long enough to complain, even on a busy machine
         trainer.send_signal(signal.SIGSTOP)
         time.sleep(9)
         trainer.send_signal(signal.SIGCONT)
-        if transport == "tcp":  # it connects again
+        if transport == "tcp":  # it reconnects
             daemon.wait_for(lambda: daemon.count(Begin) == 2)
         else:
             time.sleep(0.5)

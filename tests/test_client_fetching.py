@@ -1,4 +1,4 @@
-"""A client that fetches slabs from hosts: in which order they are handed over, and what it does when a host fails."""
+"""A client that fetches slabs from hosts: the order in which it hands them over, and what it does if a host fails."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SECRET = b"0123456789abcdef"
 
 
 class FakeHost:
-    """A host that answers each Fetch as `answer` says: called with the Fetch, it returns what to send, or None to say
-    nothing. A context manager."""
+    """A scripted host. `answer` is called with each Fetch, and returns the messages to send, or None to stay silent. A
+    context manager."""
 
     def __init__(self, answer: Callable[[FakeHost, Fetch], list[tuple[Message, bytes | None]] | None]) -> None:
         self.slabs: dict[int, Made] = {}
@@ -61,13 +61,13 @@ class FakeHost:
         self._context.destroy()
 
     def chunks(self, fetch: Fetch) -> list[tuple[Message, bytes | None]]:
-        """The bytes of a slab."""
+        """Return an answer with all bytes of the slab."""
         made = self.slabs[fetch.ticket]
         regions = made.layout.regions(fetch.first, fetch.batches)
         return [(Chunk(fetch.seq, start), made.data[start:stop]) for start, stop in regions]
 
     def part(self, fetch: Fetch) -> list[tuple[Message, bytes | None]]:
-        """A part of these bytes."""
+        """Return an answer with a part of the slab's bytes."""
         (chunk, data), *_ = self.chunks(fetch)
         assert data is not None
         return [(chunk, data[: len(data) // 2])]
@@ -91,7 +91,7 @@ class FakeHost:
 
 
 class KeepingDaemon(FakeDaemon):
-    """A daemon whose slabs a host keeps, all but every third."""
+    """A daemon whose slabs a host keeps, except every third."""
 
     host: FakeHost | None = None
 
@@ -120,7 +120,7 @@ class KeepingDaemon(FakeDaemon):
 
 
 def keep(daemon: KeepingDaemon, host: FakeHost) -> None:
-    """Let the client connect to the host, and the host keep slabs from now on."""
+    """Let the client connect to the host. From then on the host keeps slabs."""
     daemon.say(HostAt(7, f"tcp://127.0.0.1:{host.port}"))
     daemon.wait_for(lambda: Reaches(7, True) in daemon.got)
     daemon.host = host
@@ -128,7 +128,7 @@ def keep(daemon: KeepingDaemon, host: FakeHost) -> None:
 
 @contextlib.contextmanager
 def reading(answer: Any, count: int = 30, **options: Any) -> Iterator[tuple[KeepingDaemon, FakeHost, Iterator[int]]]:
-    """A client that reads while a host keeps slabs."""
+    """Yield a client's batches, with the daemon, and with the host that keeps slabs."""
     info, epoch = numbers(count, batches=count, **options)
     with (
         FakeHost(answer) as host,
@@ -173,7 +173,7 @@ def test_what_a_host_does_not_keep_comes_from_the_daemon() -> None:
 def test_a_host_that_never_has_anything_is_not_asked_again() -> None:
     with reading(lambda host, fetch: [(NotKept(fetch.seq), None)]) as (daemon, _, batches):
         assert list(batches) == list(range(30))
-        assert Reaches(7, False) in daemon.got, "at its address may be another host"
+        assert Reaches(7, False) in daemon.got, "another host may have its address"
 
 
 def test_what_a_silent_host_was_asked_for_comes_from_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_what_a_silent_host_was_asked_for_comes_from_the_daemon(monkeypatch: pyt
 
     with reading(silent) as (daemon, _, batches):
         assert list(batches) == list(range(30))
-        assert daemon.got.index(Reaches(7, False)) < daemon.got.index(Resend(6)), "so nothing more is kept for it"
+        assert daemon.got.index(Reaches(7, False)) < daemon.got.index(Resend(6)), "so this host keeps no more for it"
         assert all(Resend(seq) in daemon.got for seq in (7, 9, 10))
 
 
@@ -201,7 +201,7 @@ def test_what_a_host_that_ends_was_asked_for_comes_from_the_daemon() -> None:
         assert list(batches) == list(range(30))
         assert Reaches(7, False) in daemon.got
         assert Resend(6) in daemon.got
-        assert Resend(28) in daemon.got, "it was named a host that it has no connection to"
+        assert Resend(28) in daemon.got, "the slab named a host that it is not connected to"
 
 
 def test_a_host_that_was_lost_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

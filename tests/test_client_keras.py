@@ -57,7 +57,7 @@ connection.close()
 
 
 def ended(trainer: Forked, status: int = 0) -> tuple[str, str]:
-    """What it wrote to stdout and to stderr."""
+    """Wait until the trainer ends with `status`. Return its stdout and stderr."""
     out, err = trainer.communicate(timeout=100)
     assert trainer.returncode == status, err
     return out, err
@@ -82,7 +82,7 @@ def test_fit_killed_in_the_middle_of_epoch_2_ends_with_the_same_weights_bit_by_b
         out, err = ended(again)
         steps, consumed, *epochs = out.split("\n")[0].split(maxsplit=2)
         assert int(consumed) == EPOCHS * TOTAL
-        assert TOTAL < int(steps) < 2 * TOTAL, "it went on within epoch 2, and epoch 3 had its full length"
+        assert TOTAL < int(steps) < 2 * TOTAL, "it must continue within epoch 2, and epoch 3 must have its full length"
         assert epochs == ["[2, 3]"]
         assert "ran out of data" not in err
         whole, pieced = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
@@ -93,7 +93,7 @@ def test_fit_killed_in_the_middle_of_epoch_2_ends_with_the_same_weights_bit_by_b
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
-    """Keras keeps what it made: let it go."""
+    """Let Keras drop the objects that it keeps."""
     yield
     import keras
 
@@ -205,8 +205,8 @@ RANKS = """
 
 
 class OtherRank(threading.Thread):
-    """Rank 1 of 2, which reads epoch after epoch, keeps each batch and the state behind it, and stops when the other
-    rank has closed its connection."""
+    """Rank 1 of 2. It reads epoch after epoch, keeps each batch and the state after it, and stops once the other rank
+    has closed its connection."""
 
     def __init__(self, url: str, state: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def test_fit_of_a_rank_goes_on_within_an_epoch(tf: Any, forgotten: None, serve: 
         connection = penstock.connect(daemon.url, rank=0, world_size=2)
         assert connection.cardinality == 20
         resume = Resume(connection, tmp_path / "run", every=5)
-        other = OtherRank(daemon.url, state)  # it connects when the state of this one is loaded
+        other = OtherRank(daemon.url, state)  # it connects once the state of this rank is loaded
         data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
         with raised:
             model = model_of()
@@ -258,14 +258,14 @@ def test_fit_of_a_rank_goes_on_within_an_epoch(tf: Any, forgotten: None, serve: 
         del data, connection
     assert history.epoch == [1, 2]
     assert resume.consumed == 60
-    assert int(model.optimizer.iterations.numpy()) == 60, "no step was undone"
+    assert int(model.optimizer.iterations.numpy()) == 60, "no step may be undone"
     with penstock.connect(daemon.url) as alone:
         stream = [int(y[0]) for _ in range(3) for _, y in alone.batches()]
     assert read[:60] == stream[1::2]
 
 
 def data_of(connection: penstock.Connection) -> Any:
-    """The dataset of a connection as `model_of` takes it."""
+    """Return the connection's dataset in the form that `model_of` needs."""
     import tensorflow
 
     return connection.dataset().map(lambda x, y: (x, tensorflow.cast(y, tensorflow.float32)))
@@ -308,7 +308,7 @@ def test_resume_refuses_what_is_not_the_connection_that_fit_will_read(tf: Any, t
         tf.train.Checkpoint(x=tf.Variable(1)).save(tmp_path / "other" / "c")
         with pytest.raises(ValueError, match=r"c-1 was not written by penstock\.keras\.Resume"):
             Resume(connection(), tmp_path / "other")
-        assert not list(tmp_path.glob(".*")), "what was written to see whether that can be done is gone"
+        assert not list(tmp_path.glob(".*")), "the trial files must be removed"
 
 
 def test_fit_of_another_dataset_is_noticed_at_its_first_step(tf: Any, forgotten: None, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A client that borrows slabs from a host on its machine: what it gives back, and what it does when the host fails."""
+"""A client that borrows slabs from a host on its machine: what it gives back, and what it does if the host fails."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ Answer = list[tuple[Message, int | None]] | None
 
 
 class FakeLender:
-    """A host that answers each Fetch as `answer` says: called with the Fetch, it returns what to send, or None to say
-    nothing. A context manager.
+    """A scripted host that lends slabs. A context manager.
 
     Args:
-        answer: as above.
-        greeting: what it greets with.
+        answer: called with each Fetch; returns the messages to send, or None to stay silent.
+        greeting: its first message on each connection.
         name: its address.
     """
 
@@ -84,14 +83,14 @@ class FakeLender:
             os.close(fd)
 
     def memfd(self, made: Made) -> int:
-        """A memfd with a slot."""
+        """Return a memfd with the slab's slot."""
         fd = os.memfd_create("penstock-test")
         self._fds.append(fd)
         os.pwrite(fd, bytes(made.data), 0)
         return fd
 
     def lends(self, fetch: Fetch) -> Answer:
-        """The slab, in a memfd of its own."""
+        """Return an answer that lends the slab, in its own memfd."""
         made = self.slabs[fetch.ticket]
         fd = self.memfd(made)
         return [(Map(fetch.seq, os.fstat(fd).st_size), fd), (Lent(fetch.seq, fetch.seq), None)]
@@ -109,7 +108,7 @@ class FakeLender:
                 for connection in ready:
                     if connection is self._listener:
                         connections.append(closing.enter_context(self._listener.accept()[0]))
-                        with contextlib.suppress(OSError):  # the client does not like this address
+                        with contextlib.suppress(OSError):  # the client has rejected this address
                             seqpacket.send(connections[-1], encode(self._greeting))
                     elif not self._heard(connection):
                         connections.remove(connection)
@@ -117,7 +116,7 @@ class FakeLender:
     def _heard(self, connection: socket.socket) -> bool:
         try:
             data, _ = seqpacket.receive(connection)
-        except ConnectionResetError:  # the client has left this host, and not read everything
+        except ConnectionResetError:  # the client has left this host before it read everything
             data = b""
         if not data:
             return False
@@ -136,7 +135,7 @@ class FakeLender:
 def reading(
     answer: Callable[[FakeLender, Fetch], Answer], count: int = 30
 ) -> Iterator[tuple[KeepingDaemon, FakeLender, Iterator[Any]]]:
-    """A client that reads while a host lends slabs."""
+    """Yield a client's batches, with the daemon, and with the host that lends slabs."""
     info, epoch = numbers(count, batches=count)
     with (
         FakeLender(answer) as host,
@@ -209,7 +208,7 @@ def test_of_a_part_of_a_slot_that_part_is_copied() -> None:
         assert bytes(np.asarray(target)[start:stop]) == bytes(slot[start:stop])
         slot[start:stop] = 0
         np.asarray(target)[start:stop] = 0
-    assert not np.asarray(target).any(), "and nothing else"
+    assert not np.asarray(target).any(), "nothing else may be copied"
     assert first(next(SlabViews(info).batches(slab, made.layout, np.asarray(source)))) == 1
 
 

@@ -1,4 +1,4 @@
-"""Memory under arrays: its owner learns that the last array is gone, whatever happens at that moment."""
+"""Memory under arrays: its owner learns when the last array dies, whatever happens at that moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock._memory import Gone, Pool, Root, address_of
 
 
 def calls_when_it_dies(arrays: list[npt.NDArray[np.uint8]]) -> list[str]:
-    """The Python functions that are called while the arrays die."""
+    """Return the Python functions that are called while the arrays die."""
     called: list[str] = []
     sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
     try:

@@ -1,4 +1,4 @@
-"""A private daemon: `penstock.connect("scenes.py:feed")` starts one, and ends it. Here the daemon is a scripted one."""
+"""A private daemon: `penstock.connect("scenes.py:feed")` starts and ends one. Here it is a scripted daemon."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with FakeDaemon(info, epoch) as daemon:
 
 
 class Fake:
-    """Puts a package `penstock_server` whose `__main__` is `code` in front of the real one, for child processes."""
+    """Replaces `penstock_server` in child processes with a package whose `__main__` is the code given to `is_`."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._package = folder / "penstock_server"
@@ -116,22 +116,22 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 def test_a_private_daemon_ends_at_once_with_the_last_reference_to_its_dataset(tf: Any, server: Fake) -> None:
     server.is_(SERVE, LINGER=0)
-    gc.disable()  # nothing may be left to it
+    gc.disable()  # nothing may depend on the collector
     try:
         for use, of in USES.items():
             held = of(penstock.dataset("scenes.py:feed"))
             (process,) = daemons()
             ended, _ = psutil.wait_procs([process], timeout=0.2)
-            assert not ended, f"{use}: it lives as long as that"
+            assert not ended, f"{use}: the daemon ended before the last reference"
             del held
             _, alive = psutil.wait_procs([process], timeout=60)
             assert not alive, use
-        arrays = list(penstock.dataset("scenes.py:feed").as_numpy_iterator())  # which keep no dataset
+        arrays = list(penstock.dataset("scenes.py:feed").as_numpy_iterator())  # the arrays keep no dataset
         psutil.wait_procs(daemons(), timeout=60)
         assert not daemons()
         assert [y[0] for _, y in arrays] == [0, 1, 2, 3]
         del arrays
-        tf.constant(0)  # TensorFlow lets go of the memory of NumPy arrays with its next call
+        tf.constant(0)  # TensorFlow frees the memory of NumPy arrays in its next call
     finally:
         gc.enable()
 
@@ -170,7 +170,7 @@ def test_a_private_daemon_that_is_killed_is_started_again_and_the_stream_goes_on
 def test_closing_while_a_killed_private_daemon_starts_again_ends_both(
     server: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_receiver, "_CLOSE", 1000.0)  # it does not return because it is tired of waiting
+    monkeypatch.setattr(_receiver, "_CLOSE", 1000.0)  # so `close` cannot return because of a timeout
     server.is_(SERVE, LINGER=0)
     connection = penstock.connect("scenes.py:feed")
     batches = connection.batches()
@@ -223,7 +223,7 @@ def test_waiting_for_a_slow_import_can_be_broken_off(server: Fake) -> None:
     threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        penstock.connect("scenes.py:feed", timeout=0.1)  # which is for the handshake
+        penstock.connect("scenes.py:feed", timeout=0.1)  # only the handshake has this timeout
     assert time.monotonic() - began > 0.6
     assert not daemons()
 

@@ -17,7 +17,7 @@ lanes = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(sum)
 
 
 def slabs(info: FeedInfo, plan: list[Made | LaneEnded], cuts: list[int]) -> list[tuple[Slab, list[LaneEnded]]]:
-    """The plan's slabs, cut further, each with the lanes' ends before it."""
+    """Return the plan's slabs, some of them split further, each with the lanes' ends before it."""
     found: list[tuple[Slab, list[LaneEnded]]] = []
     before: list[LaneEnded] = []
     for item in plan:
@@ -36,7 +36,7 @@ def slabs(info: FeedInfo, plan: list[Made | LaneEnded], cuts: list[int]) -> list
 
 
 def within(position: Position, consumed: int, cut: list[tuple[Slab, list[LaneEnded]]]) -> Position:
-    """Return the position after this many batches, given the position before their slab. It names that slab's end."""
+    """Return the position after `consumed` batches, given the position before their slab. It names that slab's end."""
     skip, at = consumed - position.batches, 0
     places = {place.lane: place for place in position.places}
     for slab, _ in cut:
@@ -68,13 +68,13 @@ def test_the_position_behind_any_batch_is_that_of_the_stream(
     follow.ended(0)
     follow.begin(1)
     assert follow.position(follow.consumed) == standing(info, 0, plan, follow.consumed), (
-        "as for who has not seen the end"
+        "the state of a consumer that has not seen the end"
     )
     assert follow.newest() == Position(info, 1)
 
 
 def plan_index(plan: list[Made | LaneEnded], slab: Slab) -> int:
-    """How many batches come before the slab."""
+    """Return the number of batches before the slab."""
     before = 0
     for item in plan:
         if isinstance(item, Made):
@@ -112,7 +112,7 @@ def test_slabs_that_nobody_asks_for_are_thinned_out_and_what_is_kept_stays_right
     ahead = {place.lane: place for place in position.places if place.ahead}
     at, behind = position.batches, position.batches + position.skip
     passed = [slab for slab, before in slabs(info, plan, []) if at <= plan_index(plan, slab) < behind]
-    for slab in passed:  # each lane of which something is passed over must come by a later place
+    for slab in passed:  # the position names a later place of each lane whose batches are passed over
         if slab.lane >= 0:
             later = range(slab.index + slab.batches, 100)
             assert ahead[slab.lane].ahead in [record(slab.lane, index) for index in later]

@@ -20,7 +20,7 @@ SAID = "reads epoch 0 of this feed again"
 
 @pytest.fixture(autouse=True)
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], int]]:
-    """How often it was said in this test."""
+    """`said()` is the number of these warnings in this test."""
     _repeats.registry.forget()
     with caplog.at_level(logging.WARNING, "penstock"):
         yield lambda: sum(SAID in record.getMessage() for record in caplog.records)
@@ -42,12 +42,12 @@ def read(url: str, most: int | None = None, **options: Any) -> None:
 def test_a_new_dataset_in_each_epoch_is_told_once(
     tf: Any, said: Callable[[], int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging, "logThreads", False)  # which makes a Thread of TensorFlow's, and keeps it
+    monkeypatch.setattr(logging, "logThreads", False)  # it would keep a Thread object for TensorFlow's thread
     with feed() as daemon:
         for epoch in range(6):
             assert [int(y[0]) for _, y in penstock.dataset(daemon.url)] == [0, 1, 2]
             assert said() == (epoch >= 2), epoch
-        gc.collect()  # an iterator of TensorFlow may keep its connection until then
+        gc.collect()  # until then, a TensorFlow iterator may keep its connection
     (record,) = [record for record in caplog.records if SAID in record.getMessage()]
     assert record.getMessage().startswith(f"{daemon.url}: a new connection {SAID} and gets the same batches as")
     assert "Create the dataset (or connection) once" in record.getMessage()

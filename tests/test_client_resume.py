@@ -1,4 +1,4 @@
-"""A stream continues after a cut, unnoticed by its reader, and in another run from a saved state."""
+"""A stream continues after a cut, which its reader does not notice, and in another run from a saved state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seen(batches: Any) -> list[int]:
-    """Return which batches of `dealt` came, after checking all of each."""
+    """Return the numbers of these batches of `dealt`, after checking all values."""
     found = []
     for x, y in batches:
         assert (x == y[0]).all()
@@ -44,7 +44,7 @@ def seen(batches: Any) -> list[int]:
 
 
 class Cutting:
-    """The epochs of a feed, with the connection cut before the slab at each of `cuts` (counted over all epochs)."""
+    """The epochs of a feed. The connection is cut before each slab in `cuts`, counted over all epochs."""
 
     def __init__(self, epoch: Callable[[int], list[Any]], cuts: list[int]) -> None:
         self.epoch, self.cuts, self.asked = epoch, sorted(cuts), 0
@@ -113,7 +113,7 @@ def test_a_daemon_that_comes_back_at_its_address_goes_on(transport: str, caplog:
 def test_when_the_time_is_up_the_error_names_it_and_the_first_cause(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_reconnecting, "FIRST_PAUSE", 1000.0)  # no pause outlasts the time
+    monkeypatch.setattr(_reconnecting, "FIRST_PAUSE", 1000.0)  # even so, no pause lasts longer than the time left
     info, epoch = dealt(LANES)
     with FakeDaemon(info, lambda e: [*epoch(e)[:9], Stall()]) as daemon:
         connection = penstock.connect(daemon.url, transport=transport, reconnect=0.5)
@@ -141,7 +141,7 @@ def test_connections_that_break_at_once_are_said_once_and_in_the_error(
     assert sum("Trying to reconnect for up to 1 s" in text for text in said) == 1
     assert sum("connected again" in text for text in said) == 1
     assert sum("the new connection broke before data came" in text for text in said) == 1
-    assert 2 < next(breaks) < 20, "pauses are kept, also when the time is nearly up"
+    assert 2 < next(breaks) < 20, "it must pause, even when the time is nearly up"
 
 
 def test_a_connection_that_nobody_reads_outlives_restarts_that_are_far_apart() -> None:
@@ -154,20 +154,20 @@ def test_a_connection_that_nobody_reads_outlives_restarts_that_are_far_apart() -
             running.close()
             daemon = running.enter_context(FakeDaemon(info, epoch, port=port))
             daemon.wait_for(lambda n=restarts: connection.stats()["reconnects"] == n)
-            connection._handle.receiver._reconnector._connected -= 100  # a loss that lasts longer is given up
+            connection._handle.receiver._reconnector._connected -= 100  # a loss of that length would be given up
         assert seen(connection.batches()) == list(range(TOTAL))
         connection.close()
 
 
 def test_a_daemon_that_stops_is_waited_for_and_close_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_reconnecting, "FIRST_PAUSE", 1000.0)  # the wait does not end by itself
+    monkeypatch.setattr(_reconnecting, "FIRST_PAUSE", 1000.0)  # the wait does not end on its own
     info, epoch = dealt(LANES)
     stop = Fail(penstock.DaemonStopped("the daemon was stopped"))
     with FakeDaemon(info, lambda e: [*epoch(e)[:5], Stall(), stop]) as daemon:
         connection = penstock.connect(daemon.url, reconnect=1000)
         batches = connection.batches()
         next(batches)
-        daemon.go_on()  # not before: what was not handed over when the daemon stops comes again only after the pause
+        daemon.go_on()  # only now: batches not handed over before the stop would come again after the pause
         daemon.wait_for(lambda: connection._handle.handoff.transport is None)
     threading.Timer(0.5, connection.close).start()
     with pytest.raises(penstock.StreamClosed):
@@ -181,7 +181,7 @@ def test_a_session_that_reconnected_is_freed_without_the_garbage_collector(trans
         Fail(penstock.DaemonStopped("the daemon was stopped")),
         Vanish(),
         Stall(),
-    ]  # the last one is only looked at
+    ]  # the last one is only inspected
     gc.collect()
     gc.disable()
     try:
@@ -348,7 +348,7 @@ def test_garbage_is_refused_with_what_is_wrong(damage: Callable[[dict[str, Any]]
         state = connection.state_dict()
         with pytest.raises(ValueError, match=says):
             connection.load_state_dict(damage(state))  # type: ignore[arg-type]
-        assert seen(itertools.islice(connection.batches(), 1)) == [0]  # the connection is as it was
+        assert seen(itertools.islice(connection.batches(), 1)) == [0]  # the connection has not changed
 
 
 def test_a_state_of_another_feed_is_refused_with_all_that_differs() -> None:
@@ -369,7 +369,7 @@ def test_other_splits_than_those_of_the_state_are_refused() -> None:
     with (
         FakeDaemon(info, epoch, digest=b"b" * 32) as daemon,
         penstock.connect(daemon.url, state=state) as connection,
-        pytest.raises(penstock.StateMismatch, match="the list of splits of epoch 0 is another one now"),
+        pytest.raises(penstock.StateMismatch, match="the list of splits of epoch 0 has changed"),
     ):
         list(connection.batches())
 

@@ -1,4 +1,4 @@
-"""What `penstock.dataset` and `Connection.dataset` promise, with real TensorFlow and a scripted daemon."""
+"""The promises of `penstock.dataset` and `Connection.dataset`, with real TensorFlow and a scripted daemon."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def first(batch: Any) -> int:
 
 
 def address(tensor: Any) -> int:
-    if tensor.dtype == "bfloat16":  # has no buffer
+    if tensor.dtype == "bfloat16":  # it has no buffer
         return 0
     found: int = np.asarray(memoryview(tensor)).__array_interface__["data"][0]
     return found
 
 
 def shared(tensor: Any) -> bool:
-    """Whether the memory of `tensor` is that of the daemon's memfd."""
+    """Return whether `tensor` lies in the daemon's memfd."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             if "memfd:fake" in line:
@@ -182,7 +182,7 @@ def test_breaking_off_returns_at_once_although_no_data_comes(tf: Any, transport:
             next(iterator)
             assert daemon.stalled.wait(60)
             daemon.stalled.clear()
-            del iterator  # no data comes, so if it waited for some it would wait for ever
+            del iterator  # no data comes, so a wait for data would never end
         daemon.wait_for(lambda: daemon.count(Leave) == 2)
         del dataset
 

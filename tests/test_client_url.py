@@ -1,4 +1,4 @@
-"""What a user reads when a URL is wrong."""
+"""The messages for wrong URLs."""
 
 from __future__ import annotations
 

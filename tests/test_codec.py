@@ -1,4 +1,4 @@
-"""The codec alone: what goes in comes out, and nothing else gets in."""
+"""The codec alone: a message comes out as it went in, and anything malformed is refused."""
 
 from __future__ import annotations
 

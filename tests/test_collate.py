@@ -162,7 +162,7 @@ def test_a_fill_that_is_timed_takes_what_any_fill_takes(given: int, row: int) ->
         asked.append("end")
 
     class AskedOnce:
-        """An iterator that must not be asked again after its end."""
+        """An iterator that must not be called again after its end."""
 
         def __init__(self) -> None:
             self.inner = samples()
@@ -197,7 +197,7 @@ def test_what_collating_takes_is_told_from_what_user_code_takes() -> None:
         assert rows.timed_fill(rows.store(8), 0, 8, samples) == 8
         return rows.copying
 
-    # The least of several: what else runs here can only make it more.
+    # The least of several measurements: other processes can only add to them.
     large = np.zeros(1 << 20, np.uint8)
     assert min(copying(0, map(slow, range(8))) for _ in range(5)) < 4_000_000
     assert min(copying(large, repeat(large)) for _ in range(5)) > 8 * 5_000

@@ -1,4 +1,4 @@
-"""The snippets of the page "Coming from another loader" run, and those before and after give the same samples."""
+"""The snippets of the page "Coming from another loader" run, and give the same samples before and after a change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICKER = {
     "epochs=10": "epochs=1",
 }
 DATAFLOW = "class DataFlow:\n    def reset_state(self): self.ready = True\n"
-"""Stands for tensorpack's, where that is not installed."""
+"""Replaces tensorpack's class if tensorpack is not installed."""
 
 RUN = """
 import json, os, sys
@@ -65,7 +65,7 @@ def daemon(tmp_path: Path, serve: Serve) -> Daemon:
 
 
 def snippets(heading: str) -> list[str]:
-    """The Python blocks of a section that are no files: those of a training script."""
+    """Return the Python blocks of a section that are not files, but parts of a training script."""
     return [block for block in blocks(section(PAGE, heading), "python") if not re.match(r"# \w+\.py\n", block)]
 
 
@@ -88,7 +88,7 @@ def test_before_and_after_give_the_same_samples(daemon: Daemon, start_trainer: S
     said, errors = trainer.communicate(120)
     assert trainer.returncode == 0, errors
     found = json.loads(said.splitlines()[-1])
-    assert not found["fit_generator"], "the page says that it is gone"
+    assert not found["fit_generator"], "the page says that Keras no longer has it"
     whole = list(range(200))
     pictures = sorted(4 * list(range(10)))
     others = [whole] * (len(loader) + len(service) + len(tensorpack))

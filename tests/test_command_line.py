@@ -1,4 +1,4 @@
-"""What all commands have in common: help, environment variables, exit codes, completion by the shell."""
+"""The common parts of all commands: help, environment variables, exit codes, shell completion."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_variable_stands_for_each_option_and_no_two_have_the_same() -> None:
     assert all(re.fullmatch(r"PENSTOCK_[A-Z]+(_[A-Z]+)+", name) for name in names)
     source = "".join(path.read_text() for part in ("server", "client") for path in (ROOT / part).rglob("*.py"))
     others = set(re.findall(r"\"(PENSTOCK_[A-Z_]+[A-Z])\"", source))
-    assert {"PENSTOCK_WORKER", "PENSTOCK_DEBUG"} <= others, "the expression finds Penstock's other variables"
+    assert {"PENSTOCK_WORKER", "PENSTOCK_DEBUG"} <= others, "the expression must find Penstock's other variables"
     assert not others & set(names)
 
 
@@ -122,7 +122,7 @@ def test_the_page_on_the_command_line_lists_every_variable() -> None:
 
 
 def received(command: str, *arguments: str, **environment: str) -> dict[str, object]:
-    """What a command is called with, when it is given these arguments and variables."""
+    """Return the values with which a command is called, given these arguments and variables."""
     one = COMMANDS[command]
     got: dict[str, object] = {}
     before, one.callback = one.callback, got.update
@@ -136,7 +136,7 @@ def received(command: str, *arguments: str, **environment: str) -> dict[str, obj
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None:
-    """For every option of every command, with one or two values that the option takes."""
+    """Test every option of every command, with one or two values that it accepts."""
     samples = {
         "N": ["3"],
         "N|auto": ["3", "auto"],
@@ -185,7 +185,7 @@ def test_a_misspelt_variable_is_pointed_out_and_those_of_others_are_not() -> Non
     said = run("status", "x", PENSTOCK_STATUS_TIMOUT="1", PENSTOCK_STATUS_SERVICE_HOST="10.0.0.1", PENSTOCK_VERSION="1")
     assert "PENSTOCK_STATUS_TIMOUT sets nothing; did you mean PENSTOCK_STATUS_TIMEOUT?" in said.stderr
     assert "SERVICE_HOST" not in said.stderr
-    assert "expected a daemon's address" in said.stderr, "PENSTOCK_VERSION, as images have it, is not --version"
+    assert "expected a daemon's address" in said.stderr, "PENSTOCK_VERSION, which images set, is not --version"
 
 
 def test_variables_of_a_daemon_reach_neither_its_workers_nor_a_private_daemon(
@@ -204,7 +204,7 @@ def test_variables_of_a_daemon_reach_neither_its_workers_nor_a_private_daemon(
     with penstock.connect(daemon.url) as connection:
         (batch,) = connection.batches()
     assert "PENSTOCK_SERVE_" not in batch[0].decode()
-    assert (tmp_path / "groups.sqlite").exists(), "the variables work for the daemon itself"
+    assert (tmp_path / "groups.sqlite").exists(), "the variables must work for the daemon itself"
 
 
 # --- exit codes ---
@@ -227,10 +227,10 @@ def test_exit_codes_are_those_of_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_interrupted_ends_with_the_code_that_shells_expect(number: signal.Signals) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:  # it accepts, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as nobody:  # it accepts connections, but never answers
         url = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
         script = f'"{sys.executable}" -m penstock_command status {url} --timeout 600 & echo $!; wait $!; echo $?'
-        # A shell starts what is in the background with SIGINT ignored.
+        # Otherwise a shell starts background processes with SIGINT ignored.
         script = f"set -m; {script}"
         with subprocess.Popen(
             ["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -238,7 +238,7 @@ def test_a_command_that_is_interrupted_ends_with_the_code_that_shells_expect(num
             assert shell.stdout is not None
             assert shell.stderr is not None
             pid = int(shell.stdout.readline())
-            connection, _ = nobody.accept()  # it waits for the answer now
+            connection, _ = nobody.accept()  # now the command waits for the answer
             with connection:
                 os.kill(pid, number)
                 assert shell.stdout.readline() == f"{128 + number}\n"
@@ -255,7 +255,7 @@ COMPLETED = {
 
 
 def in_path() -> dict[str, str]:
-    """An environment in which `penstock` is found."""
+    """Return an environment whose PATH has `penstock`."""
     place = Path(sys.executable).parent
     assert (place / "penstock").exists()
     return os.environ | {"PATH": f"{place}{os.pathsep}{os.environ['PATH']}"}
@@ -265,11 +265,11 @@ def in_path() -> dict[str, str]:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands_options_and_values(shell: str, line: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} here")
+        pytest.skip(f"{shell} is not installed")
     page = (ROOT / "docs" / "commands.md").read_text()
     (setup,) = re.findall(rf"^\| {shell}.*?\| `([^`]*penstock.*)` \|$", page, re.MULTILINE)
     setup = setup.replace("\\|", "|")
-    if shell == "zsh":  # it completes only what is typed
+    if shell == "zsh":  # zsh completes only typed text
         type_until_shown(setup, line, COMPLETED[line])
         return
     if shell == "bash":
@@ -285,7 +285,7 @@ def test_a_shell_completes_commands_options_and_values(shell: str, line: str, tm
 
 
 def type_until_shown(setup: str, line: str, words: set[str]) -> None:
-    """Type the line and Tab in zsh. Returns when it shows the words; pytest's timeout ends a wait in vain."""
+    """Type the line and Tab in zsh. Wait until it shows the words; if it never does, pytest's timeout ends the wait."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(["zsh", "-f", "-i"], env=in_path(), stdin=theirs, stdout=theirs, stderr=theirs) as zsh:
         os.close(theirs)

@@ -42,7 +42,7 @@ def penstock_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait as long as it takes; pytest's timeout ends a test that waits in vain."""
+    """Wait until the condition is true. If it never is, pytest's timeout ends the test."""
     while not condition():
         time.sleep(0.02)
 
@@ -68,7 +68,7 @@ def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
     assert state["cpu_seconds"] > before["cpu_seconds"] > 0
     for then, now in zip(before["workers"], state["workers"], strict=True):
         spent = now["spent"]
-        if then["spent"] is not None:  # it was ready
+        if then["spent"] is not None:  # the worker was ready
             assert spent["user_seconds"] > then["spent"]["user_seconds"]
             assert spent["idle_seconds"] > then["spent"]["idle_seconds"]
         assert spent["idle_seconds"] > 0
@@ -167,7 +167,7 @@ def test_status_shows_a_line_for_each_thing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def begin_to_stop(daemon: Daemon, how: str | int) -> None:
-    """Ask the daemon to stop, without a wait for its end."""
+    """Ask the daemon to stop, and do not wait for its end."""
     if isinstance(how, int):
         daemon.process.send_signal(how)
         return
@@ -242,7 +242,7 @@ def test_stop_says_for_how_many_streams_it_waits(serve: Serve) -> None:
         with pytest.raises(penstock.Unreachable, match=r"not stop within 3 s: .* `penstock stop --now` does not"):
             control.stop(daemon.url, now=False, timeout=3, still_waiting=waited.append, every=0.1)
     assert {len(state["streams"]) for state in waited} == {1}
-    assert daemon.process.wait(50) == 0, "its last consumer is gone"
+    assert daemon.process.wait(50) == 0, "its last consumer is gone, so it must end"
 
 
 def test_scale_adds_and_ends_workers_and_trainers_notice_nothing(serve: Serve) -> None:
@@ -291,7 +291,7 @@ def test_only_who_runs_a_daemon_may_stop_or_scale_it(serve: Serve, command: list
         pytest.skip("only root can become another user")
     daemon = serve(FEED)
     name, *rest = command
-    imports = "import os, encodings.idna"  # and what else is imported later, which the other user cannot read
+    imports = "import os, encodings.idna"  # and other late imports, whose files the other user cannot read
     imports += "; from penstock_server import control, coordinator; from penstock_server.cli import main"
     code = f"{imports}; os.setuid(65534); main({[name, daemon.url, *rest]})"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -306,9 +306,7 @@ def test_a_split_that_hangs_is_told_with_its_line(serve: Serve) -> None:
     with penstock.connect(daemon.url) as connection:
         with pytest.raises(penstock.WorkerDied, match=r"made no sample for 0\.5 s .*feeds\.py:\d+ in numbers"):
             list(connection.batches())
-    assert re.search(
-        r"worker \d made no sample for 0\.5 s and was killed; it stood at \S+feeds\.py:\d+", daemon.stderr()
-    )
+    assert re.search(r"worker \d made no sample for 0\.5 s and was killed; it was at \S+feeds\.py:\d+", daemon.stderr())
 
 
 def test_workers_end_with_a_killed_daemon(serve: Serve) -> None:
@@ -336,7 +334,7 @@ def test_user_code_that_imports_tensorflow_is_warned_of_the_cost(serve: Serve, t
     (tmp_path / "daemon0").mkdir()
     (tmp_path / "daemon0" / "tensorflow.py").write_text("# stands in for the real one, which takes seconds\n")
     daemon = serve("import tensorflow\n" + textwrap.dedent(FEED))
-    assert daemon.stderr().count("your module imports TensorFlow, and each worker does so by itself") == 1
+    assert daemon.stderr().count("your module imports TensorFlow, and each worker does so on its own") == 1
 
 
 def test_few_splits_and_workers_that_do_not_divide_the_lanes_are_pointed_out(serve: Serve) -> None:

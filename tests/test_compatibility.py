@@ -1,4 +1,4 @@
-"""The page of compatibility has the outcomes of the newest result, and its judge notices what a loader may do wrong."""
+"""The compatibility page has the outcomes of the newest result, and its judge notices the mistakes of loaders."""
 
 import json
 import sys

@@ -34,7 +34,7 @@ from penstock_server.coordinator import events as on
 from penstock_server.coordinator.memory import Share
 
 PAGE = 4096
-"""Bytes of one slot of the simulated feeds."""
+"""Bytes of a slot of the simulated feeds."""
 
 quick = settings(derandomize=True, deadline=None, max_examples=100)
 soak = settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
@@ -42,7 +42,7 @@ soak = settings(deadline=None, max_examples=20_000, print_blob=True, suppress_he
 
 @dataclass(frozen=True)
 class Case:
-    """A feed, the world that serves it, and what its consumer asks for."""
+    """A feed, the options of the world that serves it, and its consumer's options."""
 
     feed: SimFeed
     workers: int
@@ -52,19 +52,19 @@ class Case:
 
     @property
     def memory(self) -> int:
-        """Bytes of this many slots, besides those of a pool; plenty if batches grow."""
+        """Bytes of `slots` slots, plus those of a pool. Plenty if the sizes of batches vary."""
         slots = self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0)
         return slots * PAGE if not self.feed.growth else 1 << 22
 
     def world(self, *others: SimFeed, **options: Any) -> World:
-        """A world with this memory for each feed."""
+        """Return a world with this memory for each feed."""
         memory = self.memory * (1 + len(others))
         return World(self.feed, *others, workers=self.workers, memory=memory, seed=self.seed, **options)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_pools() -> Iterator[None]:
-    """Of the lanes of these feeds, three mix their rows with each other."""
+    """Let at most three lanes mix their rows with each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_sizes, "MAX_POOLED", 3)
         yield
@@ -72,7 +72,7 @@ def small_pools() -> Iterator[None]:
 
 seeds = st.integers(0, 2**32)
 shuffles = st.sampled_from((0, 0, 7))
-"""With shuffling in exact order, lanes mix their rows."""
+"""If a feed is shuffled in exact order, its lanes mix their rows."""
 asks = st.fixed_dictionaries(
     {
         "credit": st.integers(1, 5),
@@ -90,7 +90,7 @@ lane_feeds = st.builds(
     drop_remainder=st.booleans(),
     dynamic=st.booleans(),
     shuffle=shuffles,
-).filter(lambda feed: not feed.drop_remainder or sum(feed.splits) >= (feed.batch_size or 1))  # that is an error
+).filter(lambda feed: not feed.drop_remainder or sum(feed.splits) >= (feed.batch_size or 1))  # less is an error
 index_feeds = st.builds(
     SimFeed,
     length=st.integers(1, 60),
@@ -112,7 +112,7 @@ ragged_feeds = st.builds(
     batch_size=st.integers(2, 5),
     growth=st.integers(1, 100),
 )
-"""Whose merged batches must be measured before they are written."""
+"""Feeds whose merged batches must be measured before they are written."""
 uneven_feeds = st.builds(
     SimFeed,
     splits=st.lists(st.sampled_from((2, 3, 7, 13, 18, 24)), min_size=5, max_size=9).map(tuple),
@@ -121,7 +121,7 @@ uneven_feeds = st.builds(
     turn=st.integers(1, 3),
     shuffle=shuffles,
 )
-"""A feed whose lanes end at different places, so that merged batches stand in the middle of the epoch."""
+"""Feeds whose lanes end at different places, so merged batches come in the middle of the epoch."""
 endless_feeds = st.builds(
     SimFeed,
     splits=st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(any).map(tuple),
@@ -130,7 +130,7 @@ endless_feeds = st.builds(
     turn=st.integers(1, 3),
     shuffle=shuffles,
     endless=st.just(True),
-).filter(lambda feed: feed.lanes == 1 or len(feed.splits) % 2 == 1)  # else a lane may have empty segments alone
+).filter(lambda feed: feed.lanes == 1 or len(feed.splits) % 2 == 1)  # otherwise a lane may have only empty segments
 pooled_feeds = st.builds(
     SimFeed,
     splits=st.lists(st.sampled_from((0, 3, 7, 12, 18)), min_size=2, max_size=9).filter(sum).map(tuple),
@@ -140,12 +140,12 @@ pooled_feeds = st.builds(
     dynamic=st.booleans(),
     shuffle=st.just(7),
 )
-"""Whose lanes mix their rows. (Of the feeds above few have pools with turns of several batches.)"""
+"""Feeds whose lanes mix their rows. (Few of the feeds above have pools with turns of several batches.)"""
 any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds, ragged_feeds, pooled_feeds)
 
 
 def cases(feeds: st.SearchStrategy[SimFeed]) -> st.SearchStrategy[Case]:
-    """Worlds with any memory from the least that is accepted, and consumers of every kind."""
+    """Return cases with any memory from the least that is accepted, and consumers of every kind."""
     return st.builds(Case, feeds, st.integers(1, 5), st.integers(3, 40), seeds, asks)
 
 
@@ -165,7 +165,7 @@ def until_error(feed: SimFeed, epoch: int) -> tuple[list[Batch], str | None]:
 
 
 def check_epoch(feed: SimFeed, epoch: int, read: list[Batch]) -> None:
-    """Check that every sample came once, in the right number of batches, at most one of them smaller."""
+    """Check that every sample came once, in the right number of batches, with at most one smaller batch."""
     samples, size = feed.samples_of(epoch), feed.batch_size or 1
     assert len(read) == epoch_length(len(samples), size, drop_remainder=feed.drop_remainder)
     came = Counter(sample for batch in read for sample in batch)
@@ -175,7 +175,7 @@ def check_epoch(feed: SimFeed, epoch: int, read: list[Batch]) -> None:
 
 
 def check_exact_order(case: Case) -> None:
-    """Check that three epochs come as the reference says, and only the last batch of each is smaller."""
+    """Check that three epochs are those of the reference, and that only the last batch of each may be smaller."""
     world = case.world()
     consumer = world.open(reads=[(0, None), (1, None), (2, None)], **case.asks)
     world.run()
@@ -186,7 +186,7 @@ def check_exact_order(case: Case) -> None:
 
 
 def failure(consumer: Consumer) -> PenstockError:
-    """The one error that the consumer was told."""
+    """Return the consumer's only error."""
     (error,) = consumer.failures
     return error
 
@@ -328,13 +328,13 @@ class TestFailures:
         world.run()
         before, error = until_error(feed, 0)
         if consumer.failures:
-            assert failure(consumer).message == error  # it was on its way when the consumer left
+            assert failure(consumer).message == error  # the error was on its way when the consumer left
             assert consumer.read[0] == before[: len(consumer.read[0])]
         else:
             assert consumer.read[2] == list(feed.expected(2))
 
     def test_what_a_worker_held_when_it_died_is_made_again_elsewhere(self) -> None:
-        """Its turns, the lanes that it was between two turns of, and the leftovers in its heap."""
+        """That is its turns, the lanes that were between two turns, and the leftover rows in its heap."""
         feed = SimFeed(splits=(9, 8, 8, 9), lanes=4)
         world = World(feed, workers=4)
         consumer = world.open()
@@ -515,7 +515,7 @@ class TestConsumers:
 
 
 def memory_asked_for(error: Exception) -> tuple[int, int]:
-    """The bytes of the --memory that the error asks for, and of the unit in which it does."""
+    """Return the bytes of the --memory that the error asks for, and the bytes of its unit."""
     found = re.search(r"Give --memory (\d+)([KM])", str(error))
     assert found, error
     unit = 1 << (10 if found[2] == "K" else 20)
@@ -580,7 +580,7 @@ faulty_cases = cases(st.one_of(any_feeds, lane_feeds.map(fast)))
 
 
 def check_through_faults(case: Case, faults: dict[str, int]) -> None:
-    """With any faults, three epochs come as if nothing had happened: each batch once, in order, to the end."""
+    """Check that, with any faults, three epochs come as without: each batch once, in order, to the end."""
     world = case.world(**faults)
     reads = [(0, None), (1, 3), (2, None)]
     consumer = world.open(reads=reads, **{**case.asks, "hoards": False})
@@ -600,7 +600,7 @@ def check_through_faults(case: Case, faults: dict[str, int]) -> None:
 
 
 def check_ranks(case: Case, world_size: int, faults: dict[str, int]) -> None:
-    """With any faults, rank r gets batches r, r + n, ... of each epoch, and all ranks get equally many."""
+    """Check that, with any faults, rank r gets batches r, r + n, ... of each epoch, and all ranks get equally many."""
     world = replace(case, slots=case.slots + 8 * world_size).world(**faults)
     asks = {**case.asks, "hoards": False}
     ranks = [
@@ -622,9 +622,9 @@ def check_ranks(case: Case, world_size: int, faults: dict[str, int]) -> None:
 def check_group(
     case: Case, consumers: int, faults: dict[str, int], leaves: int | None, goes: tuple[str, int] | None
 ) -> None:
-    """With any faults, each batch of an epoch goes to exactly one consumer of the group. One of them may close or die
-    at any place."""
-    members = consumers + (goes is not None)  # and each may be there twice for a while, after a cut
+    """Check that, with any faults, each batch of an epoch goes to exactly one consumer of the group. One of them may
+    close or die at any place."""
+    members = consumers + (goes is not None)  # and after a cut each may be there twice for a while
     world = replace(case, slots=case.slots + 16 * members).world(**{**faults, "restarts": 0})
     asks = {**case.asks, "hoards": False}
     reads = [(0, None), (1, None)]
@@ -646,8 +646,8 @@ def check_group(
 
 
 def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None) -> None:
-    """With a state file a group's daemon may be killed at any instant. Each batch still goes to one living consumer,
-    except batches that a dead one was handed."""
+    """Check a group with a state file, whose daemon may be killed at any instant. Each batch goes to one living
+    consumer, except the batches that a dead one was handed."""
     if leaves is not None:
         faults = {**faults, "cuts": 0}
     world = replace(case, slots=case.slots + 16 * (consumers + 1)).world(state=True, **faults)
@@ -659,7 +659,7 @@ def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves:
     for _ in range(consumers - 1):
         for _ in range(world.random.randrange(20)):
             world.step()
-        with suppress(MemoryBound):  # the others may just be away
+        with suppress(MemoryBound):  # the others may be away just now
             group.append(world.open(reads=[(0, leaves), (1, None)], group="g", stays=True, **asks))
     world.settle()
     living = [consumer for consumer in group if not consumer.gone]
@@ -679,7 +679,7 @@ def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves:
 
 
 def check_resumed(case: Case, wide: bool, seed: int) -> None:
-    """A stream goes on from a position at any batch, and from another one after that, each time with other workers."""
+    """Check that a stream continues from a position at any batch, several times, each time with other workers."""
     case = replace(case, feed=replace(case.feed, turn=case.feed.turn + 3 * (wide and case.feed.fixed)))
     dice = random.Random(seed)
     rest = [(epoch, batch) for epoch in range(3) for batch in case.feed.expected(epoch)]
@@ -736,7 +736,7 @@ class TestFaults:
         leaves: int | None,
         goes: tuple[str, int] | None,
     ) -> None:
-        if leaves is not None:  # an epoch is over when all connected consumers have left it, so nobody may be cut off
+        if leaves is not None:  # an epoch ends when all connected consumers have left it, so nobody may be cut off
             faults = {**faults, "cuts": 0}
         check_group(case, consumers, faults, leaves, goes)
 
@@ -806,7 +806,7 @@ class TestWithoutEnd:
         for _ in range(2000):
             if stream.error is not None or not world.step():
                 break
-        assert stream.error is not None, "it goes on"
+        assert stream.error is not None, "the stream must go on"
         assert all(consumer.reader.handed == consumer.reader.sent for consumer in readers if not consumer.reader.gone)
         world.run()
         read = [consumer.read.get(0, []) for consumer in readers]

@@ -1,6 +1,6 @@
 """User code that fails for a while, streams that kill workers, and peers that lie, in the simulated world.
 
-Other streams get what they would get if nothing were wrong.
+Other streams must get the same batches as if nothing were wrong.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ failing = (failing_cases, faults, st.sampled_from(("raise", "retry", "skip")), s
 
 
 def check_through_errors(case: Case, faults: dict[str, int], on_error: str, seed: int) -> None:
-    """User code raises at some samples, once or more often, while workers die and connections are cut. With "retry" the
-    stream is the same. With "raise" it is the same if it goes on from a state after each error. With "skip" it is the
-    stream of splits that end there."""
+    """Check streams whose user code raises at some samples, once or more, while workers die and connections are cut.
+
+    With "retry" the stream is the same. With "raise" it is the same if it resumes from a state after each error. With
+    "skip" it is the stream of splits that end before these samples.
+    """
     dice = random.Random(seed)
     samples = [sample for epoch in EPOCHS for sample in case.feed.samples_of(epoch)]
     transient = tuple((dice.choice(samples), dice.randint(1, 3)) for _ in range(dice.randint(1, 4)))
@@ -70,7 +72,7 @@ def check_through_errors(case: Case, faults: dict[str, int], on_error: str, seed
         assert on_error == "raise"
         position = unpack(pack(consumer.track.newest()))
     last = EPOCHS[-1]
-    for error in consumer.failures:  # so much was left out that nothing came, or less than a batch
+    for error in consumer.failures:  # so much was left out that the epoch has no batch
         last = max(consumer.read)
         assert isinstance(error, IncompleteEpoch)
         cuts = left_out(consumer, last)
@@ -103,11 +105,11 @@ deadly = (
 
 
 def check_deadly(case: Case, other: Case, faults: dict[str, int], attempts: int, seed: int) -> None:
-    """A stream that kills every worker at a certain sample fails alone. Another stream does not notice."""
+    """Check that a stream that kills every worker at a certain sample fails alone. Another stream does not notice."""
     feed = replace(case.feed, name="deadly", attempts=attempts)
     samples = feed.samples_of(0)
     feed = replace(feed, deadly=frozenset({random.Random(seed).choice(samples)}))
-    victim = replace(other.feed, name="victim", growth=0, attempts=1)  # one wrong blame is too many
+    victim = replace(other.feed, name="victim", growth=0, attempts=1)  # so it fails if it is wrongly blamed even once
     memory = case.memory + replace(other, feed=victim).memory
     faults = {**faults, "restarts": 0, "kills": 0}
     world = World(feed, victim, workers=case.workers, memory=memory, seed=case.seed, **faults)
@@ -118,7 +120,7 @@ def check_deadly(case: Case, other: Case, faults: dict[str, int], attempts: int,
     assert [consumer.read[epoch] for epoch in (0, 1)] == [list(victim.expected(epoch)) for epoch in (0, 1)]
     expected = list(feed.expected(0))
     assert doomed.read[0] == expected[: len(doomed.read[0])]
-    if feed.drop_remainder and not doomed.failures:  # the sample belongs to no batch, and was not read
+    if feed.drop_remainder and not doomed.failures:  # the sample belongs to no batch, so it was not read
         return
     (error,) = doomed.failures
     assert isinstance(error, WorkerDied)
@@ -133,7 +135,7 @@ attacks = (
 
 
 def check_attack(case: Case, faults: dict[str, int], attackers: int, group: bool) -> None:
-    """Whatever peers say, a victim reads its stream. When the peers are gone, nothing is left of them."""
+    """Check that a victim reads its stream, whatever peers say, and that nothing is left of them when they are gone."""
     feed = replace(case.feed, growth=0, epochs=2 if attackers == 2 else None)
     case = replace(case, feed=feed, slots=case.slots + 400)
     world = case.world(**{**faults, "restarts": 0, "cuts": 0 if group else faults["cuts"]})

@@ -1,6 +1,6 @@
-"""Workers of other hosts, at the coordinator's door: what they are given, and what their loss means.
+"""Remote workers, at the coordinator's door: the work that they get, and the effects of their loss.
 
-Each test is one short history. The long ones, in which hosts come and go, are simulated (test_coordinator.py).
+Each test is a short history. Long histories, in which hosts come and go, are simulated (test_coordinator.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock_server.coordinator.workers import REMOTE, VACANT, Workers
 from penstock_server.scaling import Scaling
 
 A, B, C, D = range(REMOTE, REMOTE + 4)
-"""Workers of hosts that have joined."""
+"""Remote workers."""
 
 
 TOLD = do.StartRun | do.Fill | do.MeasureRows | do.WriteRows | do.PoolRows | do.ListSplits
@@ -32,7 +32,7 @@ TOLD = do.StartRun | do.Fill | do.MeasureRows | do.WriteRows | do.PoolRows | do.
 
 
 class Daemon(Machine):
-    """A machine with workers of other hosts. Its own worker makes no batches, unless `idle` says otherwise."""
+    """A coordinator with remote workers. Its own worker makes no batches, unless `idle` is False."""
 
     def __init__(self, workers: int = 1, idle: bool = True, **options: Any) -> None:
         super().__init__(workers=workers, idle=idle, **options)
@@ -40,17 +40,17 @@ class Daemon(Machine):
     def tell(self, event: on.Event) -> list[do.Command]:
         commands = super().tell(event)
         told = {command.worker for command in commands if isinstance(command, TOLD)}
-        assert told <= {*self.coordinator.workers.numbers}, "a worker that is not there is told something"
+        assert told <= {*self.coordinator.workers.numbers}, "a worker that is not there gets work"
         return commands
 
     def join(self, *workers: int) -> list[do.Command]:
-        """A host joins with these workers."""
+        """Let a host join with these workers. Return the commands that follow."""
         for worker in workers:
             assert self.tell(on.WorkerAdded(worker)) == []
         return [command for worker in workers for command in self.tell(on.Imported(worker, (self.plan,)))]
 
     def find(self, commands: list[do.Command]) -> list[do.Command]:
-        """Find the slots that these commands ask for, and those that the next ones do, and return what follows."""
+        """Find the slots that these commands and their consequences ask for. Return the commands that follow."""
         after: list[do.Command] = []
         commands = list(commands)
         for command in commands:
@@ -62,7 +62,7 @@ class Daemon(Machine):
 
     @property
     def fillers(self) -> list[int]:
-        """The workers that fill a turn, in stream order."""
+        """The workers that fill turns, in stream order."""
         return [worker for turn in self.epoch.order.window for worker, _ in turn.fillers]
 
 
@@ -149,7 +149,7 @@ class TestLostHosts:
 
     def test_of_workers_that_are_lost_together_none_gets_work_of_another(self) -> None:
         daemon = Daemon(length=100)
-        slots = [*daemon.opened, *daemon.join(A, B)]  # the first turn waited for a slot when nobody could be chosen
+        slots = [*daemon.opened, *daemon.join(A, B)]  # the first turn waited for a slot while there was no worker
         daemon.find(slots)
         assert {A, B} == set(daemon.fillers)
         assert daemon.tell(on.WorkersLost((A, B), "is lost")) == []
@@ -159,7 +159,7 @@ class TestLostHosts:
     def test_a_lane_goes_on_from_its_last_record(self) -> None:
         daemon = Daemon(workers=1, idle=False, turn=4)
         daemon.join(A)
-        daemon.tell(on.RetireWorkers((0,)))  # the lane is to be made there
+        daemon.tell(on.RetireWorkers((0,)))  # so a remote worker makes the lane
         fill = filling(daemon, daemon.tickets[0])
         assert fill.worker == A
         daemon.join(B)
@@ -381,7 +381,7 @@ class TestLeavingHosts:
         assert {command.worker for command in of(do.DropRun, commands)} == {A, B}
         for turn in list(daemon.epoch.order.window):
             for worker, run in turn.fillers:
-                if worker in (A, B):  # its answer to DropRun
+                if worker in (A, B):  # the answer to DropRun
                     commands += daemon.tell(m.Made(run, turn.slot.ticket, first=0, batches=0, rows=0, last=True))
         assert {command.worker for command in of((do.StartRun, do.Fill), commands)} == {D}
         assert {command.worker for command in of(do.Retire, commands)} == {A, B}
@@ -395,7 +395,7 @@ class TestLeavingHosts:
         assert of(do.SendSlab, daemon.made(fills[0], border=True))
         daemon.tell(on.WorkersLost((A, B), "is lost"))
         assert daemon.coordinator.workers.leaving == set()
-        while (due := daemon.coordinator.next_tick) is not None:  # the minute of those that were to leave
+        while (due := daemon.coordinator.next_tick) is not None:  # the minute that leaving workers have
             daemon.now = due
             assert daemon.tell(on.Tick()) == []
         assert of(do.Fill, daemon.join(C))
@@ -475,7 +475,7 @@ class TestScale:
 
 
 def test_a_lane_that_has_no_run_yet_when_workers_come_goes_to_the_one_with_the_fewest() -> None:
-    """Lanes with runs may be even before that: [1, 1, 0]."""
+    """The lanes that have runs may be spread evenly before that: [1, 1, 0]."""
     machine = Machine(workers=2, lanes=4)
     machine.begin()
     first, second = (filling(machine, ticket) for ticket in machine.tickets[:2])
@@ -490,8 +490,8 @@ def test_a_lane_that_has_no_run_yet_when_workers_come_goes_to_the_one_with_the_f
 
 
 def test_no_more_lanes_move_to_a_worker_that_comes_than_make_up_its_share() -> None:
-    """A lane that moves goes to its next worker when it is visited again. Until then it counts for the worker that
-    makes the fewest, or nearly all lanes would move, and each opens its splits again."""
+    """A lane that moves goes to its next worker at its next visit. Until then it counts for the worker with the fewest
+    lanes. Otherwise nearly all lanes would move, and each would open its splits again."""
     machine = Machine(workers=2, lanes=9, credit=64, turn=1)
     machine.begin()
     waiting, moved, slabs = deque(machine.tickets), 0, 0

@@ -1,4 +1,4 @@
-"""Where the batches of ranks are made, at the coordinator's door."""
+"""The machines on which the batches of ranks are made, at the coordinator's door."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock_server.coordinator.workers import REMOTE
 
 
 class Job(Daemon):
-    """A daemon, hosts that have joined, and a job of ranks that reads an epoch.
+    """A daemon, joined hosts, and a job of ranks that reads an epoch.
 
     Args:
-        ranks: the machine of each rank, a letter each; "." is that of the daemon.
-        hosts: the machine of each remote worker.
-        own: how many workers the daemon has that make batches.
-        ends: how many batches some lanes have; others have no end.
+        ranks: the machine of each rank, one letter each; "." is the daemon's machine.
+        hosts: the machine of each remote worker, one letter each.
+        own: the number of the daemon's own workers that make batches.
+        ends: the number of batches of some lanes. The other lanes have no end.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Job(Daemon):
         """The lane of each run."""
         self.fills: dict[int, do.Fill] = {}
         self.sent: list[tuple[int, do.Fill]] = []
-        """The rank that each batch was sent to, and how it was made."""
+        """The rank that each batch was sent to, and the command to make it."""
         self.add(hosts)
         self.ranks = len(ranks)
         for rank, machine in enumerate(ranks):
@@ -49,7 +49,7 @@ class Job(Daemon):
             self.do(self.tell(on.Begin(2 + rank, 0)))
 
     def add(self, hosts: str) -> None:
-        """These workers join."""
+        """Let remote workers on these machines join."""
         for machine in hosts:
             worker = REMOTE + len(self.machine_of)
             self.machine_of[worker] = machine
@@ -57,7 +57,7 @@ class Job(Daemon):
             self.do(self.tell(on.Imported(worker, (self.plan,))))
 
     def lose(self, machine: str) -> None:
-        """The host on this machine is lost."""
+        """Lose the host on this machine."""
         lost = tuple(worker for worker, at in self.machine_of.items() if at == machine)
         self.do(self.tell(on.WorkersLost(lost, "is lost")))
 
@@ -65,7 +65,7 @@ class Job(Daemon):
         self.todo.extend(commands)
 
     def read(self, batches: int) -> list[tuple[int, do.Fill]]:
-        """Have more batches made, one by one. Hand each over at once."""
+        """Make `batches` more batches, one by one, and hand each over at once. Return them with their ranks."""
         before = len(self.sent)
         while len(self.sent) < before + batches:
             command = self.todo.popleft()
@@ -88,7 +88,7 @@ class Job(Daemon):
         return self.sent[before : before + batches]
 
     def near(self, ranks: str, batches: int = 24) -> list[bool]:
-        """Whether each of the next batches is made on the machine of the rank that gets it."""
+        """Return whether each of the next batches is made on the machine of the rank that gets it."""
         return [self.machine_of[fill.worker] == ranks[rank] for rank, fill in self.read(batches)]
 
 
@@ -101,7 +101,7 @@ class Job(Daemon):
         ("aabb", "abab", 0),
         (".a", "aa", 2),
         ("abcd", "aaabbbcccddd", 0),
-        ("ab", "aaaaabbbb", 0),  # four for one, and five for the other: nearly its share
+        ("ab", "aaaaabbbb", 0),  # four for one and five for the other: nearly its share
         pytest.param("a.b.", "ab", 2, id="ranks of one machine lie apart"),
     ],
 )
@@ -153,7 +153,7 @@ def test_all_workers_make_batches_for_all_ranks_if(ranks: str, hosts: str, own: 
         ),
         ("ab", "aabb", {"turn": 4}, "a turn has 4 batches: set Feed(turn=1)"),
         ("ab", "aabb", {"order": "fast"}, 'the order is "fast", and not "exact"'),
-        ("ab", "cc", {}, ""),  # nobody expects it
+        ("ab", "cc", {}, ""),  # nobody would expect it
         ("ab", "", {"own": 2}, ""),
         ("aa", "aabb", {}, ""),
         ("a", "aabb", {}, ""),
@@ -247,7 +247,7 @@ def test_lanes_go_home_when_a_host_joins(kind: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", [{"length": 10_000}, {"lanes": 20}])
 def test_when_a_worker_dies_others_on_its_machine_take_over(kind: dict[str, Any]) -> None:
     job = Job("ab", "aaaaabbbbb", **kind)
-    for _ in range(20):  # wherever it is
+    for _ in range(20):  # whichever it is
         died = job.read(7)[-1][1].worker
         job.do(job.tell(on.WorkerDied(died, "was killed")))
         assert all(job.near("ab"))

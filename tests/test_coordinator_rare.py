@@ -1,4 +1,4 @@
-"""Schedules that random worlds hardly ever produce. Bugs that were planted on purpose showed only in these."""
+"""Schedules that random worlds hardly ever produce. Bugs planted on purpose showed only in these."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it
     world = World(SimFeed(splits=(40,), lanes=1, batch_size=4))
     one = world.open(reads=[(0, None)], group="g", stays=True, credit=4)
     two = world.open(reads=[], group="g", stays=True, credit=4)
-    two.gone = True  # the world does nothing for it: what it says is said here
+    two.gone = True  # the world ignores it: this test sends its messages
     world.handle(on.Begin(two.reader.number, 0))
     while two.reader.sent < 2:
         assert world.step()
@@ -43,7 +43,7 @@ def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it
 def test_a_member_of_a_group_gets_the_next_epoch_as_soon_as_the_others_have_read_this_one() -> None:
     world = World(SimFeed(splits=(4,), lanes=1, batch_size=4))
     one, two = (world.open(reads=[], group="g", stays=True, credit=4) for _ in range(2))
-    one.gone = two.gone = True  # the world does nothing for them: what they say is said here
+    one.gone = two.gone = True  # the world ignores them: this test sends their messages
     world.handle(on.Begin(one.reader.number, 0))
     world.handle(on.Begin(two.reader.number, 0))
     world.handle(on.Leave(two.reader.number, 0, 0))
@@ -62,7 +62,7 @@ def test_a_member_of_a_group_that_is_late_for_the_last_epoch_hears_that_it_has_e
     world.settle()
     assert one.read[0] == list(world.feeds["train"].expected(0))
     assert 0 in one.ended
-    two.gone = True  # the world does nothing for it: what it says is said here
+    two.gone = True  # the world ignores it: this test sends its messages
     world.handle(on.Begin(two.reader.number, 0))
     assert do.Tell(two.reader.number, m.End(0, 0, 0, 0)) in world.take()
 
@@ -150,7 +150,7 @@ def test_a_group_waits_for_a_consumer_that_was_cut_off_though_all_others_have_cl
     world.wait(2 * PATIENCE)
     with pytest.raises(StreamClosed, match="nobody read it for a while"):
         world.ask("train", replace(asks[0], again=True))
-    world.ask("train", asks[1])  # another run begins the group anew
+    world.ask("train", asks[1])  # another run begins the group again
     with pytest.raises(StreamClosed, match="have to start again from the beginning"):
         world.ask("train", replace(asks[0], again=True))
 
@@ -192,7 +192,7 @@ def test_a_lane_waits_for_seconds_only_where_it_is_tried_without_end_and_gets_no
     lane = world.open().stream._epochs[0].lane(0)
 
     def deaths(count: int) -> list[float]:
-        """Return how long the lane waits after each of this many deaths in a row."""
+        """Return how long the lane waits after each of `count` deaths in a row."""
         found = []
         for _ in range(count):
             assert lane.run is not None
@@ -211,12 +211,12 @@ def test_a_lane_waits_for_seconds_only_where_it_is_tried_without_end_and_gets_no
     _, run = lane.run
     ticket, record = lane.turns[0].slot.ticket, (1).to_bytes(8)
     world.handle(m.Made(run, ticket, first=0, batches=1, rows=4, last=True, record=record))
-    assert deaths(2) == pauses[:1], "counted from the batch on that it has got to"
+    assert deaths(2) == pauses[:1], "deaths count only from the batch that the lane has reached"
     assert (lane.error is None) == (on_error == "retry" or split == -1 or lane.deaths[0] < 9)
 
 
 def test_what_a_lane_of_an_indexable_feed_fails_with_is_raised_also_where_its_worker_has_turns_of_another() -> None:
-    """A worker that is to leave has turns, and they go to a worker that had none so far."""
+    """The turns of a worker that has to leave go to a worker that had none so far."""
     world = World(SimFeed(length=2, batch_size=1), workers=2, memory=3 * 4096)
     consumer = world.open(credit=1)
     world.handle(on.RetireWorkers((1,)))
@@ -266,7 +266,7 @@ def test_parts_of_a_turn_that_wait_are_sent_as_one_slab_but_to_ranks(world_size:
         world = World(SimFeed(splits=(42,), lanes=1, batch_size=4, turn=6), seed=seed)
         for rank in range(world_size or 1):
             consumer = world.open(group="g" * bool(world_size), rank=rank, world_size=world_size, stays=True)
-        world.settle()  # the next epoch is made, which nobody reads
+        world.settle()  # the next epoch is made, but nobody reads it
         first, second = list(consumer.stream._epochs[0].order.window)[:2]
         if world_size:
             assert [(part.first, part.batches) for part in first.parts] == [(place, 1) for place in range(6)]
@@ -278,8 +278,8 @@ def test_parts_of_a_turn_that_wait_are_sent_as_one_slab_but_to_ranks(world_size:
 
 
 def test_leftovers_are_written_once_though_the_worker_that_had_their_lane_before_dies() -> None:
-    """Rows must not be written twice: the second time, the batch may be handed over, and the slot may have another
-    use."""
+    """Rows must not be written twice. By the second time, the batch may be handed over, and the slot used for something
+    else."""
     met = 0
     for seed in range(100):
         world = World(SimFeed(splits=(1, 2) * 3, lanes=6, batch_size=5), workers=2, seed=seed, kills=2)
@@ -296,8 +296,8 @@ def test_leftovers_are_written_once_though_the_worker_that_had_their_lane_before
 
 
 def _runs_that_write_while_their_lane_moves(world: World, stream: Stream) -> Iterator[tuple[int, int]]:
-    """Runs that write rows of a merged batch while another worker, which lets go of their lane, writes rows of it, too;
-    and that worker. The world goes on between."""
+    """Yield each run that writes rows of a merged batch while the worker that its lane moves away from still writes
+    rows of the same batch; and that worker. The world goes on in between."""
     while world.step():
         for epoch in stream._epochs:
             for turn, lane in product(list(stream.production.turns.merged(epoch)), list(epoch.lanes.values())):
@@ -321,7 +321,7 @@ def test_slots_come_back_when_a_copy_of_a_batch_cannot_be_made() -> None:
             world.handle(on.NoSlot(copy.ticket, MemoryBound("the disk of the memory is full")))
         world._copies.clear()
         world._carry_out()
-        world.run()  # which holds that nothing is left
+        world.run()  # it also checks that nothing is left
         for rank in ranks:
             assert [type(error) for error in rank.failures] in ([MemoryBound], [])
     assert failed

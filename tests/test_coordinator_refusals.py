@@ -1,4 +1,4 @@
-"""What the coordinator refuses leaves nothing behind: no stream, no memory, no setting, no changed state."""
+"""A refused request leaves nothing behind: no stream, no memory, no setting, no changed state."""
 
 from __future__ import annotations
 

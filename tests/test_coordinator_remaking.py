@@ -1,6 +1,6 @@
-"""What stayed at a host that is lost, at the coordinator's door: it is made again, beside the lane's own run.
+"""Batches that a lost host kept, at the coordinator's door: they are made again, beside the lane's own run.
 
-Each test is one short history. The long ones are simulated (test_simulated_hosts.py).
+Each test is a short history. Long histories are simulated (test_simulated_hosts.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from penstock_server.coordinator.feeds import SplitsInfo
 
 
 def fill_of(daemon: Daemon, index: int = 0) -> do.Fill:
-    """The first fill, at a worker of the host that has joined."""
+    """Return fill number `index`, for a remote worker."""
     return [command for command in daemon.find(daemon.opened) if isinstance(command, do.Fill)][index]
 
 
 def lost(daemon: Daemon, worker: int, *tickets: int) -> list[do.Command]:
-    """The worker's host is lost, with what it kept for these tickets. Return what follows from the latter."""
+    """Lose the worker's host, with the batches that it kept for these tickets. Return the commands for the latter."""
     daemon.tell(on.WorkersLost((worker,), "is lost"))
     return daemon.tell(on.BytesLost(tickets))
 
 
 def kept(**options: Any) -> tuple[Daemon, do.Fill]:
-    """A daemon and a turn that A has made, whose two batches stayed at A's host. B has joined since."""
+    """Return a daemon and a turn that A has made. A's host keeps its two batches. B has joined since."""
     daemon = Daemon(turn=2, credit=4, **options)
     daemon.begin()
     daemon.join(A)
@@ -51,8 +51,8 @@ class TestWhatMayStay:
             (True, {"order": "fast"}),
             (True, {"ragged": True, "shuffle": 100}),
             (False, {"shuffle": 100, "lanes": 4}),  # its rows are mixed at the head
-            (False, {"on_error": "skip"}),  # another attempt may not fail where the first one did
-            (False, {"group": "g"}),  # a consumer that comes may not reach the host
+            (False, {"on_error": "skip"}),  # another attempt might not fail where the first one did
+            (False, {"group": "g"}),  # a consumer that comes later may not reach the host
         ],
     )
     def test_is_a_matter_of_the_feed(self, stays: bool, options: dict[str, Any]) -> None:
@@ -91,12 +91,12 @@ class TestWhatIsLost:
         assert again == do.Fill(B, start.run, fill.ticket, index=0, batches=2, first=0)
         assert daemon.made(again, 1, last=False, record=b"x") == []
         assert daemon.made(again, 1, first=1, record=b"y") == [do.DropRun(B, start.run), do.Remade(fill.ticket)]
-        assert daemon.epoch.lane(0).record == b"behind", "the lane goes on from its own record"
+        assert daemon.epoch.lane(0).record == b"behind", "the lane must go on from its own record"
 
     def test_was_delivered_already_and_its_slot_is_freed_only_when_both_have_let_go(self) -> None:
         daemon, fill = kept()
         (again,) = [one for one in of(do.Fill, lost(daemon, A, fill.ticket)) if one.ticket == fill.ticket]
-        assert do.Free(fill.ticket) not in daemon.tell(on.Acknowledge(1, 1, (0,), 0)), "a worker writes there"
+        assert do.Free(fill.ticket) not in daemon.tell(on.Acknowledge(1, 1, (0,), 0)), "a worker still writes there"
         assert do.Free(fill.ticket) in daemon.made(again, 0, record=b"")
 
     def test_takes_its_room_from_production_when_only_its_worker_holds_it(self) -> None:
@@ -110,10 +110,10 @@ class TestWhatIsLost:
         (again,) = [one for one in of(do.Fill, commands) if one.ticket == fill.ticket]
         todo = deque(one for one in of(do.Fill, commands) if one.ticket != fill.ticket)
         daemon.tell(on.Acknowledge(1, 1, (0,), 0))
-        while todo:  # until production has all the slots that it may have
+        while todo:  # until production has all slots that it may have
             commands = daemon.made(todo.popleft(), record=b"s")
             todo += of(do.Fill, [*commands, *daemon.find(commands)])
-        assert of(do.FindSlot, daemon.made(again, record=b"r")), "production gets the room back"
+        assert of(do.FindSlot, daemon.made(again, record=b"r")), "production must get the room back"
 
     def test_is_made_again_from_the_record_of_the_turn_before(self) -> None:
         daemon = Daemon(turn=1, credit=4, lanes=1)
@@ -165,7 +165,7 @@ class TestWhatIsLost:
         assert daemon.coordinator.budget.reserved == 0
 
     def test_and_is_not_made_again_keeps_nobody_waiting(self) -> None:
-        """A copy may wait for it, which must be answered for before the stream can end."""
+        """A copy may wait for it, and the stream cannot end before that copy is answered for."""
         daemon = Daemon(turn=2)
         daemon.join(A)
         fill = fill_of(daemon)
@@ -199,7 +199,7 @@ class TestAWorkerThatMakesItAgain:
             else:
                 again = daemon.tell(on.RunFailed(one.run, GeneratorError("no such file")))
         error = daemon.coordinator.streams[1].error
-        assert isinstance(error, ConnectionLost), "so that clients come again, with their positions"
+        assert isinstance(error, ConnectionLost), "so that clients reconnect, with their positions"
         assert "batches were lost with their host, and could not be made again (a worker was killed)" in error.message
 
     def test_must_make_as_many_batches_of_the_same_size(self) -> None:
@@ -208,7 +208,7 @@ class TestAWorkerThatMakesItAgain:
         daemon.made(again, 1, record=b"", ended=True)
         error = daemon.coordinator.streams[1].error
         assert isinstance(error, ConnectionLost)
-        assert "a worker made 1 batches in place of 2" in error.message
+        assert "a worker made 1 batches instead of 2" in error.message
 
     def test_and_finds_another_size_tries_again_elsewhere(self) -> None:
         daemon, fill = kept()

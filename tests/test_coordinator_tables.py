@@ -1,7 +1,7 @@
 """The coordinator's door, row by row of its tables: given this state, `handle(event)` gives these commands.
 
-The simulation has the long histories (test_coordinator.py). Here each test is one short history. The last test checks
-that all rows of all tables were walked by the tests before it.
+Each test is a short history. Long histories are simulated (test_coordinator.py). One of the last tests checks that the
+tests before it have walked all rows of all tables.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PLAN = m.FeedPlan(
 
 @pytest.fixture(autouse=True)
 def _watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note the rows that are walked."""
+    """Record the rows that are walked."""
     for kind in (Turn, Lane, Consumer):
         monkeypatch.setattr(kind, "become", _noting(kind.become))
 
@@ -68,7 +68,7 @@ def _noting(become: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 
 
 class Machine:
-    """A coordinator whose feed can be read, and the consumer 1, which has opened a stream of it.
+    """A coordinator with a feed that can be read, and consumer 1, which has opened a stream of it.
 
     Attributes:
         opened: the commands after the stream was opened.
@@ -103,7 +103,7 @@ class Machine:
         assert isinstance(self.tell(on.Begin(1, 0))[0], do.Tell)  # Begun
 
     def made(self, fill: do.Fill, batches: int = 1, **fields: Any) -> list[do.Command]:
-        """The worker has made a part of the turn, the last one unless `fields` say otherwise."""
+        """Report that the worker has made a part of the turn, the last part unless `fields` say otherwise."""
         said = {"first": 0, "batches": batches, "rows": 4 * batches, "last": True, **fields}
         return self.tell(m.Made(fill.run, fill.ticket, **said))
 
@@ -116,7 +116,7 @@ class Machine:
         return self.coordinator.streams[1].epochs[0]
 
     def turn(self, at: int = 0) -> Turn:
-        """A turn of the epoch, by its place in the stream."""
+        """Return a turn of the epoch, by its place in the stream."""
         found: Turn = list(self.epoch.order.window)[at]
         return found
 
@@ -127,7 +127,7 @@ class Machine:
 
 
 def filling(machine: Machine, ticket: int) -> do.Fill:
-    """The ticket's slot is found, and a worker is told to fill it."""
+    """Report that the ticket's slot is found. Return the command that tells a worker to fill it."""
     (fill,) = [command for command in machine.tell(on.SlotFound(ticket)) if isinstance(command, do.Fill)]
     return fill
 
@@ -204,7 +204,7 @@ def test_a_run_that_asked_for_a_larger_slot_before_it_was_dropped_no_longer_answ
     assert do.DropRun(0, fill.run) in machine.tell(on.RetireWorkers((0,)))
     machine.tell(m.NeedRoom(fill.run, fill.ticket, 100_000))
     assert filling(machine, fill.ticket).worker == 1
-    assert machine.made(fill, batches=0) == []  # its answer to DropRun
+    assert machine.made(fill, batches=0) == []  # the answer to DropRun
     assert machine.turn().state is TurnState.FILLING
     assert machine.turn().error is None
 
@@ -285,7 +285,7 @@ def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None
 
 
 def merged_batch_to_measure() -> tuple[Machine, Turn, list[do.MeasureRows]]:
-    """A machine whose two lanes have ended with 1 and 2 ragged rows left over."""
+    """Return a machine whose two lanes have ended with 1 and 2 leftover ragged rows."""
     machine = Machine(lanes=2, ragged=True)
     machine.begin()
     fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
@@ -329,7 +329,7 @@ def test_rows_are_measured_again_by_another_worker_after_a_death_and_only_these(
     again = machine.tell(on.WorkerDied(measures[1].worker, "was killed"))
     (measure,) = [command for command in again if isinstance(command, do.MeasureRows)]
     assert (measure.run != measures[1].run, measure.start, measure.count) == (True, 0, 2)
-    machine.tell(m.RowsMeasured(measures[1].run, merged.slot.ticket, ((20,),)))  # from before: it counts no more
+    machine.tell(m.RowsMeasured(measures[1].run, merged.slot.ticket, ((20,),)))  # of the dead worker: it is ignored
     writes = machine.tell(m.RowsMeasured(measure.run, merged.slot.ticket, ((21,),)))
     assert [write.sizes for write in writes] == [((7,),), ((21,),)]  # type: ignore[union-attr]
 
@@ -398,7 +398,7 @@ def test_the_ranges_of_a_worker_that_stood_in_for_another_are_each_handed_over_o
     tickets = list(machine.tickets)
     machine.tell(on.RetireWorkers((2,), now=True))
     filled = [filling(machine, ticket) for ticket in tickets]
-    assert len({fill.run for fill in filled if fill.worker == 0}) == 2  # also what worker 2 was to make
+    assert len({fill.run for fill in filled if fill.worker == 0}) == 2  # including those of worker 2
     machine.tell(on.WorkerAdded(2))
     machine.tell(on.Imported(2, (machine.plan,)))
     again = [command for command in machine.tell(on.WorkerDied(0, "was killed", None)) if isinstance(command, do.Fill)]

@@ -1,4 +1,4 @@
-"""The files for deployment are valid, and their very commands work: as plain processes, in namespaces of their own."""
+"""The files for deployment are valid, and their commands work as they are, as plain processes in namespaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNIT = ROOT / "deploy" / "systemd" / "penstock@.service"
 
 
 def succeeds(*command: str) -> str:
-    """Run a program of this environment; it must end with 0. Returns what it printed."""
+    """Run a program of this environment, which must exit with 0. Return its output."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ran = subprocess.run(
         command,
@@ -53,7 +53,7 @@ def test_images_run_as_another_user_than_root_and_the_loader_has_no_tensorflow()
     final = {stage.split()[2]: stage for stage in STAGES if stage.split()[2] != "base"}
     assert set(final) == {"loader", "trainer"}
     users = {re.findall(r"^USER (\d+)$", stage, re.MULTILINE)[-1] for stage in final.values()}
-    assert len(users) == 1, "the same user in both, or they share no memory"
+    assert len(users) == 1, "both must have the same user, or they share no memory"
     assert users != {"0"}
     assert "tensorflow" not in final["loader"]
     assert "tensorflow" not in SERVICES["loader"]["build"]["args"]["EXTRAS"]
@@ -62,7 +62,7 @@ def test_images_run_as_another_user_than_root_and_the_loader_has_no_tensorflow()
 def test_loader_and_trainer_can_share_memory_and_the_loader_may_finish_its_epochs() -> None:
     loader, trainer = SERVICES["loader"], SERVICES["trainer"]
     assert trainer["network_mode"] == "service:loader"
-    assert not any("--bind" in word for word in loader["command"]), "127.0.0.1, which nobody else reaches"
+    assert not any("--bind" in word for word in loader["command"]), "only 127.0.0.1, which nobody else reaches"
     assert loader["ports"] == ["127.0.0.1:8090:8090"], "the web page, for this host"
     assert loader["stop_grace_period"]
     for service in (SERVICES["digits"], loader, trainer):
@@ -75,7 +75,7 @@ def test_loader_and_trainer_can_share_memory_and_the_loader_may_finish_its_epoch
 
 
 def namespaces() -> bool:
-    """Whether this process may make network namespaces."""
+    """Return whether this process may make network namespaces."""
     needed = ("unshare", "nsenter", "ip", "setpriv")
     if os.geteuid() != 0 or not all(shutil.which(program) for program in needed):
         return False
@@ -83,7 +83,7 @@ def namespaces() -> bool:
 
 
 def words(service: str, part: str = "command", **places: Path) -> list[str]:
-    """The command of a service in the compose file, with other folders for those of the container."""
+    """Return the command of a service in the compose file, with `places` instead of the container's folders."""
     (found,) = [SERVICES[service][part]]
     found = [word for word in (found["test"] if part == "healthcheck" else found) if word != "CMD"]
     found = [str(places.get(word.strip("/"), word)) for word in found]
@@ -93,14 +93,14 @@ def words(service: str, part: str = "command", **places: Path) -> list[str]:
 
 
 def variables(service: str, folder: Path) -> dict[str, str]:
-    """The environment of a service, with the defaults of compose's variables."""
+    """Return the environment of a service, with the defaults of compose's variables."""
     given = SERVICES[service].get("environment", {})
     plain = {name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", str(value)) for name, value in given.items()}
     return os.environ | {name: str(folder) if value == "/data" else value for name, value in plain.items()}
 
 
 class Container:
-    """A process in network and process namespaces of its own, as the loader's container is."""
+    """A process in its own network and process namespaces, like the loader's container."""
 
     def __init__(self, command: list[str], log: Path, **options: Any) -> None:
         self._log = log
@@ -132,8 +132,8 @@ class Container:
         return int(found[0])
 
     def inside(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command as a container with `network_mode: service:...` of this one: in its network namespace, and in
-        a process namespace of its own."""
+        """Run a command like a container with `network_mode: service:...` for this one: in this network namespace, and
+        in its own process namespace."""
         joined = ["nsenter", f"--net=/proc/{self.first}/ns/net", "unshare", "--pid", "--fork", "--kill-child", *command]
         return subprocess.run(joined, capture_output=True, text=True, timeout=120)
 
@@ -141,7 +141,7 @@ class Container:
         return self._log.read_text()
 
     def stop(self) -> int:
-        """End it as `docker stop` does. Returns the exit code."""
+        """Stop it as `docker stop` does. Return the exit code."""
         os.kill(self.first, signal.SIGTERM)
         return self.process.wait(60)
 
@@ -184,7 +184,7 @@ def test_the_commands_of_the_compose_file_work_in_namespaces_as_containers_have_
             time.sleep(0.2)
         url = words("trainer")[-1]
         read = [sys.executable, "-c", READ, url]
-        assert loader.inside(read).stdout == "local 360\ntcp 360\n", "shared memory for the same user, and for no other"
+        assert loader.inside(read).stdout == "local 360\ntcp 360\n", "only the same user may share memory"
         assert loader.inside(["unshare", "--user", "--map-root-user", *read]).stdout.startswith("local 360\n")
         command = [sys.executable, "-m", "penstock_command"]
         assert loader.inside([*command, "scale", url, "3"]).stdout == "workers: 2 -> 3\n"
@@ -196,7 +196,7 @@ def test_the_commands_of_the_compose_file_work_in_namespaces_as_containers_have_
 
 
 def test_a_daemon_that_is_nobody_in_a_user_namespace_shares_memory_with_no_one(tmp_path: Path) -> None:
-    """There every user without an id looks like nobody."""
+    """In such a namespace, every user without an id looks like nobody."""
     if not namespaces():
         pytest.skip("user namespaces need root")
     (tmp_path / "feeds.py").write_text(
@@ -227,6 +227,6 @@ def test_systemd_accepts_the_unit_and_finds_it_well_confined(tmp_path: Path) -> 
 
 def test_the_unit_leaves_the_daemon_time_to_finish_its_epochs() -> None:
     settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
-    assert settings["Type"] == "notify", "so that EXTEND_TIMEOUT_USEC is heard"
+    assert settings["Type"] == "notify", "otherwise systemd ignores EXTEND_TIMEOUT_USEC"
     assert settings["KillMode"] == "mixed"
     assert int(settings["TimeoutStopSec"]) > 15, "longer than the daemon waits between two messages"

@@ -1,4 +1,4 @@
-"""The files of deploy/kubernetes and deploy/slurm are valid, and their very commands work, as plain processes."""
+"""The files of deploy/kubernetes and deploy/slurm are valid. Their commands work as they are, as plain processes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_pods_have_time_to_end_and_no_rights_that_they_do_not_need() -> None:
 
 
 def secrets(folder: Path) -> dict[str, dict[str, bytes]]:
-    """What kustomize makes of the keys in `folder`: the files of each Secret."""
+    """Return the files of each Secret that kustomize would make from the keys in `folder`."""
     found = {}
     for generator in KUSTOMIZATION["secretGenerator"]:
         pairs = [file.rpartition("=") for file in generator["files"]]
@@ -96,7 +96,7 @@ def secrets(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def mounted(files: dict[str, bytes], at: Path) -> str:
-    """Write files as Kubernetes mounts them for the pod's fsGroup."""
+    """Write files as Kubernetes mounts them for the pod's fsGroup. Return the folder."""
     for path, data in files.items():
         (at / path).parent.mkdir(parents=True, exist_ok=True)
         (at / path).write_bytes(data)
@@ -274,7 +274,7 @@ def test_the_slurm_script_runs_head_hosts_and_trainer_and_ends_with_the_trainer(
     ready, batches, hosts = ran.stdout.splitlines()
     assert ready.startswith("ready tcp://127.0.0.1:")
     assert sorted(map(int, batches.split())) == list(range(40))
-    assert hosts in ("1 hosts", "2 hosts"), "the trainer ends as soon as it has its batches"
+    assert hosts in ("1 hosts", "2 hosts"), "the trainer ends once it has its batches, so a host may come too late"
     assert "--ntasks=2 --ntasks-per-node=1" in (tmp_path / "srun.log").read_text()
     assert "stopped" in ran.stderr
 

@@ -38,7 +38,7 @@ FEED = """
     feed = Feed(numbers, splits=range(4), batch_size=1, turn=1, lanes=2)
 """
 WHOLE = sorted(1000 * split + i for split in range(4) for i in range(100))
-"""More batches, and so slots if there were no limits, than the 256 descriptors that most daemons here may have."""
+"""More batches, and without limits more slots, than the 256 descriptors that most daemons here may have."""
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> None:
@@ -49,7 +49,7 @@ def until(condition: Callable[[], Any], seconds: float = 60) -> None:
 
 
 class Victim:
-    """Reads a feed again and again, over a connection that was open before, until it is told to stop."""
+    """Reads a feed again and again, over a connection that was opened before, until it is stopped."""
 
     def __init__(self, url: str, transport: str) -> None:
         self.epochs = 0
@@ -120,7 +120,7 @@ def test_consumers_that_ask_for_thousands_of_slots_get_a_share_and_others_are_re
                 connection.close(0)
             context.term()
         reading.goes_on()
-    until(lambda: files(daemon) <= quiet + 4)  # threads, and files that are kept for later processes
+    until(lambda: files(daemon) <= quiet + 4)  # 4 for threads, and for files that are kept for later processes
     assert "restarted" not in daemon.stderr()
 
 
@@ -153,7 +153,7 @@ def test_connections_on_this_host_that_only_lie_there_take_nothing_from_streams(
                 connection.setblocking(False)
                 idle.append(connection)
                 connection.connect("\0" + unix)
-            assert reads(daemon), "the oldest that has no session makes room"
+            assert reads(daemon), "the oldest connection without a session must make room"
             daemon.workers()[0].kill()
             reading.goes_on()
             until(lambda: len(daemon.workers()) == 2)
@@ -208,7 +208,7 @@ def test_a_worker_that_dies_while_there_are_no_descriptors_is_replaced_when_ther
         for worker in daemon.workers():
             worker.kill()
         until(lambda: daemon.stderr().count("was killed by SIGKILL") >= 2)
-        time.sleep(0.7)  # for some tries to start them
+        time.sleep(0.7)  # time for several attempts to start workers
         assert daemon.process.poll() is None, daemon.stderr()
         process.rlimit(psutil.RLIMIT_NOFILE, (hard, hard))
         until(lambda: len(daemon.workers()) == 2)
@@ -231,7 +231,7 @@ def test_a_stream_that_finds_no_descriptor_for_a_slot_waits_or_fails_and_the_dae
             said = str(error)
         else:
             said = "" if seen == WHOLE else "something is missing"
-    assert not said or "raise the limit on open files" in said, "with slots that it had before, it goes on"
+    assert not said or "raise the limit on open files" in said, "with the slots that it had before, it must go on"
     assert daemon.process.poll() is None
     process.rlimit(psutil.RLIMIT_NOFILE, (hard, hard))
     until(lambda: reads(daemon))
@@ -337,7 +337,7 @@ def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up
         try:
             while not heard:
                 await asyncio.sleep(0.01)
-            assert isinstance(heard[0], m.Imported), "and nothing of what was said to those before it"
+            assert isinstance(heard[0], m.Imported), "it must not get messages for the workers before it"
         finally:
             await supervisor.stop(codec.encode(m.Shutdown()))
 

@@ -1,4 +1,4 @@
-"""The documentation tells the truth: its examples run, and the messages that it quotes are those that users get."""
+"""The documentation is true: its examples run, and the messages that it quotes are those that users get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PACKAGES = ["proto", "server", "client"]
 PLACE = r"^(penstock|[A-Z]\w+): |\n  in .*|\n\nTraceback .*| \.\.\.$"
-"""What stands around the message itself."""
+"""The parts of a quotation that do not belong to the message itself."""
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
 
 
@@ -43,7 +43,7 @@ def test_feeds_of_the_examples_can_be_declared(page: str) -> None:
 
 
 def quoted(mistake: str, number: int = 0) -> str:
-    """The message that the page Troubleshooting quotes below the heading `mistake`."""
+    """Return message `number` that the page Troubleshooting quotes below the heading `mistake`."""
     _, _, rest = TROUBLESHOOTING.partition(f"\n### {mistake}\n")
     assert rest, f"Troubleshooting has no heading {mistake!r}"
     message: str = re.findall(r"^```text\n(.*?)\n```$", rest, re.DOTALL | re.MULTILINE)[number]
@@ -51,14 +51,14 @@ def quoted(mistake: str, number: int = 0) -> str:
 
 
 def assert_quoted(message: str, said: str) -> None:
-    """`said` contains the message. Worker numbers, seconds waited and folders may differ; "..." ends it early."""
+    """Check that `said` contains the message, up to a final "...". Worker numbers, seconds and folders may differ."""
     for varies, plain in ((r"worker \d+", "worker N"), (r"for [0-9.]+ s", "for N s"), (r'File "[^"]*/', 'File "')):
         message, said = re.sub(varies, plain, message), re.sub(varies, plain, said)
     assert message.removesuffix(" ...") in said, f"the page quotes\n{message}\nand Penstock says\n{said}"
 
 
 def said_by(tree: ast.AST) -> list[tuple[str, ...]]:
-    """Return the words of each text in a module: what stands between its `{...}` and `%s`."""
+    """Return the words of each text in a module: its parts between `{...}` and `%s`."""
     found = []
     for node in ast.walk(tree):
         parts = [node] if isinstance(node, ast.Constant) else node.values if isinstance(node, ast.JoinedStr) else []
@@ -69,7 +69,7 @@ def said_by(tree: ast.AST) -> list[tuple[str, ...]]:
 
 
 def test_the_other_messages_of_troubleshooting_stand_in_the_code() -> None:
-    """Those that no test below provokes."""
+    """That is the messages that no test below provokes."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     texts = {words for path in files for words in said_by(ast.parse(path.read_text()))}
     provoked = Path(__file__).read_text()
@@ -98,7 +98,7 @@ def feed(folder: Path, body: str, options: str = "splits=['a'], batch_size=32") 
 
 
 def serve(folder: Path, *options: str, feed: str = "scenes.py:feed") -> str:
-    """The messages of a `penstock serve` in this folder that refuses to start."""
+    """Return the messages of a `penstock serve` in this folder that refuses to start."""
     command = [sys.executable, "-m", "penstock_server", "serve", feed, "--workers", "1"]
     bind = () if "--bind" in options else ("--bind", "tcp://127.0.0.1:0")
     found = subprocess.run([*command, *bind, *options], cwd=folder, capture_output=True, text=True, timeout=60)

@@ -50,7 +50,7 @@ Fit = Callable[..., Any]
 
 @pytest.fixture
 def fit(tf: Any) -> Fit:
-    """`fit(dataset, feeding, step=0.1, epochs=2, steps=20)`: a training whose steps sleep. Returns the history."""
+    """`fit(dataset, feeding, step=0.1, epochs=2, steps=20)` trains with steps that sleep, and returns the history."""
     import keras
 
     class Sleeps(keras.layers.Layer):  # type: ignore[misc]
@@ -98,7 +98,7 @@ def fit(tf: Any) -> Fit:
 
 @contextmanager
 def another_rank(url: str, step: float) -> Iterator[None]:
-    """A rank 1 of 2 that is slow."""
+    """Run a slow rank 1 of 2."""
     ends = threading.Event()
 
     def read() -> None:
@@ -157,7 +157,7 @@ def test_the_summary_names_the_cause(
 def test_the_measured_wait_is_that_of_the_steps_and_not_that_of_tensorflows_thread(
     serve: Serve, fit: Fit, per_call: int
 ) -> None:
-    """The steps themselves note when they get their batch and when they have done their work."""
+    """Each step notes when it got its batch and when it finished."""
     daemon = serve(FEEDS, "slow", workers=1)
     from penstock.keras import Feeding
 
@@ -175,7 +175,7 @@ def test_the_measured_wait_is_that_of_the_steps_and_not_that_of_tensorflows_thre
         truth = sum(
             begun - ended for (_, ended), (begun, _) in pairwise(times[per_call - 1 :])
         )  # without the first call
-        assert 0.4 * truth < feeding.train.waited < 1.05 * truth, "the rest is what Keras does between two steps"
+        assert 0.4 * truth < feeding.train.waited < 1.05 * truth, "Keras spends the rest between two steps"
         assert 0.3 * feeding.train.seconds < feeding.train.waited < connection.stats()["wait_seconds"]
 
 

@@ -1,6 +1,6 @@
 """Consumers over the network fetch batches from the hosts that made them, and not through the head.
 
-Here all are on one machine, so the clients of these tests are kept from borrowing (test_lending.py).
+All processes are on one machine here, so these tests keep their clients from borrowing (test_lending.py).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NAMES = ["plain", "ragged", "items", "pooled"]
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts are on other machines, as far as clients of this process know."""
+    """Make all hosts look remote to the clients of this process."""
 
     def refused(where: m.HostAt, timeout: float) -> None:
         raise ConnectionRefusedError
@@ -70,7 +70,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def through(proxy: FaultProxy, daemon: Daemon, feed: str = "") -> str:
-    """The URL of a feed through a proxy."""
+    """Return the URL of a feed through a proxy."""
     url = daemon.urls[feed] if feed else daemon.url
     return f"tcp://127.0.0.1:{proxy.port}/{url.rpartition('/')[2]}"
 
@@ -80,7 +80,7 @@ def port_of(daemon: Daemon) -> int:
 
 
 def streams(serve: Serve, source: str, *names: str) -> dict[str, list[str]]:
-    """The digests of an epoch of each feed, from a daemon alone."""
+    """Return the digests of an epoch of each feed, from a daemon without hosts."""
     daemon = serve(source, *names)
     found = {}
     for name in names:
@@ -98,7 +98,7 @@ def test_batches_do_not_pass_the_head_and_are_the_same(serve: Serve, join: Join)
         for name in NAMES:
             fetched = fetched_from(head)
             with penstock.connect(through(proxy, head, name), transport="tcp") as connection:
-                seen = digests(islice(batches := connection.batches(), 30))  # by then both hosts are reached
+                seen = digests(islice(batches := connection.batches(), 30))  # by then it is connected to both hosts
                 carried = proxy.carried[DOWN]
                 rest = list(batches)
                 seen += digests(rest)
@@ -112,7 +112,8 @@ def test_batches_do_not_pass_the_head_and_are_the_same(serve: Serve, join: Join)
 
 
 def fetched_from(head: Daemon, keys: ClientKeys | None = None, field: str = "fetched_bytes") -> int:
-    """Bytes that consumers have fetched from hosts, or are to fetch."""
+    """Return the bytes that consumers have fetched from hosts or will fetch; or the sum of another field of the
+    hosts."""
     status = json.loads(control.status(next(iter(head.urls.values())), 60, keys))
     return sum(int(host[field]) for host in status["hosts"])
 
@@ -161,7 +162,7 @@ def test_a_host_that_leaves_sends_what_it_kept(serve: Serve, join: Join, caplog:
     assert seen == expected
     assert not caplog.records, "the stream was not cut"
     wait_until(lambda: f"host {leaves.name} has left" in head.stderr(), 5, lambda: head.stderr() + leaves.log())
-    assert "what it was to make is made elsewhere" not in head.stderr()
+    assert "other workers take over its work" not in head.stderr()
 
 
 def test_a_host_with_little_memory_sends_what_it_kept_longest(serve: Serve, join: Join) -> None:
@@ -172,7 +173,7 @@ def test_a_host_with_little_memory_sends_what_it_kept_longest(serve: Serve, join
         with penstock.connect(head.urls[name], transport="tcp") as connection:
             batches = connection.batches()
             seen = digests(islice(batches, 3))
-            time.sleep(1)  # the host makes as much as it may
+            time.sleep(1)  # the host makes as much as its memory allows
             seen += digests(batches)
         assert seen == expected[name], name
 
@@ -215,7 +216,8 @@ def test_a_host_without_its_port_says_so_and_its_batches_pass_the_head(serve: Se
 
 
 def test_a_host_whose_port_is_attacked_goes_on(serve: Serve, join: Join) -> None:
-    """By messages of the wrong kind, damaged ones, noise, and fetches of what nobody was sent."""
+    """The attacks are messages of the wrong kind, damaged messages, noise, and fetches of batches that nobody was
+    sent."""
     expected = streams(serve, SLOW, "feed")["feed"]
     head = serve(SLOW, workers=0)
     port = free_port()
@@ -226,7 +228,7 @@ def test_a_host_whose_port_is_attacked_goes_on(serve: Serve, join: Join) -> None
         seen = digests(islice(batches, 10))
         for _ in range(8):
             for _ in range(15):
-                with contextlib.suppress(OSError):  # it was cut off
+                with contextlib.suppress(OSError):  # the host cut it off
                     fuzzer.tcp()
             seen += digests(islice(batches, 10))
         fuzzer.close()
@@ -266,7 +268,7 @@ def test_with_keys_batches_are_fetched_encrypted_and_only_by_clients_that_are_ad
     assert box is not None
 
     def fetches(keys: ClientKeys | None, server: bytes) -> bool:
-        """Whether a client reaches a host, and is told that it keeps nothing of what it guesses."""
+        """Return whether a client reaches a host, which answers a guessed fetch with NotKept."""
         keys = None if keys is None else keys._replace(server=server)
         dealer = libzmq.dealer(keys, "127.0.0.1", ports[1], 10, lambda: None)
         try:
@@ -290,11 +292,11 @@ def test_with_keys_batches_are_fetched_encrypted_and_only_by_clients_that_are_ad
         before = [fetched_from(head, alice, field) for field in ("fetched_bytes", "received_bytes")]
         seen += digests(islice(batches, 30))
         after = [fetched_from(head, alice, field) for field in ("fetched_bytes", "received_bytes")]
-        assert after[0] - before[0] > 4 * (after[1] - before[1]), "nothing is asked for again"
+        assert after[0] - before[0] > 4 * (after[1] - before[1]), "most batches do not pass through the head"
         assert fetches(bob, box.own.public)
         assert is_refused(None, b"")
-        assert is_refused(bob, alice.own.public), "another host"
-        assert is_refused(box, box.own.public), "a host"
+        assert is_refused(bob, alice.own.public), "not the host that bob expects"
+        assert is_refused(box, box.own.public), "a host may not fetch"
         (folder / "server/clients/bob.key").unlink()
         head.process.send_signal(signal.SIGHUP)
         wait_until(lambda: is_refused(bob, box.own.public))

@@ -185,6 +185,6 @@ def test_patterns_match_files_sorted_by_name(tmp_path: Path, monkeypatch: pytest
         Path(name).touch()
     assert fs.expand(["b/*.h5", "a/3.h5"]) == ["b/1.h5", "b/2.h5", "a/3.h5"], "the list keeps its order"
     assert fs.expand(["**/[12].h5"]) == ["b/1.h5", "b/2.h5"]
-    assert fs.expand(["odd[1].h5"]) == ["odd[1].h5"], "a file of this very name"
+    assert fs.expand(["odd[1].h5"]) == ["odd[1].h5"], "a file of exactly this name"
     with pytest.raises(FileNotFoundError, match=rf"no file matches c/\*.h5 in {tmp_path}"):
         fs.expand(["c/*.h5"])

@@ -1,4 +1,4 @@
-"""Which libraries the fork server imports for all workers, which it leaves to each of them, and that its death ends no
+"""The fork server imports some libraries for all workers, and leaves others to each worker. Its death ends no
 stream."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ feed = Feed(numbers, splits=range(200), batch_size=1)
 
 
 def installed(folder: Path, **packages: str) -> str:
-    """Write packages that count as installed, and return the PYTHONPATH for them. Each notes which processes import
-    it."""
+    """Write packages that count as installed, and return the PYTHONPATH for them. Each package notes the processes that
+    import it."""
     site = folder / "site-packages"
     site.mkdir(exist_ok=True)
     for name, body in packages.items():
@@ -42,19 +42,19 @@ def installed(folder: Path, **packages: str) -> str:
 
 
 def importers(folder: Path, name: str) -> list[int]:
-    """The processes that imported it."""
+    """Return the processes that imported a package."""
     return [int(line) for line in (folder / name).read_text().split()]
 
 
 def fork_server(daemon: Daemon) -> psutil.Process:
-    """Its process."""
+    """Return the daemon's fork server."""
     (found,) = psutil.Process(daemon.process.pid).children()
     assert found.name() == "penstock-forks"
     return found
 
 
 def forked(daemon: Daemon) -> bool:
-    """Whether all workers are the fork server's."""
+    """Return whether the fork server started all workers."""
     server = fork_server(daemon).pid
     return all(worker.ppid() == server for worker in daemon.workers())
 
@@ -66,7 +66,8 @@ def read(daemon: Daemon) -> list[float]:
 
 @pytest.fixture
 def start(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Daemon]:
-    """`start(top, value=..., workers=..., lib=..., ...)` serves a module that begins with `top`, with packages."""
+    """`start(top, value=..., workers=..., lib=..., ...)` serves a module that begins with `top`. Other keywords are
+    installed packages."""
 
     def serving(top: str, value: str = "split", workers: int = 2, **packages: str) -> Daemon:
         monkeypatch.setenv("PYTHONPATH", installed(tmp_path, **packages))
@@ -146,7 +147,7 @@ def test_a_library_that_forks_would_share_is_left_to_each_worker(
     assert sorted(read(daemon)) == list(range(200))
     assert forked(daemon)
     server, workers = fork_server(daemon).pid, sorted(worker.pid for worker in daemon.workers())
-    assert importers(tmp_path, "first") == [server, server], "it began again"
+    assert importers(tmp_path, "first") == [server, server], "the fork server began again"
     assert importers(tmp_path, "bad")[0] == server
     assert sorted(importers(tmp_path, "bad")[1:]) == workers
     assert importers(tmp_path, "last") == [server]
@@ -258,7 +259,7 @@ def test_forked_workers_run_tensorflow(serve: Serve) -> None:
     )
     assert sorted(read(daemon)) == [4.0 * number for number in range(200)]
     assert forked(daemon)
-    assert "each worker does so by itself" not in daemon.stderr()
+    assert "each worker does so on its own" not in daemon.stderr()
 
 
 # --- which imports it finds ---
@@ -266,7 +267,8 @@ def test_forked_workers_run_tensorflow(serve: Serve) -> None:
 
 @pytest.fixture
 def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
-    """`ahead({file: text}, target, without=...)` is what is imported for the target among these files."""
+    """`ahead({file: text}, target, without=...)` returns the libraries that are imported for the target, among these
+    files."""
     modules, path = set(sys.modules), list(sys.path)
     for name in ("one", "two", "three"):
         package = tmp_path / "site-packages" / f"lib_{name}"
@@ -288,7 +290,7 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         list(preload([target], without))
         added = {name for name in set(sys.modules) - before if name.startswith("lib_")}
         ours = {Path(name).stem for name in files} & (set(sys.modules) - before)
-        assert not ours, "a module of the user's was imported"
+        assert not ours, "it imported one of the user's modules"
         return sorted(added)
 
     yield found

@@ -38,7 +38,7 @@ def digits(tmp_path: Path) -> Path:
 
 
 def read(feed: Feed) -> list[Any]:
-    """All samples in the order of the splits, as a worker would read them."""
+    """Return all samples in the order of the splits, as a worker would read them."""
     return [sample for split in feed.splits() for sample in feed.generate(split)]  # type: ignore[operator]
 
 
@@ -179,7 +179,7 @@ def test_a_dataset_that_cannot_be_served_is_named(digits: Path, leaves: Any, mes
     ("damage", "message"),
     [
         (lambda data: data[: len(data) // 2], "the file is truncated: copy it again"),
-        (lambda data: b"PK" + data[2:], "this is no HDF5 file"),
+        (lambda data: b"PK" + data[2:], "this is not an HDF5 file"),
         (lambda data: None, "no such file"),
     ],
 )

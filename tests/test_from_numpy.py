@@ -23,7 +23,7 @@ IMAGES = np.arange(ROWS * 12, dtype=np.float32).reshape(ROWS, 3, 4)
 
 @pytest.fixture(autouse=True)
 def arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """x.npy, y.npy, stored.npz and packed.npz in the current directory."""
+    """Write x.npy, y.npy, stored.npz and packed.npz, and make their folder the current directory."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", IMAGES)
     np.save("y.npy", IDS)

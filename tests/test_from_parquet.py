@@ -113,7 +113,7 @@ def test_a_truncated_or_changed_file_is_named(file: Path) -> None:
     feed = from_parquet(file, "id")
     split = feed.splits()[0]  # type: ignore[operator]
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(OSError, match=r"a\.parquet: it is no Parquet file, is truncated"):
+    with pytest.raises(OSError, match=r"a\.parquet: it is not a Parquet file, or is truncated"):
         read(feed)
     with pytest.raises(OSError, match=r"a\.parquet has changed"):
         list(feed.generate(split))  # type: ignore[operator]

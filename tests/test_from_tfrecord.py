@@ -29,7 +29,7 @@ FEATURES = {
 
 
 def example(tf: Any, number: int, **more: Any) -> bytes:
-    """A serialized Example; every third has no weight."""
+    """Return a serialized Example. Every third one has no weight."""
 
     def ints(*values: int) -> Any:
         return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
@@ -71,7 +71,7 @@ def labels(feed: Feed) -> list[int]:
 
 @pytest.fixture(params=[True, False], ids=["google-crc32c", "numpy"])
 def any_crc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of computing the CRC."""
+    """Run the test with both ways of computing the CRC."""
     if request.param:
         pytest.importorskip("google_crc32c")
     else:
@@ -145,13 +145,13 @@ def test_large_files_are_divided_where_records_begin(tf: Any, tmp_path: Path) ->
     assert [split.start for split in splits[1:]] == [split.stop for split in splits[:-1]]
     assert all(5000 <= split.stop - split.start < 5500 for split in splits[:-1])
     assert labels(feed) == list(range(500))
-    assert splits == feed.splits(), "from what was found before"  # type: ignore[operator]
+    assert splits == feed.splits(), "the source remembers the splits"  # type: ignore[operator]
     compressed = write(tf, tmp_path / "a.gz", range(500), "GZIP")
     assert len(from_tfrecord(compressed, split_bytes=50).splits()) == 1  # type: ignore[operator, arg-type]
 
 
 def offsets(data: bytes) -> list[int]:
-    """Where the records of a file begin."""
+    """Return the offset of each record in a file."""
     found, offset = [], 0
     while offset < len(data):
         found.append(offset)
@@ -160,7 +160,7 @@ def offsets(data: bytes) -> list[int]:
 
 
 def damaged(path: Path, record: int, byte: int) -> int:
-    """Change a byte of a record; returns the record's offset."""
+    """Change a byte of a record, and return the record's offset."""
     data = bytearray(path.read_bytes())
     offset = offsets(data)[record]
     data[offset + byte] ^= 64
@@ -227,7 +227,7 @@ def test_our_messages_and_those_of_tensorflow_live_in_one_process(tf: Any) -> No
 
 
 def with_features(tf: Any, tmp_path: Path, features: Any, **more: Any) -> Any:
-    """The first sample of a file with one record."""
+    """Return the first sample of a file with one record."""
     path = tmp_path / "a.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
         writer.write(example(tf, 4, **more))

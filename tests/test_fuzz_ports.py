@@ -1,7 +1,7 @@
-"""Arbitrary bytes into every port of live daemons at once, while trainers read: every epoch is whole, and what the
-daemon holds is what it held before.
+"""Send arbitrary bytes into every port of live daemons at once, while trainers read. Every epoch is whole, and
+afterwards the daemons hold no more than before.
 
-`make fuzz ARGS='--fuzz-seconds 600'` takes ten minutes for this test, and prints its figures.
+`make fuzz ARGS='--fuzz-seconds 600'` runs this test for ten minutes, and prints its figures.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Trainer:
         self.first = self._process.stdout.readline().strip()
 
     def epochs(self) -> list[str]:
-        """End it, and return the SHA-256 of each of its epochs."""
+        """End the trainer, and return the SHA-256 of each of its epochs."""
         said, _ = self._process.communicate("")
         assert self._process.returncode == 0, f"the trainer over {self.name} failed"
         return [self.first, *said.split()]
@@ -85,7 +85,7 @@ class Trainer:
 
 
 class Watched:
-    """A daemon, and what it holds."""
+    """A daemon, and the resources that it holds."""
 
     def __init__(self, daemon: Daemon, keys: Path | None) -> None:
         self.daemon, self.keys = daemon, keys
@@ -96,7 +96,7 @@ class Watched:
         return found
 
     def holds(self) -> dict[str, float]:
-        """How much it has of what attacks could make grow."""
+        """Return how much the daemon has of everything that attacks could make grow."""
         now = self.state()
         return {
             "streams": len(now["streams"]) + now["more_streams"],
@@ -110,27 +110,27 @@ class Watched:
         }
 
     def fds(self) -> int:
-        """How many descriptors it has open, without those of slots."""
+        """Return the number of the daemon's open descriptors, without those of slots."""
         return OpenFiles.of(self.process.pid).others
 
     def cpu(self) -> float:
-        """The CPU seconds that the daemon has used."""
+        """Return the CPU seconds that the daemon has used."""
         return float(sum(self.process.cpu_times()[:2]))
 
     def idle_cpu(self, seconds: float) -> float:
-        """The CPU seconds that it uses in each second in which nobody reads."""
+        """Return the CPU seconds that the daemon uses per second while nobody reads."""
         before = self.cpu()
         time.sleep(seconds)
         return (self.cpu() - before) / seconds
 
     def sent(self) -> int:
-        """How many batches its trainers were sent."""
+        """Return the number of batches that the daemon has sent to its trainers."""
         (feed,) = (one for one in self.state()["feeds"] if one["name"] == "trainers")
         return int(feed["sent"]["batches"])
 
 
 def batch_ms(both: Sequence[Watched], seconds: float) -> list[float]:
-    """Milliseconds of CPU that each daemon uses for a batch of its trainers."""
+    """Return the milliseconds of CPU that each daemon uses for a batch of its trainers."""
     before = [(watched.cpu(), watched.sent()) for watched in both]
     time.sleep(seconds)
     return [
@@ -140,13 +140,13 @@ def batch_ms(both: Sequence[Watched], seconds: float) -> list[float]:
 
 
 MARGIN = {"memory MiB": 64, "slots MiB": 8, "fds but slots": 4, "threads": 4}
-"""By how much it may differ with what the trainers have under way, and with what malloc keeps of the buffers of the
-most connections that there were at once. (After malloc_trim(0) it is the same as before.)"""
+"""How much more a daemon may hold than before: trainers have batches under way, and malloc keeps the buffers of the
+most connections that there were at once. (After malloc_trim(0) the memory is the same as before.)"""
 
 
 @contextmanager
 def fuzzer(watched: Watched, seed: int) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Attack a daemon; what is yielded ends the attacks, and returns how many there were."""
+    """Attack a daemon. Yield a function that ends the attacks, and returns how many there were."""
     host, port = watched.daemon.urls["attacked"].removeprefix("tcp://").rpartition("/")[0].split(":")
     place = {
         "tcp": [host, int(port)],
@@ -178,7 +178,8 @@ def fuzzer(watched: Watched, seed: int) -> Iterator[Callable[[], dict[str, Any]]
 
 
 def settled(watched: Watched, before: dict[str, float]) -> dict[str, float]:
-    """What the daemon holds when that is no more than before, within `MARGIN`. A group waits a minute for members."""
+    """Wait until the daemon holds no more than before, within `MARGIN`, and return what it holds. A group waits a
+    minute for its members."""
     deadline = time.monotonic() + 180
     while True:
         after = watched.holds()
@@ -224,7 +225,7 @@ def test_fuzz_every_port_while_trainers_read(
                 assert watched.daemon.process.poll() is None, watched.daemon.stderr()
                 info = watched.process.memory_full_info()
                 taken.append({"MiB": info.uss / MIB, "fds": watched.fds(), "CPU s": watched.cpu()})
-        fresh = pair()  # a machine's speed varies; that of daemons which nobody has attacked varies with it
+        fresh = pair()  # compare with daemons that nobody has attacked: the machine's speed varies
         others = train(fresh)
         attacks = [end() for end in ends]
         at_once = batch_ms([*both, *fresh], 15)
@@ -276,7 +277,7 @@ def test_fuzz_every_port_while_trainers_read(
 
 
 def digests(daemon: Daemon, epochs: int) -> list[str]:
-    """The SHA-256 of the first epochs, read without a daemon."""
+    """Return the SHA-256 of the first epochs, read without a daemon."""
     found = []
     with penstock.connect(f"{daemon.folder}/feeds.py:trainers", workers=0) as connection:
         for _ in range(epochs):

@@ -16,7 +16,7 @@ from penstock_server.transforms import checked_transforms
 
 
 class Scenes:
-    """A class as people have them, which knows nothing of Penstock."""
+    """A typical class of a user, which knows nothing of Penstock."""
 
     def __init__(self, files: list[str], size: int = 8, *, crop: int = 0) -> None:
         self.got = files, size, crop
@@ -48,7 +48,7 @@ class Scenes:
 
 
 def threadsafe(method: Any) -> Any:
-    """A decorator as people wrote for fit_generator: it hides the signature, and returns an iterator."""
+    """A decorator of the kind that people wrote for fit_generator: it hides the signature, and returns an iterator."""
 
     def made(*args: Any, **kwargs: Any) -> Iterator[Any]:
         return iter(list(method(*args, **kwargs)))
@@ -116,7 +116,7 @@ RUN = {"split": "S", "rng": "R", "epoch": 7, "shard": (0, 1)}
 
 
 def first_of(function: Any, **options: Any) -> Any:
-    """The first sample of a run with the split "S", rng "R", epoch 7 and shard (0, 1)."""
+    """Return the first sample of a run with the split "S", rng "R", epoch 7 and shard (0, 1)."""
     return next(GeneratorCall(function, **options).prepare(RUN)())
 
 

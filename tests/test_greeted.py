@@ -1,4 +1,4 @@
-"""Sessions that are not open yet are bounded together, and do not keep out clients that open at once."""
+"""Sessions that are not open yet share one limit, and do not keep out clients that open at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With `--state FILE` a group's stream outlives its daemon, in whatever way the daemon ends."""
+"""With `--state FILE` a group's stream outlives its daemon, however the daemon ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def samples(epoch: int) -> Counter[int]:
 
 
 class Consumer(threading.Thread):
-    """Reads epochs of a group, and notes what it was handed in each. `error`: why it had to stop."""
+    """Reads epochs of a group, and notes what it was handed in each. `error`: the error that stopped it."""
 
     def __init__(self, url: str, transport: str, epochs: int, **options: Any) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Consumer(threading.Thread):
 
 
 def until(consumers: list[Consumer], batches: int) -> None:
-    """Wait until they were handed this many batches together."""
+    """Wait until the consumers were handed `batches` batches together."""
     deadline = time.monotonic() + 60
     while sum(consumer.batches for consumer in consumers) < batches:
         assert time.monotonic() < deadline
@@ -92,14 +92,14 @@ def test_each_batch_is_handed_over_once_though_the_daemon_is_killed_again_and_ag
         daemon.stop(signal.SIGKILL)
         daemon = serve(FEED, **options)
     until(consumers, 130)
-    assert daemon.stop() == 0, "it stopped when the second epoch had ended"
+    assert daemon.stop() == 0, "it finished the second epoch before it stopped"
     serve(FEED, **options)
     for consumer in consumers:
         consumer.join(60)
     assert [consumer.error for consumer in consumers] == [None] * 3
     for epoch in range(3):
         assert Counter(number for consumer in consumers for number in consumer.read[epoch]) == samples(epoch)
-        assert all(consumer.read[epoch] for consumer in consumers), "everybody got some"
+        assert all(consumer.read[epoch] for consumer in consumers), "every consumer got some"
 
 
 def test_another_feed_is_refused_and_both_are_named(serve: Serve, tmp_path: Path) -> None:
@@ -128,23 +128,21 @@ def test_without_a_state_file_the_consumers_of_a_killed_daemon_fail_at_once(serv
     until(consumers, 5)
     daemon.stop(signal.SIGKILL)
     daemon = serve(FEED, bind=bind)
-    with penstock.connect(
-        daemon.url, group="g"
-    ) as another:  # consumers that come back must not join one that begins again
+    with penstock.connect(daemon.url, group="g") as another:  # consumers that come back must not join this new stream
         for consumer in consumers:
-            consumer.join(30)  # and not the 60 s for which a connection is looked for
+            consumer.join(30)  # less than the 60 s for which a client tries to reconnect
             assert isinstance(consumer.error, StreamClosed)
         assert Counter(int(number) for _, numbers in another.batches() for number in numbers) == samples(0)
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """A small file system that a test can fill."""
     place = tmp_path / "disk"
     place.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True, text=True)
     if done.returncode != 0:
-        pytest.skip(f"a disk to be filled cannot be had here: {done.stderr.strip()}")
+        pytest.skip(f"cannot mount a small disk here: {done.stderr.strip()}")
     yield place
     subprocess.run(["umount", "-l", place], check=True)
 
@@ -170,7 +168,7 @@ def test_while_the_disk_is_full_only_groups_wait_and_go_on_where_they_were(serve
         seen = 7 + sum(len(numbers) for _, numbers in batches)
         assert seen == 800
         before = sum(consumer.batches for consumer in consumers)
-        time.sleep(1)  # they connect again and again, and are sent nothing
+        time.sleep(1)  # they reconnect again and again, and are sent nothing
         assert sum(consumer.batches for consumer in consumers) <= before + 40
         with pytest.raises(penstock.DaemonStopped, match=r"cannot write the state file.*free some space"):
             penstock.connect(daemon.urls["feed"], group="another")
@@ -189,7 +187,7 @@ def test_who_comes_after_the_disk_was_full_gets_what_nobody_was_handed(serve: Se
     until([consumer], 5)
     ballast = fill(disk)
     consumer.join(60)
-    assert isinstance(consumer.error, penstock.DaemonStopped), "it was not to wait"
+    assert isinstance(consumer.error, penstock.DaemonStopped), "with reconnect=0 it must not wait"
     ballast.unlink()
     with penstock.connect(daemon.url, group="g") as another:
         rest = Counter(int(number) for _, numbers in another.batches() for number in numbers)

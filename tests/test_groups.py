@@ -62,7 +62,7 @@ def test_each_batch_goes_to_one_consumer_and_each_epoch_ends_for_all(serve: Serv
         thread.join(60)
     for epoch in range(3):
         assert Counter(number for mine in read for number in mine[epoch]) == samples(epoch)
-        assert all(mine[epoch] for mine in read), "everybody got some"
+        assert all(mine[epoch] for mine in read), "every consumer got some"
 
 
 @TRANSPORTS
@@ -124,7 +124,7 @@ def test_a_consumer_that_goes_in_the_midst_of_what_a_worker_made_together_takes_
         try:
             assert other.stdout is not None
             theirs = [int(number) for _ in range(3) for number in other.stdout.readline().split()]
-            assert other.stdout.readline() == "3\n", "batches that it was handed"
+            assert other.stdout.readline() == "3\n", "it was handed 3 batches"
             while goes == "dies" and transport == "tcp" and not told(daemon, 3):
                 time.sleep(0.02)
             batches = connection.batches()
@@ -139,7 +139,7 @@ def test_a_consumer_that_goes_in_the_midst_of_what_a_worker_made_together_takes_
 
 
 def told(daemon: Daemon, handed: int) -> bool:
-    """Whether the daemon knows that this many batches were handed over."""
+    """Return whether the daemon knows that `handed` batches were handed over."""
     return any(one["handed"] >= handed for one in json.loads(control.status(daemon.url, 60))["streams"])
 
 
@@ -152,11 +152,11 @@ def test_a_stalled_consumer_keeps_what_it_was_sent_and_no_more(serve: Serve) -> 
         waiting = stalled.batches()
         mine = numbers_of(next(waiting))
         batches = connection.batches()
-        for _ in range(EPOCH // 8 - 40):  # all but what the stalled one can have been sent
+        for _ in range(EPOCH // 8 - 40):  # all batches but those that the stalled consumer may have been sent
             mine += numbers_of(next(batches))
         rest: list[int] = []
         goes_on = threading.Thread(target=lambda: rest.extend(n for batch in waiting for n in numbers_of(batch)))
-        goes_on.start()  # an epoch ends for all when all of it was handed over, so both read on
+        goes_on.start()  # an epoch ends only when all of it was handed over, so both read on
         mine += [number for batch in batches for number in numbers_of(batch)]
         goes_on.join(60)
         mine += rest

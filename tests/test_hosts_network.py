@@ -1,7 +1,7 @@
-"""Hosts that join over a network, each a namespace of its own: whatever befalls them, the stream is that of one host.
+"""Hosts that join over a network, each in its own namespace: whatever happens to them, the stream is that of one host.
 
-Here hosts lose their power (SIGKILL of all their processes), stand still (SIGSTOP), and lose their cable; the head is
-killed and started again. Users' hosts are lost after 15 s of silence; only the long runs wait for as long.
+Here hosts lose their power (SIGKILL of all their processes), stand still (SIGSTOP), and lose their cable. The head is
+killed and started again. By default a host is lost after 15 s of silence; only the long runs wait as long.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ FEEDS = """
 """
 PORT = 5555
 SILENT = 3.0
-"""Seconds of silence after which a host is lost, in place of 15."""
+"""Seconds of silence after which a host is lost, instead of 15."""
 
 
 def signal_all(host: Host, number: signal.Signals) -> None:
@@ -87,7 +87,8 @@ def signal_all(host: Host, number: signal.Signals) -> None:
 
 
 class Cluster:
-    """A head, hosts and trainers. Everything that still runs at the end is stopped, and the head must end well."""
+    """A head, hosts and trainers. At the end, all that still run are stopped, and the head must end without an
+    error."""
 
     def __init__(self, network: Network, folder: Path, stack: contextlib.ExitStack, *, silent: float) -> None:
         self.network = network
@@ -101,7 +102,7 @@ class Cluster:
         stack.callback(lambda: stop_all(self._heads))
 
     def serve(self, *feeds: str, workers: int) -> Daemon:
-        """Start the head, perhaps again."""
+        """Start the head, or start it again."""
         self._feeds = [f"feeds.py:{feed}" for feed in feeds]
         head = self.network["head"]
         self.address = f"tcp://{head.address}:{PORT}"
@@ -127,7 +128,7 @@ class Cluster:
         return reader
 
     def wait_for(self, said: str, times: int = 1, timeout: float = 120) -> None:
-        """Wait until the head's log has these words so many times."""
+        """Wait until the head's log contains this text `times` times."""
         wait_until(lambda: self.head.stderr().count(said) >= times, timeout, self.head.stderr)
 
     def status(self) -> dict[str, Any]:
@@ -142,7 +143,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, lay_network: LayNetwork) -> Iterator[Callable[..., Cluster]]:
-    """`cluster(silent=3.0)`: machines `head`, `a`, `b`, `c` and `trainer`, on a network."""
+    """`cluster(silent=3.0)` sets up the machines `head`, `a`, `b`, `c` and `trainer` on a network."""
     network = lay_network("head", "a", "b", "c", "trainer")
     with contextlib.ExitStack() as stack:
         yield lambda silent=SILENT: Cluster(network, tmp_path, stack, silent=silent)
@@ -150,7 +151,7 @@ def cluster(tmp_path: Path, lay_network: LayNetwork) -> Iterator[Callable[..., C
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
-    """`alone("table", 100)`: the first batches of a feed, of a daemon that no host joins."""
+    """`alone("table", 100)` returns the first batches of a feed, from a daemon that no host joins."""
     daemons: list[Daemon] = []
 
     def read(feed: str, count: int | None = None) -> list[str]:
@@ -184,8 +185,8 @@ def test_hosts_are_killed_stopped_and_cut_off_and_the_head_restarts_under_one_st
     brief: float,
     long: list[tuple[float, float]],
 ) -> None:
-    """For `brief` seconds a cable is cut, and nobody notices. For at least `long` seconds one host stands still and
-    another is cut off; both are lost."""
+    """A cable is cut for `brief` seconds, and nobody notices. For each pair in `long`, one host stands still for at
+    least the first number of seconds, and another is cut off for at least the second. Both are lost."""
     cluster = cluster(silent)
     feeds = ("mixed", "table", "words")
     cluster.serve(*feeds, workers=1)
@@ -227,7 +228,7 @@ def test_hosts_are_killed_stopped_and_cut_off_and_the_head_restarts_under_one_st
 
     statuses = cluster.status_of_hosts()
     assert {name: status["state"] for name, status in statuses.items()} == dict.fromkeys("abc", "working")
-    wait_until(  # a host that has joined again gets lanes when they come to borders
+    wait_until(  # a host that has joined again gets lanes when they reach a border
         lambda: all(host["received_bytes"] and host["fetched_bytes"] for host in cluster.status_of_hosts().values())
     )
     cluster.head.stop(signal.SIGKILL)
@@ -271,10 +272,10 @@ def test_ranks_and_a_group_wait_while_no_host_is_left_and_a_host_that_leaves_han
     read_on()
     leaving.process.terminate()
     cluster.wait_for("host c leaves")
-    read_on()  # nobody else can
+    read_on()  # no other host can make batches
     last = cluster.join("a")
     for reader in (*ranks, *members):
-        reader.grant(1000)  # lanes change hands while they are read
+        reader.grant(1000)  # lanes move to the new host while they are read
     assert leaving.wait_ended(100) == 0, leaving.log()
     cluster.wait_for("host c has left")
 
@@ -282,7 +283,7 @@ def test_ranks_and_a_group_wait_while_no_host_is_left_and_a_host_that_leaves_han
     assert chain([*itertools.chain(*dealt)]) == chain(alone("ranked"))
     shared = Counter(itertools.chain(*(member.rest() for member in members)))
     assert shared == Counter(alone("grouped"))
-    last.process.terminate()  # it has nothing to do, so it waits for nobody
+    last.process.terminate()  # it has no work, so it leaves at once
     new = cluster.join("b")
     cluster.wait_for("host b at ", times=2)
     new.process.terminate()  # while it is being checked
@@ -303,8 +304,8 @@ def test_ranks_read_what_their_own_machines_have_made(
     ranks = [cluster.read(feed, at, rank=n, world_size=2, transport=transport) for n, at in enumerate(machines)]
 
     def passed() -> tuple[int, int, int]:
-        """The bytes that the host has sent to the head, those that trainers were told to fetch from it, and those of
-        them that were mapped there."""
+        """Return the bytes that the host has sent to the head, the bytes that trainers were told to fetch from it, and
+        those of them that were mapped there."""
         for rank in ranks:
             rank.wait_for(12)
         status = cluster.status()

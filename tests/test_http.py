@@ -1,4 +1,5 @@
-"""`penstock serve --http`: metrics, health checks and the status, for this host or whoever the address is open to."""
+"""`penstock serve --http`: metrics, health checks and the status, for this host or for everyone who can reach the
+address."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ FEEDS = """
 
 
 def address(daemon: Daemon) -> tuple[str, int]:
-    """Host and port of its HTTP server, from its log."""
+    """Return the host and port of the daemon's HTTP server, from its log."""
     until = time.monotonic() + 60
     while not (found := re.search(r"HTTP server: http://(\S+):(\d+)", daemon.stderr())):
         assert time.monotonic() < until, daemon.stderr()
@@ -78,7 +79,7 @@ def address(daemon: Daemon) -> tuple[str, int]:
 
 
 def get(daemon: Daemon, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
-    """The status, the content type and the text of an answer."""
+    """Return the status, the content type and the text of an answer."""
     connection = http.client.HTTPConnection(*address(daemon), timeout=30)
     try:
         connection.request(method, path, headers=headers)
@@ -89,7 +90,7 @@ def get(daemon: Daemon, path: str, method: str = "GET", **headers: str) -> tuple
 
 
 def values(daemon: Daemon) -> dict[str, float]:
-    """The value of each metric by its name, with labels as Prometheus writes them."""
+    """Return the value of each metric, by its name and its labels as Prometheus writes them."""
     _, _, text = get(daemon, "/metrics")
     return {
         sample.name + "".join(f",{key}={value}" for key, value in sorted(sample.labels.items())): sample.value
@@ -151,7 +152,7 @@ def test_the_metrics_tell_what_each_consumer_waits_for(serve: Serve) -> None:
     daemon = serve(FEEDS, "slow", http=0)
 
     def read_until(connection: penstock.Connection, metric: str) -> dict[str, float]:
-        batches = connection.batches()  # the consumer is gone when these are
+        batches = connection.batches()  # the consumer lives as long as this iterator
         while found(seen := values(daemon), metric) < 1:
             for _ in itertools.islice(batches, 5):
                 pass
@@ -179,7 +180,7 @@ def test_the_metrics_tell_what_each_consumer_waits_for(serve: Serve) -> None:
         [found(seen, f"penstock_consumer_{name}" + consumer % rank) for rank in (0, 1)]
         for name in ("waiting_seconds_total,cause=ranks", "holding_up_seconds_total")
     )
-    assert waited[0] > waited[1], "which may have waited at the start"
+    assert waited[0] > waited[1], "rank 1 may have waited at the start"
     assert held_up[1] > held_up[0]
     assert found(seen, "penstock_consumer_reading_seconds_total" + consumer % 0) >= waited[0]
     wait_until(lambda: not any(name.startswith("penstock_consumer") for name in values(daemon)))
@@ -191,7 +192,7 @@ def test_the_metrics_tell_what_each_consumer_waits_for(serve: Serve) -> None:
 
 
 def found(seen: dict[str, float], pattern: str) -> float:
-    """The value of the one metric whose name and labels match."""
+    """Return the value of the one metric whose name and labels match."""
     (value,) = (value for name, value in seen.items() if re.fullmatch(pattern, name))
     return value
 
@@ -234,7 +235,7 @@ def test_requests_that_cannot_be_read_do_not_fill_the_log(serve: Serve) -> None:
             connection.sendall(bad[number % 3])
             assert connection.recv(4096).startswith(b"HTTP/1.0 400 ")
     log = daemon.stderr()
-    assert 1 <= log.count("refused a request over HTTP: ") <= 2 * MOST, "as a minute may end in between"
+    assert 1 <= log.count("refused a request over HTTP: ") <= 2 * MOST, "a minute may end meanwhile"
     assert "Traceback" not in log
     assert json.loads(get(daemon, "/api/status")[2])["internal_errors"] == 0
 
@@ -321,7 +322,7 @@ def test_connections_and_rubbish_there_disturb_no_consumer(serve: Serve) -> None
         assert len(list(batches)) == 40
         ours = psutil.Process(daemon.process.pid).net_connections()
         open_here = [one for one in ours if one.laddr[1] == place[1]]
-        assert len(open_here) <= 64 + 1 + 2  # one listens, and some may just be closing
+        assert len(open_here) <= 64 + 1 + 2  # one listens, and two may be closing
     for one in sockets:
         one.close()
     wait_until(lambda: _answers(daemon))

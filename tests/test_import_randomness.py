@@ -63,7 +63,8 @@ if "penstock_server.worker.fork_server" in sys.orig_argv:  # it cannot fork, the
 
 @pytest.fixture
 def start(serve: Serve, tmp_path: Path) -> Callable[..., Daemon]:
-    """`start("train", "val", workers=2, source=..., sitecustomize=...)`: other keywords are installed modules."""
+    """`start("train", "val", workers=2, source=..., sitecustomize=...)` serves feeds. Other keywords are installed
+    modules."""
 
     def starting(*feeds: str, workers: int = 2, source: str = FEEDS, **installed: str) -> Daemon:
         site = tmp_path / "site-packages"
@@ -114,7 +115,7 @@ def test_rows_that_are_divided_at_the_top_of_a_module_are_divided_alike_in_all_w
     assert (len(train), len(val)) == (400, 100)
     assert sorted(train + val) == list(range(500))
     assert daemon.stop() == 0
-    alone = start("val", workers=1)  # a feed that another daemon serves for itself
+    alone = start("val", workers=1)  # a daemon that serves only this feed
     assert [row for (batch,) in read(alone.url) for row in batch] == val
 
 
@@ -149,7 +150,7 @@ def test_feeds_of_several_modules_do_not_hear_of_each_others_draws(tmp_path: Pat
         done = subprocess.run([sys.executable, "-c", code, *targets], capture_output=True, text=True, check=True)
         found.append(done.stdout.rpartition("] ")[::2])
     assert found[0][0] == found[1][0]
-    assert found[0][1] != found[1][1], "what is not seeded behind the import must not repeat in all workers"
+    assert found[0][1] != found[1][1], "draws after the import are not seeded, and must not repeat in all workers"
 
 
 FAKE_TORCH = """

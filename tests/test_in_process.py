@@ -28,7 +28,8 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """`write(source)`: the target of the feed `feed` in a file of this source text. Its module is forgotten later."""
+    """`write(source)` writes a file with this source text, and returns the target of its feed `feed`. The module is
+    forgotten later."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     names: list[str] = []
 
@@ -59,7 +60,7 @@ def values(batches: Any) -> list[list[int]]:
 
 
 def script(path: Path, source: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own."""
+    """Run a script in its own process."""
     path.write_text(textwrap.dedent(source))
     return subprocess.run(
         [sys.executable, str(path)], input=stdin, capture_output=True, text=True, timeout=120, check=False
@@ -399,7 +400,7 @@ def test_a_stream_that_others_share_needs_a_daemon(options: dict[str, Any]) -> N
 
 
 def test_a_running_daemon_has_workers_of_its_own() -> None:
-    with pytest.raises(ValueError, match="and tcp://h:1/x is served by a daemon"):
+    with pytest.raises(ValueError, match="but tcp://h:1/x is served by a daemon"):
         penstock.connect("tcp://h:1/x", workers=0)
 
 

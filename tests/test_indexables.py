@@ -1,4 +1,5 @@
-"""Indexable objects are read as their owners mean them: lists of indices at once, blocks of neighbours, torch's own."""
+"""Penstock reads indexable objects as their authors intend: lists of indices at once, blocks of neighbours, torch's
+own."""
 
 from __future__ import annotations
 

@@ -92,13 +92,13 @@ SLOW = """
 
 
 def stream(daemon: Daemon) -> list[str]:
-    """The digests of an epoch."""
+    """Return the digests of an epoch."""
     with penstock.connect(daemon.url) as connection:
         return digests(connection.batches())
 
 
 def refused(join: Join, daemon: Daemon, *feeds: str, **options: object) -> str:
-    """Let a host join that is refused, and return its log."""
+    """Start a host that the daemon refuses, and return the host's log."""
     host = join(daemon, *feeds, working=False, **options)
     assert host.wait_ended() == 1, host.log()
     return host.log()
@@ -127,7 +127,7 @@ def test_hosts_come_leave_die_stand_still_and_come_back_and_the_stream_stays_the
         assert seen == expected
         assert leaves.wait_ended() == 0, leaves.log()
         wait_until(lambda: f"host {stopped.name} was silent for" in head.stderr())
-        assert f"host {killed.name} has ended, or its connection has; what it was to make" in head.stderr()
+        assert f"host {killed.name} has ended, or its connection has; other workers take over its work" in head.stderr()
         assert f"host {leaves.name} has left" in head.stderr()
         stopped.process.send_signal(signal.SIGCONT)
         stopped.wait_working(2)
@@ -154,7 +154,7 @@ def test_a_host_gets_more_and_fewer_workers_and_keeps_their_number_when_it_joins
             seen.extend(digests(islice(batches, 5)))
 
     def work() -> set[str]:
-        """The workers of the host that read splits."""
+        """Return the host's workers that read splits."""
         return {one["name"] for one in state_of(head)["workers"] if one["host"] == "b" and one["doing"]}
 
     with penstock.connect(head.url) as connection:
@@ -166,7 +166,7 @@ def test_a_host_gets_more_and_fewer_workers_and_keeps_their_number_when_it_joins
         read_while(lambda: len(host.workers()) != 1)
         assert head.scale("5", "--host", "b") == "workers of host b: 1 -> 5\n"
         assert head.scale("2", "--host", "b", "--now") == "workers of host b: 5 -> 2\n"
-        assert head.scale("2") == "workers: 1 -> 2\n", "the daemon's own"
+        assert head.scale("2") == "workers: 1 -> 2\n", "the daemon's own workers"
         read_while(lambda: len(work()) < 2 or len(host.workers()) != 2)
         seen += digests(islice(batches, 50))
     with penstock.connect(serve(long, workers=8).url) as connection:
@@ -192,7 +192,7 @@ def test_a_host_gets_more_and_fewer_workers_and_keeps_their_number_when_it_joins
     assert "no host has joined: `penstock join` on a host lets it join" in head.scale("4", "--host", "b")
     again = join(head, working=False, host_name="b")
     again.wait_working(3)
-    assert [one["workers"] for one in state_of(head)["hosts"]] == [2], "its own --workers"
+    assert [one["workers"] for one in state_of(head)["hosts"]] == [2], "its own --workers counts again"
 
 
 def test_the_metrics_have_each_host(serve: Serve, join: Join) -> None:
@@ -268,7 +268,7 @@ def test_the_status_has_how_many_hosts_an_engine_is_to_run(serve: Serve, join: J
 
 
 def state_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
-    """The daemon's status, when the hosts have reported."""
+    """Return the daemon's status, once all hosts have reported."""
     import json
 
     def reported() -> bool:
@@ -464,7 +464,7 @@ def test_a_host_that_does_not_fit_is_refused_and_both_sides_are_named(serve: Ser
 
 
 def stream_of(daemon: Daemon, feed: str) -> list[str]:
-    """The digests of an epoch of a feed."""
+    """Return the digests of an epoch of a feed."""
     with penstock.connect(daemon.urls[feed]) as connection:
         return digests(connection.batches())
 
@@ -487,7 +487,7 @@ def test_versions_that_differ_are_named() -> None:
 def test_a_host_needs_a_hosts_key_and_what_no_host_says_costs_only_its_connection(
     encrypted: bool, serve: Serve, join: Join, tmp_path: Path
 ) -> None:
-    """Also: what a host sends is encrypted with keys, and comes to the same stream."""
+    """Also: with keys a host's messages are encrypted, and the stream is the same."""
     options: dict[str, object] = {"workers": 1}
     mine: dict[str, object] = {}
     if encrypted:
@@ -508,7 +508,7 @@ def test_a_host_needs_a_hosts_key_and_what_no_host_says_costs_only_its_connectio
 
 
 def hostile(head: Daemon, keys: Path | None) -> None:
-    """Join as a host that then says what no host says."""
+    """Join as a host, and then send messages that no host sends."""
     from penstock_proto.keys import host_keys
 
     host, port = head.url.removeprefix("tcp://").split("/")[0].split(":")
@@ -534,7 +534,7 @@ def hostile(head: Daemon, keys: Path | None) -> None:
             assert dealer.send(proto_codec.encode(join))
             assert isinstance(proto_codec.from_head(dealer.message(20) or b""), m.Joined)
             assert dealer.send(proto_codec.encode(said), body)
-            with pytest.raises(ConnectionResetError):  # perhaps after a Failed
+            with pytest.raises(ConnectionResetError):  # it may receive a Failed first
                 while True:
                     assert dealer.message(20) is not None, number
         finally:

@@ -1,4 +1,5 @@
-"""A joined host at the head, without a network: what is believed of what it says, and where it may write."""
+"""The head's side of a joined host, without a network: which of its messages the head believes, and where it may
+write."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ SPEC = Leaf("float32", (2,))
 
 
 class Network:
-    """Stands for the connection, and notes what is sent."""
+    """Stands in for the connection, and records sent messages."""
 
     piece = 8
 
@@ -55,12 +56,12 @@ class Network:
         return self.send(message)
 
     def told(self, worker: int) -> list[m.ToWorker]:
-        """What a worker was told."""
+        """Return the messages to a worker."""
         return [codec.to_worker(said.data) for said in self.sent if isinstance(said, m.Say) and said.worker == worker]
 
 
 class Head:
-    """Stands for the head, and notes what it hears."""
+    """Stands in for the head, and records what it hears."""
 
     def __init__(self) -> None:
         self.plans = (PLAN,)
@@ -94,7 +95,7 @@ class Head:
 
 
 class World:
-    """A host with 2 workers that works, and a slot."""
+    """A working host with 2 workers, and a slot."""
 
     def __init__(self) -> None:
         self.network, self.head = Network(), Head()
@@ -124,7 +125,7 @@ class World:
         self.says(m.Said(worker, codec.encode(message)))
 
     def works(self) -> None:
-        """Let the host be checked, and its workers be there."""
+        """Let the host pass its check, with both workers ready."""
         for worker in (FIRST, FIRST + 1):
             self.worker_says(worker, m.Imported((PLAN,), 0.1, tensorflow=False))
         self.worker_says(FIRST, m.Compared(0))
@@ -156,9 +157,9 @@ def test_workers_count_when_one_of_them_has_made_the_first_samples_again(world: 
     assert compare.digests == b"12345678"
     world.worker_says(FIRST, m.Imported((PLAN,), 0.1, tensorflow=False))
     assert not world.head.heard
-    world.says(m.WorkerEnded(FIRST + 1, "was killed", None))  # the other one is asked
+    world.says(m.WorkerEnded(FIRST + 1, "was killed", None))  # the other worker is asked instead
     assert isinstance(world.network.told(FIRST)[0], m.Compare)
-    world.worker_says(FIRST + 1, m.Compared(0))  # of the process that has ended
+    world.worker_says(FIRST + 1, m.Compared(0))  # from the process that has ended
     assert not world.host.working
     world.worker_says(FIRST, m.Compared(0))
     assert world.host.working
@@ -226,7 +227,7 @@ def test_an_answer_counts_once_and_only_from_the_worker_that_was_asked(world: Wo
     with pytest.raises(ProtocolError):
         world.worker_says(FIRST, m.RowsWritten(5, 7))
     failed = m.RunFailed(5, m.ErrorReport("GeneratorError", "no"))
-    world.worker_says(FIRST + 1, failed)  # not of its own: nothing happens
+    world.worker_says(FIRST + 1, failed)  # not one of its own runs: nothing happens
     assert len(world.head.heard) == 1
     world.worker_says(FIRST, failed)
     assert world.head.heard[1][1].error.message == "no (on host b)"
@@ -256,7 +257,7 @@ def test_several_runs_write_rows_of_one_batch_and_each_answers_for_itself(world:
         world.place()
     world.place(worker=FIRST + 1, run=6)
     world.host.measure_rows(do.MeasureRows(FIRST, 5, 8, 0, 1))
-    with pytest.raises(ProtocolError):  # nothing is written to measure
+    with pytest.raises(ProtocolError):  # measuring writes nothing
         world.place(ticket=8)
     world.worker_says(FIRST, m.RowsMeasured(5, 8, ()))
 
@@ -266,7 +267,7 @@ def test_a_dropped_run_is_heard_until_it_has_answered_for_its_turns(world: World
     world.fill()
     world.host.say(FIRST, m.DropRun(5))
     failed = m.RunFailed(5, m.ErrorReport("GeneratorError", "no"))
-    world.worker_says(FIRST, failed)  # it has crossed the DropRun
+    world.worker_says(FIRST, failed)  # it crossed the DropRun on the way
     assert world.head.heard[-1][1].run == 5
     world.fill(run=6)
     world.worker_says(FIRST, made(run=6))
@@ -353,11 +354,11 @@ def test_workers_that_are_added_work_as_soon_as_they_have_imported_the_same_feed
     assert [world.host.numbers[number] for number in (FIRST, FIRST + 1, FIRST + 9, FIRST + 10)] == [0, 1, 2, 3]
     world.worker_says(FIRST + 10, m.Imported((PLAN,), 0.1, tensorflow=False))
     assert world.head.heard == [(FIRST + 10, "came")]
-    assert not world.network.told(FIRST + 10), "the host was compared before"
+    assert not world.network.told(FIRST + 10), "the host was compared already"
     world.fill(worker=FIRST + 10)
     world.place(worker=FIRST + 10)
     world.says(m.WorkerEnded(FIRST + 9, "was killed", None))
-    world.worker_says(FIRST, m.CacheUsed("feed"))  # has crossed its Retire
+    world.worker_says(FIRST, m.CacheUsed("feed"))  # it crossed its Retire on the way
     with pytest.raises(ProtocolError):
         world.says(m.WorkerEnded(FIRST + 11, "was killed", None))
     with pytest.raises(StartError, match="its feed feed has seed 3"):

@@ -1,4 +1,4 @@
-"""What a host keeps for consumers to fetch, without a network: at the host, and at the head."""
+"""Batches that a host keeps for consumers to fetch, without a network: at the host, and at the head."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestAtTheHost:
             await world.fill(keep=True)
             world.says(0, made(0, 1, last=False))
             world.membership.take(m.SendKept(7))
-            world.membership.take(m.SendKept(7))  # has crossed the first one
+            world.membership.take(m.SendKept(7))  # a second one changes nothing
             assert kinds(world) == ["Said", "Payload", "Payload", "KeptNoLonger"]
             world.membership.take(m.Release(7))
             assert kinds(world)[4:] == []
@@ -199,7 +199,7 @@ class Borrower:
         self.fds: dict[int, int] = {}
 
     async def says(self, *messages: m.Message) -> list[m.Message]:
-        """Say something, and return the answers."""
+        """Send messages, and return the answers."""
         for message in messages:
             self.socket.send(codec.encode(message))
         await settle()
@@ -238,7 +238,7 @@ class Borrower:
 
 
 def secret_of(world: AtHost, ticket: int) -> bytes:
-    """The secret of a ticket for which a worker has reported."""
+    """Return the secret of a ticket for which a worker has reported."""
     said = [one for one in world.link.sent if isinstance(one, m.Said)]
     return next(one.secret for one in said if _ticket(one) == ticket)
 
@@ -250,7 +250,7 @@ def _ticket(said: m.Said) -> int:
 
 
 class TestLending:
-    """At the host, to consumers on its machine."""
+    """A host lends batches to consumers on its machine."""
 
     def test_memory_is_used_again_when_it_was_given_back(self) -> None:
         async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
@@ -268,7 +268,7 @@ class TestLending:
             assert world.used == 1
             await self.keeps(world, 9)
             assert world.told(0, m.Fill)[2].memfd == fill.memfd
-            assert await borrower.borrows(world, 4, 9) == memfd, "it knows this memory"
+            assert await borrower.borrows(world, 4, 9) == memfd, "it knows this memory already"
 
         self.play(play)
 
@@ -279,7 +279,7 @@ class TestLending:
             assert await borrower.borrows(world, 3) == await borrower.borrows(world, 4, first=1)
             await other.borrows(world, 3, first=1)
             await borrower.says(m.GivenBack(3), m.GivenBack(4))
-            assert await borrower.borrows(world, 5), "the head has not released it"
+            assert await borrower.borrows(world, 5), "the head has not released the slot"
             world.membership.take(m.Release(7))
             await borrower.says(m.GivenBack(5))
             assert world.used == 1
@@ -310,7 +310,7 @@ class TestLending:
     def test_while_consumers_hold_half_of_the_memory_more_is_lent_briefly_and_then_no_longer(self) -> None:
         async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
             async def lent(ticket: int) -> m.Message:
-                """The answer to a Fetch of a new slot, which the head then releases."""
+                """Return the answer to a Fetch of a new slot, which the head then releases."""
                 await self.keeps(world, ticket)
                 *_, answer = await borrower.says(m.Fetch(ticket, ticket, secret_of(world, ticket), 0, 1))
                 world.membership.take(m.Release(ticket))
@@ -336,7 +336,7 @@ class TestLending:
                 await self.keeps(world, ticket)
             await borrower.borrows(world, 8, 8)
             await world.start(worker=1, run=6)
-            await world.fill(worker=1, run=6, ticket=9)  # it waits for what is sent of ticket 7
+            await world.fill(worker=1, run=6, ticket=9)  # it waits until the batches of ticket 7 are sent
             world.membership.take(m.Retire(FIRST + 1))
             await settle()
             world.membership.take(m.Release(8))
@@ -395,7 +395,7 @@ class TestLending:
                 await borrower.borrows(world, seq)
             assert await borrower.says(m.Fetch(MOST_LENT, 7, secret, 0, 1)) == [m.NotKept(MOST_LENT)]
             await borrower.says(m.GivenBack(0))
-            assert await borrower.says(m.Fetch(1, 7, secret, 0, 1)) == [m.NotKept(1)], "it has this one"
+            assert await borrower.says(m.Fetch(1, 7, secret, 0, 1)) == [m.NotKept(1)], "it borrowed this one already"
             await borrower.borrows(world, MOST_LENT)
 
         self.play(play)
@@ -456,7 +456,7 @@ class TestLending:
         self.play(play)
 
     async def keeps(self, world: AtHost, ticket: int) -> None:
-        """Two batches are made and kept."""
+        """Make two batches, and keep them."""
         if not world.told(0, m.StartRun):
             await world.start()
         await world.fill(ticket=ticket, keep=True)
@@ -558,7 +558,7 @@ def test_who_waits_for_what_a_lost_host_kept_gets_it_when_it_is_made_again() -> 
     kept.bring(7, lambda whole: waited.append((7, whole)))
     assert kept.lost(host) == (7, 8)
     kept.bring(8, lambda whole: waited.append((8, whole)))
-    kept.bring(6, lambda whole: waited.append((6, whole)))  # is in its slot
+    kept.bring(6, lambda whole: waited.append((6, whole)))  # is in its slot already
     assert host.told == [("send", 7)]
     kept.there(8)
     kept.there(7, whole=False)
@@ -597,7 +597,7 @@ def test_all_slabs_that_wait_for_their_bytes_are_brought_at_once_and_sent_in_ord
     router = SimpleNamespace(send=lambda peer, message: sent.append(message.seq) or True)
     out = ToConsumers(coordinator, lambda event: None, router, kept)  # type: ignore[arg-type]
     for seq, ticket in enumerate((7, 8, 9)):
-        if ticket != 8:  # which the daemon's own workers have made
+        if ticket != 8:  # the daemon's own workers made ticket 8
             kept.begin(ticket, host, b"secret")
         slab = do.SendSlab(4, ticket, 0, 4096, seq, 0, 0, seq, 1, 4, (), b"")
         out.slab(session, slab, None)  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ NAMES = ("own", "numbers", "lazy", "one", "other")
 
 @pytest.fixture
 def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tf: Any) -> Any:
-    """The datasets above, over the real Keras."""
+    """Return the datasets above, over the real Keras."""
     (tmp_path / "datasets_of_keras.py").write_text(DATASETS)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("datasets_of_keras")
@@ -136,7 +136,7 @@ def read(connection: Any, epochs: int) -> list[list[Any]]:
 
 
 def wait_for_workers(daemon: Daemon, count: int) -> None:
-    """Wait until this many workers are there, and ready."""
+    """Wait until there are `count` workers, all of them ready."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = json.loads(control.status(daemon.urls["plain"], 60))["workers"]
@@ -149,7 +149,7 @@ def wait_for_workers(daemon: Daemon, count: int) -> None:
 def test_batches_are_those_of_keras_own_iterator_in_every_epoch(datasets: Any, serve: Serve, tmp_path: Path) -> None:
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
-    with pytest.warns(UserWarning, match="super"):  # which it skips
+    with pytest.warns(UserWarning, match="super"):  # its __init__ skips super()
         adapter = PyDatasetAdapter(datasets.Own(), shuffle=False)
     expected = []
     for _ in range(3):
@@ -272,7 +272,7 @@ def test_a_seeded_flow_augments_as_in_keras(tf: Any) -> None:
     own, items = flow(), KerasItems(flow(), seed=0)
     items.enter(0)
     expected = [own[i] for i in range(7)]
-    for i in (6, 2, 4, 1, 3, 5):  # Keras draws the order of rows and the augmentation of item 0 in one go
+    for i in (6, 2, 4, 1, 3, 5):  # Keras draws the order of rows together with the augmentation of item 0
         (found,) = items.read([i])
         assert (found == expected[i]).all()
 

@@ -61,7 +61,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def digest(connection: penstock.Connection) -> str:
-    """The SHA-256 of what is left of an epoch."""
+    """Return the SHA-256 of the rest of an epoch."""
     found = hashlib.sha256()
     for batch in connection.batches():
         found.update(batch.tobytes())
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
         penstock.connect("feeds.py:feed", keys=alice)
 
     (tmp_path / "private_feeds.py").write_text(textwrap.dedent(FEED))  # other tests of this process load feeds.py
-    with penstock.connect(f"{tmp_path}/private_feeds.py:feed", workers=0) as private:  # PENSTOCK_KEYS is not for this
+    with penstock.connect(f"{tmp_path}/private_feeds.py:feed", workers=0) as private:  # PENSTOCK_KEYS is ignored
         next(private.batches())
 
     assert "To make keys: penstock keygen" in daemon_refused(tmp_path / "none")
@@ -172,7 +172,7 @@ def test_hosts_have_keys_of_their_own_and_a_name_belongs_to_one_client_or_host(f
     run = CliRunner()
     first = run.invoke(cli.main, ["keygen", str(tmp_path / "new"), "--host", "box"])
     assert first.exit_code == 0, first.output
-    assert sorted(path.name for path in (tmp_path / "new").rglob("*.key_secret")) == [  # with the first keys, a client
+    assert sorted(path.name for path in (tmp_path / "new").rglob("*.key_secret")) == [  # the first call adds a client
         "client.key_secret",
         "host.key_secret",
         "server.key_secret",
@@ -274,7 +274,7 @@ def test_keys_that_this_user_may_not_read_are_refused_and_do_not_count_as_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keygen.generate(folder, hosts=["box"])
-    monkeypatch.chdir(folder)  # another user cannot come through pytest's folders
+    monkeypatch.chdir(folder)  # another user cannot enter pytest's folders
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
     reads: dict[str, Callable[[], object]] = {
@@ -381,7 +381,7 @@ class Wire:
 
 
 def replayed(daemon: Daemon, recorded: bytes) -> bytes:
-    """What a daemon says to who repeats what a client has said."""
+    """Return what a daemon answers to a replay of a client's bytes."""
     heard = b""
     with socket.create_connection(("127.0.0.1", int(daemon.url.rpartition("/")[0].rpartition(":")[2]))) as connection:
         connection.settimeout(1)
@@ -416,7 +416,7 @@ def test_with_keys_the_stream_is_the_same_and_neither_batches_nor_sessions_can_b
             assert (b"welcome" in wire.down) is not keyed
         assert ('"key": "alice"' in status) is keyed
         assert ("with the key alice (tcp)" in shown) is keyed
-        assert (b"welcome" in replayed(daemon, bytes(wire.up))) is not keyed  # the handshake ends it
+        assert (b"welcome" in replayed(daemon, bytes(wire.up))) is not keyed  # the handshake stops it
         until(lambda daemon=daemon, keyed=keyed: not keyed or "cannot be deciphered" in daemon.stderr())
         assert ("with the key alice reads it (tcp)" in daemon.stderr()) is keyed
     assert digests[0] == digests[1]
@@ -491,7 +491,7 @@ def test_a_hosts_key_reads_nothing_and_its_connection_ends_when_the_key_is_remov
     keygen.generate(folder, hosts=["box"])
     daemon = serve(FEED, keys=folder)
     assert "with keys: alice, bob may connect; hosts: box may join" in daemon.stderr()
-    posing = tmp_path / "posing"  # as a client
+    posing = tmp_path / "posing"  # a host's key, used as a client's
     posing.mkdir(0o700)
     for name, copy in (("host.key_secret", "client.key_secret"), ("server.key", "server.key")):
         (posing / copy).write_bytes((folder / "hosts/box" / name).read_bytes())
@@ -569,7 +569,7 @@ def test_connections_that_break_or_freeze_are_noticed_at_both_ends_and_the_strea
         url = f"tcp://127.0.0.1:{proxy.port}/{feed}"
         with penstock.connect(url, keys=folder / "clients/alice", transport="tcp") as connection:
             whole = digest(connection)
-            time.sleep(6)  # nothing is read, but both sides hear of each other
+            time.sleep(6)  # nothing is read, but both sides hear from each other
             found = hashlib.sha256()
             for number, batch in enumerate(connection.batches()):
                 found.update(batch.tobytes())

@@ -53,7 +53,7 @@ def with_globals(split: tuple[int, int]) -> Iterator[Any]:
 
 
 def failing(split: tuple[int, int, int | None]) -> Iterator[Any]:
-    """Raises in place of sample `at`; with -1, when the generator is made."""
+    """Raise instead of yielding sample `at`; with -1, when the generator is made."""
     number, length, at = split
     if at == -1:
         raise OSError(f"split {number} cannot be opened")
@@ -68,7 +68,7 @@ def failing(split: tuple[int, int, int | None]) -> Iterator[Any]:
 
 
 def good_samples(split: tuple[int, int, int | None]) -> int:
-    """How many samples of a failing split come before it raises."""
+    """Return the number of samples that a failing split yields before it raises."""
     _, length, at = split
     return length if at is None else max(0, min(length, at))
 
@@ -77,7 +77,7 @@ def good_samples(split: tuple[int, int, int | None]) -> int:
 class Lanes:
     """The lanes of one epoch of a feed, all in one process, as a worker reads them.
 
-    `told`: of each split that was skipped, its lane, its number within the lane and the samples after which it ended.
+    `told`: for each skipped split its lane, its number within the lane, and the number of samples after which it ended.
     `in_slots`: whether each block is a visit of a pool.
     """
 
@@ -110,7 +110,7 @@ class Lanes:
         )
 
     def cut(self, lane: int) -> Lanes:
-        """The same feed, with splits that end where they were skipped."""
+        """Return the same feed, with splits that end where they were skipped."""
         splits = [(split[0], good_samples(split)) for split in self.splits]
         for of, number, samples in self.told:
             if of == lane:
@@ -125,7 +125,7 @@ class Lanes:
         return as_list(target, run.next_batch(target))
 
     def rest(self, run: LaneRun) -> list[Batch]:
-        """All further batches, and the leftover if there is any."""
+        """Return all further batches, and the leftover if there is any."""
         batches = list(iter(functools.partial(self.next_batch, run), []))
         return batches + [as_list(run.leftover_rows, run.leftover)] * (run.leftover > 0)
 
@@ -230,7 +230,7 @@ def test_a_block_that_fills_a_slot_is_not_copied_and_comes_in_the_order_of_its_s
     while not run.prepare():
         pass
     filled = as_list(slot, 8)
-    assert [i for _, i, _ in filled] == [0, 1, 2, 3, 0, 1, 2, 3], "half of it of each split"
+    assert [i for _, i, _ in filled] == [0, 1, 2, 3, 0, 1, 2, 3], "half of the block is from each split"
     lanes.next_batch(run)
     assert as_list(slot, 8) == filled
     run.offer(lambda: pytest.fail("this is not a whole block"), 3)
@@ -391,7 +391,7 @@ def only_lane(generate: Callable[..., Any], splits: list[Any], **options: Any) -
     return Lanes(feed, feed.plan("feed"), splits)
 
 
-# --- what is read behind the last full batch ---
+# --- what is read after the last full batch ---
 
 
 @settings(max_examples=300, deadline=None)
@@ -434,7 +434,8 @@ def test_no_sample_is_lost_or_doubled_where_user_code_raises_within_a_batch(data
 
 
 def test_a_record_in_the_middle_of_a_batch_would_be_noticed() -> None:
-    """By who makes it and by who gets it: the samples before it are not those of its batches."""
+    """The worker that makes it and the one that gets it both notice: the samples before it are not those of its
+    batches."""
     lanes = only_lane(failing, [(0, 9, 6), (1, 9, None)], on_error="raise", batch_size=4)
     run = lanes.lane(0)
     lanes.next_batch(run)
@@ -444,7 +445,7 @@ def test_a_record_in_the_middle_of_a_batch_would_be_noticed() -> None:
     assert run.record() == good
     torn = run._behind = run._splits.record(0, run.index)
     assert torn.taken == 6
-    with pytest.raises(ProtocolError, match="has 6 samples before batch 1 by its restart record"):
+    with pytest.raises(ProtocolError, match="has 6 samples before batch 1 in its restart record"):
         run.record()
     for change in (
         lambda r: r.update(seats=[[0, 6]]),
@@ -470,7 +471,7 @@ def test_a_block_of_which_some_was_delivered_must_be_filled_by_the_same_splits()
 
 
 def ahead_of(lanes: Lanes, at: int, ahead: int) -> tuple[bytes, bytes, list[Batch]]:
-    """The records of lane 0 behind so many batches, and the whole lane."""
+    """Return the records of lane 0 after `at` and after `ahead` batches, and all batches of the lane."""
     run = lanes.lane(0)
     records = [run.record()]
     batches = []
@@ -492,7 +493,7 @@ def test_a_lane_comes_by_the_place_ahead_with_the_same_splits_left_out(lanes: La
     at = data.draw(st.integers(0, len(batches)))
     ahead = data.draw(st.integers(0, len(batches)))
     known = dict(arrays.unpack(records[ahead])["skipped"])
-    for number, samples in known.items():  # what broke then is whole now
+    for number, samples in known.items():  # splits that broke then are whole now
         index = run._splits.index_of(number)
         if samples == good_samples(lanes.splits[index]):
             lanes.splits[index] = (lanes.splits[index][0], lanes.splits[index][1], None)  # type: ignore[index]
@@ -511,7 +512,7 @@ def test_a_lane_comes_by_the_place_ahead_with_the_same_splits_left_out(lanes: La
     [
         ([7, 10, 10], "was 2 samples into split 1, and when it was read again it is 3 samples into split 1"),
         ([8, 5, 2], "had 4 full batches or more, and only 3 when its splits were read again"),
-        ([8, 10, 9], None),  # what comes behind it is another matter
+        ([8, 10, 9], None),  # a change after the consumed batches does not matter here
     ],
 )
 def test_a_split_that_has_changed_in_what_was_consumed_is_noticed(
@@ -610,7 +611,8 @@ def test_a_lane_with_broken_splits_is_as_if_they_ended_where_they_break(lanes: L
 @settings(max_examples=400)
 @given(failing_feeds(), st.data())
 def test_a_lane_is_the_same_however_often_its_worker_dies(lanes: Lanes, data: st.DataObject) -> None:
-    """At any batch, with splits skipped because they raise, and others because they ended a worker."""
+    """The worker dies at any batch. Some splits are skipped because they raise, and others because they ended a
+    worker."""
     lane = data.draw(st.integers(0, lanes.count - 1))
     numbers = range(lane, len(lanes.splits), lanes.count)
     run, batches = lanes.lane(lane), []
@@ -703,7 +705,7 @@ def test_a_broken_split_fails_the_run_unless_splits_are_to_be_skipped(on_error: 
     lanes.splits[0] = (0, 9, None)  # the next attempt
     assert len(lanes.rest(lanes.lane(0, record))) == 8
     lanes.splits[0] = (0, 9, 3)
-    assert len(lanes.rest(lanes.lane(0, record, skip=[0]))) == 5  # the coordinator may say so all the same
+    assert len(lanes.rest(lanes.lane(0, record, skip=[0]))) == 5  # the coordinator may say to skip it all the same
     assert lanes.told == [(0, 0, 2)]
 
 
@@ -830,13 +832,13 @@ def test_any_batch_of_an_indexable_source_can_be_made_at_any_time(shuffle: int) 
 
 
 def made_up(segment: int, rng: np.random.Generator) -> Iterator[Any]:
-    """Without end, but for some segments that end early, or at once."""
+    """Yield without end, except for some segments that end early or at once."""
     for i in itertools.islice(itertools.count(), segment % 4 if segment % 3 == 0 else None):
         yield np.array([segment, i]), rng.random()
 
 
 def made_up_blindly() -> Iterator[Any]:
-    """It knows no more than its random numbers."""
+    """Yield without end, from nothing but global random numbers."""
     while True:
         yield np.array([random.randrange(1000), np.random.randint(1000)]), random.random()
 

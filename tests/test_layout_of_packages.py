@@ -25,7 +25,7 @@ PACKAGES = {
 
 
 def imports(path: Path) -> set[str]:
-    """The packages that a file imports, but for those that only a type checker sees."""
+    """Return the packages that a file imports, except those that only a type checker sees."""
     found = set()
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and is_for_types(node.test))]
@@ -148,7 +148,8 @@ def test_every_package_is_typed() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Not even for a type checker alone: what two files need of each other belongs to a third, or to one of them."""
+    """Imports that only a type checker sees count, too: what two files need of each other belongs in a third, or in one
+    of them."""
     modules = {}
     for package in PACKAGES:
         base = (ROOT / package).parent
@@ -164,7 +165,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def _imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
-    """The modules of ours that a module imports."""
+    """Yield our modules that a module imports."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""Consumers on a host's machine borrow what it keeps: they map its memory, and nothing is copied."""
+"""Consumers on a host's machine borrow the batches that it keeps: they map its memory, and nothing is copied."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LARGE = """
 
 @pytest.fixture(autouse=True)
 def lent(monkeypatch: pytest.MonkeyPatch) -> list[m.HostAt]:
-    """The hosts from which clients of this process borrow. They cannot fetch over the network."""
+    """Return the hosts that clients of this process borrow from. The clients cannot fetch over the network."""
     found: list[m.HostAt] = []
 
     class Here(_host_here.HostHere):
@@ -60,7 +60,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[m.HostAt]:
 
 
 def memfd_of(array: npt.NDArray[Any]) -> str:
-    """The inode of the host's memory in which the array lies; empty if it lies in memory of its own."""
+    """Return the inode of the host's memory that holds the array, or an empty text if the array has its own memory."""
     address = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, stop = (int(place, 16) for place in line.split()[0].split("-"))
@@ -70,12 +70,12 @@ def memfd_of(array: npt.NDArray[Any]) -> str:
 
 
 def is_borrowed(array: npt.NDArray[Any]) -> bool:
-    """Whether the array lies in memory of a host."""
+    """Return whether the array lies in a host's memory."""
     return memfd_of(array) != ""
 
 
 def fetching(batches: Iterator[Any], head: Daemon) -> list[Any]:
-    """Read until what comes is borrowed, and return what was read."""
+    """Read until a batch is borrowed, and return the batches read."""
     read = []
     while True:
         read.append(next(batches))
@@ -111,8 +111,8 @@ def test_batches_lie_in_the_hosts_memory_and_are_the_same(serve: Serve, join: Jo
 def test_what_is_held_stays_as_it_is_while_the_host_makes_more(
     serve: Serve, join: Join, memory: str, least: int, most: int
 ) -> None:
-    """Of 30 batches of 1 MiB that the reader holds, 24 at most are borrowed, in half of the host's memory. The others
-    are copied."""
+    """The reader holds 30 batches of 1 MiB. It borrows at most 24 of them, in half of the host's memory, and copies the
+    others."""
     expected = streams(serve, LARGE, "feed")["feed"]
     head = serve(LARGE, workers=0)
     join(head, memory=memory)
@@ -129,7 +129,7 @@ def test_what_is_held_stays_as_it_is_while_the_host_makes_more(
 
 
 def _mapped() -> int:
-    """How many pieces of hosts' memory this process has mapped."""
+    """Return how many pieces of hosts' memory this process has mapped."""
     return sum("memfd:penstock " in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 

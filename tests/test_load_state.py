@@ -29,7 +29,7 @@ FEED = """
     mixed = Feed(generate, splits=range(4), batch_size=5, lanes=2, turn=1, shuffle=20)
 """
 LEAST = 5 * (41 * 4096) + 20 * 64 * 64 * 8
-"""Bytes of --memory without which `mixed` cannot be served: three slots, one more for each lane, and its shuffle
+"""The least --memory, in bytes, with which `mixed` can be served: three slots, one more for each lane, and its shuffle
 blocks."""
 
 
@@ -42,7 +42,7 @@ def test_the_session_that_is_replaced_does_not_come_back(
     with penstock.connect(daemon.url, transport=transport) as connection:
         state = connection.state_dict()
         for _ in range(2):
-            time.sleep(0.45)  # a batch is sent that nobody takes, and others are being made
+            time.sleep(0.45)  # the daemon sends a batch that nobody takes, and makes more
             connection.load_state_dict(state)
         assert len(list(connection.batches())) == 16
         assert connection.stats()["reconnects"] == 0

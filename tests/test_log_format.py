@@ -1,4 +1,4 @@
-"""`penstock serve --log-format json` writes a JSON object for each event, which says what it is about."""
+"""`penstock serve --log-format json` writes a JSON object for each event, with fields that say what it concerns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_each_line_of_a_run_with_failures_is_an_event_with_its_place(serve: Serv
         assert line.keys() <= {"time", "level", "message", "host", "traceback", *log_format.FIELDS}
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
         assert line["event"] in documented()
-    assert "log" not in {line["event"] for line in lines}, "each call of ours names its event"
+    assert "log" not in {line["event"] for line in lines}, "each of our log calls names its event"
 
     assert {line["feed"] for line in events(log, "feed_ready")} == {"skipped", "dying", "failing"}
     (skipped,) = events(log, "split_skipped")
@@ -154,13 +154,13 @@ def test_a_flood_of_lines_is_cut_with_its_fields(caplog: pytest.LogCaptureFixtur
 
 
 def documented() -> set[str]:
-    """The events in the table of docs/monitoring.md."""
+    """Return the events in the table of docs/monitoring.md."""
     table = (ROOT / "docs/monitoring.md").read_text().partition("| event | level | when |")[2].partition("\n\n")[0]
     return {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
 def in_code() -> Iterator[ast.expr]:
-    """The expressions that name an event in the server's code."""
+    """Yield the expressions that name an event in the server's code."""
     for path in SERVER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:

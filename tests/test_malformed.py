@@ -1,4 +1,5 @@
-"""A malformed message is answered with what is wrong, even before a session exists, but at a limited rate."""
+"""The daemon answers a malformed message by saying what is wrong, even before a session exists, but at a limited
+rate."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def test_over_tcp_a_client_is_told_what_is_wrong_with_its_first_message(serve: S
         kind, text = refusal(answer(connection))
         assert kind == "ProtocolError"
         assert "of type 'hello'" in text
-        greeted(connection)  # the connection is as good as before
+        greeted(connection)  # the connection still works
     with dealer(daemon) as connection:
         connection.send_multipart([codec.encode(m.Hello(m.VERSION, "feed")), b""])
         assert "send each message as one frame" in refusal(answer(connection))[1]
@@ -61,7 +62,7 @@ def test_over_tcp_a_client_without_a_session_is_told_to_send_hello(serve: Serve,
     with dealer(serve(FEED)) as connection:
         connection.send(codec.encode(message))
         kind, text = refusal(answer(connection))
-        assert kind == "ConnectionLost", "a client that had one connects again"
+        assert kind == "ConnectionLost", "a client that had a session connects again"
         assert "send Hello first" in text
 
 

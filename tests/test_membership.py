@@ -24,7 +24,7 @@ SLOT = 4096
 
 
 class Link:
-    """Stands for the connection: notes what is sent, and sends bodies only when told."""
+    """Stands in for the connection: records sent messages, and sends bodies only when told."""
 
     PIECE = 100
     unsent_bytes = 0
@@ -43,7 +43,7 @@ class Link:
         return True
 
     def send_all(self) -> None:
-        """The network takes what waits."""
+        """Let the network take everything that waits."""
         unsent, self.unsent = self.unsent, []
         for done in unsent:
             done()
@@ -56,7 +56,7 @@ class Link:
 
 
 class Workers:
-    """Stands for the supervisor: notes what workers are sent, and holds the memory that they are shown."""
+    """Stands in for the supervisor: records messages to workers, and holds the memory that they are shown."""
 
     def __init__(self, count: int) -> None:
         self.workers = dict.fromkeys(range(count))
@@ -140,7 +140,7 @@ class World:
 
     @property
     def used(self) -> int:
-        """How many slots are in use, as the report says."""
+        """The number of slots in use, as the report says."""
         self.membership._supervisor = cast(Supervisor, Workers(0))
         self.membership.report()
         report = self.link.sent.pop()
@@ -150,14 +150,14 @@ class World:
 
 
 async def settle() -> None:
-    """Let everything that can go on go on. Memory is reserved on a thread, which does one thing after another."""
+    """Let everything proceed that can. One thread reserves memory, one request after another."""
     for _ in range(20):
         await asyncio.get_running_loop().run_in_executor(None, lambda: None)
         await asyncio.sleep(0)
 
 
 def played(play: Callable[[World], Coroutine[Any, Any, None]], slots: int = 8) -> None:
-    """Play with a world."""
+    """Run `play` with a world."""
 
     async def run() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
@@ -203,7 +203,7 @@ def test_what_is_made_goes_to_the_head_before_the_message_and_its_memory_is_used
 def test_a_worker_that_owes_an_answer_keeps_its_memory_though_all_is_sent() -> None:
     async def play(world: World) -> None:
         await world.start()
-        await world.fill(first=1)  # after a worker has died: the first batch is at the head
+        await world.fill(first=1)  # after a worker's death: the head already has the first batch
         world.says(0, made(0, 1, last=False))
         assert [part.start for part in world.link.sent if isinstance(part, m.Payload)] == [64, 160]
         world.link.send_all()
@@ -320,7 +320,7 @@ def test_workers_that_are_added_have_numbers_of_their_own_and_those_that_were_re
         world.membership.ended(3, "was killed", None)
         assert world.link.sent[-1] == m.WorkerEnded(FIRST + 71, "was killed", None)
         world.membership.take(m.Retire(FIRST + 71))
-        world.membership.take(m.Kill(FIRST + 71))  # has crossed the end of the worker's process
+        world.membership.take(m.Kill(FIRST + 71))  # it crossed the end of the worker's process on the way
         world.membership.take(m.Scale(3, FIRST + 90, 1))
         assert sorted(world.workers.workers) == [0, 2, 4]
         with pytest.raises(ProtocolError, match="worker 1000072, which is not of this host"):

@@ -1,4 +1,4 @@
-"""What a stream may hold of the allowed memory."""
+"""How much of the allowed memory a stream may hold."""
 
 from __future__ import annotations
 

@@ -153,10 +153,10 @@ def test_a_mixed_stream_is_the_same_with_any_workers_through_kills_and_from_a_st
     share = sum(i < 20000 for i in epochs) / len(epochs)
     assert abs(share - 0.75) < 0.08
     repeated = ids_of(streams["every"])
-    assert repeated[:347] != repeated[len(repeated) // 2 :][:347], "other draws in each epoch"
+    assert repeated[:347] != repeated[len(repeated) // 2 :][:347], "each epoch draws differently"
 
     values = [x for batch in streams["kinds"] for x in batch["x"][:, 0].tolist() if x]
-    assert len(set(values)) == len(values), "each component draws numbers of its own"
+    assert len(set(values)) == len(values), "each component draws its own random numbers"
     rows = [tuple(batch["x"].shape) for batch in streams["bucketed"]]
     assert {width for _, width in rows} <= {2, 3}
 
@@ -211,7 +211,7 @@ def test_a_feed_of_a_mix_may_have_a_cache_and_may_yield_batches(serve: Serve, jo
         assert digests(batch for _ in range(2) for batch in connection.batches()) == expected
     ran = Counter(line.split()[0] for line in log.read_text().splitlines())
     assert ran["1"] == 0, "the generator of the cached feed ran"
-    assert ran["2"] > 8, "the other one runs in each epoch"
+    assert ran["2"] > 8, "the generator of the other feed runs in each epoch"
 
 
 def test_samples_follow_from_those_of_the_feeds_if_they_are_known(serve: Serve) -> None:
@@ -283,7 +283,7 @@ def test_a_split_that_fails_is_left_out_of_its_feed_alone_and_named(serve: Serve
     assert sorted(read(daemon, "skips")) == expected
     killed = sorted(read(daemon, "kills"))
     assert set(expected) - {1100 + i for i in range(5)} <= set(killed) <= set(expected), (
-        "up to its last batch or beyond"
+        "the split counts up to its last batch or further"
     )
     assert len(set(killed)) == len(killed)
     log = daemon.stderr()
@@ -454,9 +454,9 @@ AB = {"a": A, "b": A}
         (AB, {"cache": "/tmp/c"}, "cache= belongs to the feeds that Feed.mix combines: give it to those that need it"),
         (AB, {"cache_version": 2}, "cache_version= belongs to the feeds"),
         (AB, {"rebatch": 8}, "rebatch= belongs to the feeds that Feed.mix combines: give it to those"),
-        ({"a": S, "b": S}, {"epochs": 2}, "this mix has one endless epoch: give a feed with segment= also samples="),
+        ({"a": S, "b": S}, {"epochs": 2}, "this mix has one endless epoch: give samples= to a feed with segment="),
         ({"a": A, "b": S}, {"epochs": 2, "stop": "all"}, "this mix has one endless epoch"),
-        ({"a": A, "b": S}, {"samples": 20, "stop": "all"}, "cannot end this mix, which has no end: give a feed"),
+        ({"a": A, "b": S}, {"samples": 20, "stop": "all"}, "cannot end this mix, which has no end: give samples="),
         (AB, {"shuffle": 9, "interleave": 1000}, "interleave=1000 splits of each of 2 feeds are more than 1024"),
         (AB, {"block": 3, "shuffle": 3}, "block= is for indexable objects"),
     ],
@@ -479,7 +479,8 @@ def test_weights_are_normalised_and_equal_by_default() -> None:
 
 
 def test_every_option_of_a_feed_is_dealt_with() -> None:
-    """What makes samples is a component's own; anything else is refused there. A new option needs a decision here."""
+    """Options for making samples belong to a component, and a component refuses all others. Decide about each new
+    option here."""
     own = {"generate", "method", "args", "kwargs", "transform", "splits", "segment", "batch_size", "name"}
     own_in_a_mix = {"cache", "cache_version", "rebatch"}
     combined = {

@@ -47,7 +47,7 @@ def rows_with_rng(split: tuple[int, int, int], rng: np.random.Generator) -> Iter
 
 
 def failing(split: tuple[int, int, int]) -> Iterator[Any]:
-    """Every third split raises in place of its fourth sample."""
+    """Yield a split's samples. Every third split raises instead of yielding its fourth."""
     for i, sample in enumerate(rows(split)):
         if split[1] % 3 == 0 and i == 3:
             raise OSError("broken")
@@ -110,7 +110,7 @@ class Lanes:
         return as_list(target, run.next_batch(target))
 
     def rest(self, run: MixedLane) -> list[Batch]:
-        """All further batches, and the leftover if there is any."""
+        """Return all further batches, and the leftover if there is any."""
         batches = list(iter(functools.partial(self.next_batch, run), []))
         return batches + [as_list(run.leftover_rows, run.leftover)] * (run.leftover > 0)
 
@@ -154,7 +154,7 @@ def mixes(
 
 
 def mine(lanes: Lanes, k: int, lane: int) -> int:
-    """The number of samples of component `k` in a lane that reads to its end, without shuffling."""
+    """Return the number of samples of component `k` in a lane that reads to its end, without shuffling."""
     return sum(split[2] for split in lanes.lists[k][lane :: lanes.count])
 
 
@@ -174,7 +174,7 @@ def test_with_first_a_lane_ends_at_the_first_draw_that_finds_nothing(lanes: Lane
     for lane in range(lanes.count):
         seen = lanes.samples(lane)
         assert len({sample[:3] for sample in seen}) == len(seen)
-        if lanes.plan.shuffle:  # the lane's splits are permuted, so their lengths are those that were opened
+        if lanes.plan.shuffle:  # the lane's splits are permuted, so take the lengths of the splits that it reads
             run = lanes.lane(lane)
             left = [
                 sum(lanes.lists[k][part.index_of(n)][2] for n in range(part.count))
@@ -197,7 +197,7 @@ def test_with_first_a_lane_ends_at_the_first_draw_that_finds_nothing(lanes: Lane
             assert [sample[0] for sample in seen] == order
             for k in expected:
                 of_part = [sample[1:3] for sample in seen if sample[0] == k]
-                assert of_part == sorted(of_part), "those of a feed keep their order"
+                assert of_part == sorted(of_part), "samples of one feed keep their order"
 
 
 @settings(max_examples=80, deadline=None)
@@ -267,7 +267,7 @@ def test_draws_are_near_the_weights_in_every_window() -> None:
         assert np.abs(window - [0.7, 0.25, 0.05]).max() < 0.05
     assert np.abs(np.bincount(found) / 200_000 - [0.7, 0.25, 0.05]).max() < 0.004
     repeats = np.mean(found[1:] == found[:-1])
-    assert abs(repeats - (0.7**2 + 0.25**2 + 0.05**2)) < 0.005, "no draw depends on the one before"
+    assert abs(repeats - (0.7**2 + 0.25**2 + 0.05**2)) < 0.005, "each draw is independent of the one before"
     assert found.tolist()[777:999] == draws.at(np.arange(777, 999), (), 0).tolist()
 
 
@@ -283,7 +283,7 @@ def test_draws_differ_in_each_lane_epoch_and_seed_and_when_made_again() -> None:
 
 
 def test_the_numbers_behind_the_draws_stay_as_they_are() -> None:
-    """Streams depend on them."""
+    """Users' streams depend on them."""
     assert uniform(1, np.array([0, 1, 2**62])).tolist() == [0.5665615751722809, 0.7457817572627011, 0.5760953568200242]
     drawn = Draws([0.5, 0.3, 0.2], 1, 2, 3).at(np.arange(20), (), 0)
     assert "".join(map(str, drawn.tolist())) == "22122200100111002000"
@@ -294,13 +294,13 @@ def test_weights_hold_to_the_end_with_first_and_the_rest_is_drawn_as_weighed_wit
     parts = {label: Feed(rows, splits=[(k, 0, size)], batch_size=10) for k, (label, size) in enumerate(sizes.items())}
     weights = {"a": 3, "b": 1, "c": 1}
     first = Lanes(Feed.mix(parts, weights=weights, lanes=1)).samples(0)
-    assert 1300 < len(first) < 1700, "c ends it"
+    assert 1300 < len(first) < 1700, "c ends the epoch"
     assert abs(sum(sample[0] == 0 for sample in first) / len(first) - 0.6) < 0.05
     every = Lanes(Feed.mix(parts, weights=weights, lanes=1, stop="all")).samples(0)
     assert len(every) == 6300
     last_c = max(i for i, sample in enumerate(every) if sample[0] == 2)
     behind = [sample[0] for sample in every[last_c + 1 : last_c + 1001]]
-    assert abs(behind.count(0) / 1000 - 0.75) < 0.05, "without c, a is drawn 3 times of 4"
+    assert abs(behind.count(0) / 1000 - 0.75) < 0.05, "without c, 3 of 4 draws are from a"
 
 
 def _changed(record: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
@@ -348,7 +348,7 @@ def test_a_split_that_is_to_be_skipped_is_that_of_its_component() -> None:
 
 
 def test_a_block_that_cannot_be_read_again_as_it_was_is_an_error() -> None:
-    """A split is not skipped within what was delivered before."""
+    """A split is not skipped within samples that were delivered before."""
     broken: set[int] = set()
 
     def breaks(split: tuple[int, int, int]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What is said of how well a feed mixes, beside what its order gives."""
+"""Penstock's statement about how well a feed mixes, compared with what the feed's order gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of the order in benchmarks/mixing_model.py is that of real streams."""
+"""The model of the order in benchmarks/mixing_model.py matches real streams."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Faults of the network between a trainer and its loader do not change the stream.
 
 The daemons are real. Between them and the trainer is a proxy that delays, throttles, stalls and cuts (fault_proxy.py),
-or a cable between two network namespaces. Patience is 30 s for users; tests shorten it on both sides.
+or a cable between two network namespaces. Users have a patience of 30 s. Tests shorten it on both sides.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ FEEDS = f"""
     grouped = Feed(generate, splits=range(12), batch_size=4, lanes=4, turn=1, epochs=2)
 """
 BATCHES, BATCH_BYTES = 114, 64 * 1024
-"""Batches of an epoch: far more than are under way at once. A slab has up to two."""
+"""Batches of an epoch, far more than are under way at once, and bytes of a batch. A slab has up to two batches."""
 PATIENCE = 1.0
-"""Seconds without a sign of life, in place of 30, on both sides."""
+"""Seconds without a sign of life after which a connection is lost, instead of 30, on both sides."""
 
 SERVE = f"""
 import sys
@@ -68,12 +68,12 @@ from penstock_server import cli, sessions
 sessions.PATIENCE, sessions.SILENT = float(sys.argv.pop(1)), {PATIENCE / 3}
 cli.main(prog_name="penstock")
 """
-"""`penstock serve` with another patience."""
+"""`penstock serve` with a different patience."""
 
 Hashes = list[str]
-"""The SHA-256 of each batch that was consumed; of all of them at the end."""
+"""The SHA-256 of each consumed batch, and of all of them at the end."""
 Faults = dict[int, Callable[[], None]]
-"""Faults, by the number of the batch after which they come."""
+"""Faults, by the number of the batch after which they occur."""
 
 
 class Start(Protocol):
@@ -84,7 +84,7 @@ class Start(Protocol):
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """`start("feed")`: a daemon that serves these feeds, by the command `within` if given, with two workers."""
+    """`start("feed")` starts a daemon with two workers for these feeds, under the command `within` if given."""
     (tmp_path / "feeds.py").write_text(textwrap.dedent(FEEDS))
     daemons: list[Daemon] = []
 
@@ -113,7 +113,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client whose patience is as short as the daemon's."""
+    """Make clients as impatient as the daemon."""
     monkeypatch.setattr(_tcp_transport, "LOST_AFTER", PATIENCE)
     monkeypatch.setattr(_tcp_transport, "PING_AFTER", PATIENCE / 5)
     monkeypatch.setattr(_receiver, "IDLE", PATIENCE / 15)
@@ -121,7 +121,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def between(daemon: Daemon, feed: str = "feed") -> Iterator[tuple[FaultProxy, str]]:
-    """A proxy before the daemon, and the feed's URL through it."""
+    """Yield a proxy before the daemon, and the feed's URL through it."""
     with FaultProxy(int(daemon.urls[feed].rpartition(":")[2].partition("/")[0])) as proxy:
         yield proxy, f"tcp://127.0.0.1:{proxy.port}/{feed}"
 
@@ -131,7 +131,7 @@ def digest(batch: Any) -> str:
 
 
 def consume(connection: penstock.Connection, epochs: int = 2, meet: Callable[[int], None] = lambda _: None) -> Hashes:
-    """What so many epochs bring. `meet` is called before each batch, with the number of those before it."""
+    """Return the hashes of `epochs` epochs. Call `meet` after each batch, with the number of hashes so far."""
     hashes: Hashes = []
     for _ in range(epochs):
         for batch in connection.batches():
@@ -151,7 +151,7 @@ def quiet(daemon: Daemon, feed: str = "feed", epochs: int = 2) -> Hashes:
 
 
 def streams(daemon: Daemon) -> list[dict[str, Any]]:
-    """The streams that the daemon has for consumers."""
+    """Return the daemon's streams, as its status shows them."""
     state = json.loads(control.status(next(iter(daemon.urls.values())), 30))
     return list(state["streams"])
 
@@ -173,7 +173,7 @@ def test_a_first_connection_that_breaks_while_the_daemon_is_starting_is_made_ane
 
         def cut() -> None:
             until(lambda: proxy.accepted > 0)
-            time.sleep(0.5)  # by now it has been asked, and answers when its modules are imported
+            time.sleep(0.5)  # by now the daemon was asked, and answers when its modules are imported
             proxy.cut()
             time.sleep(0.5)
             (tmp_path / "import").unlink()
@@ -182,7 +182,7 @@ def test_a_first_connection_that_breaks_while_the_daemon_is_starting_is_made_ane
         cutter.start()
         began = time.monotonic()
         with penstock.connect(f"tcp://127.0.0.1:{proxy.port}/feed", transport="tcp") as connection:
-            assert time.monotonic() - began < 25  # not the 30 s that a daemon has for its answer
+            assert time.monotonic() - began < 25  # less than the 30 s that a daemon has for its answer
             next(connection.batches())
         cutter.join()
         daemon.wait_ready(1)
@@ -227,7 +227,7 @@ def test_a_link_that_is_cut_again_and_again_is_a_pause_and_nothing_else(start: S
 
         def meet(n: int) -> None:
             if n in cuts:
-                time.sleep(0.1)  # so that some slabs are received and not handed over, and will come again
+                time.sleep(0.1)  # so some slabs are received but not handed over, and come again
                 proxy.cut(refusing=cuts[n])
                 time.sleep(0.1)
 
@@ -264,7 +264,7 @@ def test_a_half_open_connection_is_replaced_and_the_daemon_lets_go_of_its_sessio
         def meet(n: int) -> None:
             if n in (5, 90, BATCHES + 60):
                 proxy.freeze()
-                time.sleep(1.2 * PATIENCE if n == 90 else 0)  # what lies received then is too old to be handed over
+                time.sleep(1.2 * PATIENCE if n == 90 else 0)  # received slabs are too old by then to be handed over
 
         assert consume(connection, meet=meet) == calm
         assert connection.stats()["reconnects"] >= 3
@@ -297,7 +297,7 @@ def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_n
         def meet(n: int) -> None:
             if n == 30:
                 before = proxy.accepted
-                proxy.stall(3600)  # the next connection is accepted, and silent
+                proxy.stall(3600)  # the next connection is accepted, but stays silent
                 proxy.cut()
                 until(lambda: proxy.accepted > before)
                 time.sleep(0.3)
@@ -306,7 +306,7 @@ def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_n
 
         began = time.monotonic()
         assert consume(connection, meet=meet) == calm
-        assert time.monotonic() - began < 25  # not the 30 s that the daemon has for an answer
+        assert time.monotonic() - began < 25  # less than the 30 s that the daemon has for an answer
 
 
 def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_time_of_the_next(
@@ -330,7 +330,7 @@ def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_ti
         monkeypatch.setattr(_tcp_connection, "connected", freezing)
         began = time.monotonic()
         assert consume(connection, meet=lambda n: proxy.cut() if n == 30 else None) == calm
-        assert time.monotonic() - began < 25  # not the 30 s that the daemon has for an answer
+        assert time.monotonic() - began < 25  # less than the 30 s that the daemon has for an answer
         assert frozen == 2
 
 
@@ -373,7 +373,7 @@ def read_by_a_group(daemon: Daemon, faults: Callable[[FaultProxy, FaultProxy], l
                         for n, batch in enumerate(connection.batches()):
                             mine += batch["id"].tolist()
                             mine_due.pop(n, lambda: None)()
-                            while not mine_due and any(due):  # leave something to those that have faults to meet
+                            while not mine_due and any(due):  # leave some batches to consumers that have faults to meet
                                 time.sleep(0.02)
                 together.wait(
                     60
@@ -424,7 +424,7 @@ def test_a_group_behind_links_that_break_misses_nothing_and_only_what_the_daemon
         ],
     )
     assert not TWICE - found, "nothing is missing"
-    assert (found - TWICE).total() <= 4 * _tcp_transport.CREDIT * 4, "of each loss at most what was under way"
+    assert (found - TWICE).total() <= 4 * _tcp_transport.CREDIT * 4, "each loss repeats at most what was under way"
 
 
 def test_ranks_behind_bad_links_see_the_very_stream_of_one_trainer(start: Start, impatient: None) -> None:
@@ -435,7 +435,7 @@ def test_ranks_behind_bad_links_see_the_very_stream_of_one_trainer(start: Start,
     def train(rank: int, url: str, meet: Callable[[int], None]) -> None:
         with penstock.connect(url, transport="tcp", rank=rank, world_size=2) as connection:
             found[rank] = consume(connection, 2, meet)
-            while any(not hashes for hashes in found):  # until the other has all
+            while any(not hashes for hashes in found):  # until the other one is done
                 time.sleep(0.02)
 
     with between(daemon, "ranked") as (proxy, url), between(daemon, "ranked") as (other, other_url):
@@ -457,7 +457,7 @@ def test_ranks_behind_bad_links_see_the_very_stream_of_one_trainer(start: Start,
 
 
 def weather(seed: int, proxy: FaultProxy, every: int) -> Callable[[int], None]:
-    """Random faults, about one in `every` batches."""
+    """Return a function that causes random faults, about one in `every` batches."""
     rng = random.Random(seed)
     faults: list[Callable[[], None]] = [
         lambda: proxy.delay(rng.uniform(0.01, 0.2), rng.uniform(0.1, 1)),
@@ -533,7 +533,7 @@ with penstock.connect(url) as connection:
 
 
 def train(network: Network, daemon: Daemon, patience: float) -> subprocess.Popen[str]:
-    """A trainer on the other machine."""
+    """Start a trainer on the other machine."""
     return subprocess.Popen(
         [*network["trainer"].within, sys.executable, "-c", TRAINER, daemon.url, str(patience)],
         cwd=Path(__file__).parent,
@@ -565,5 +565,5 @@ def test_a_link_that_is_down_for_5_s_between_two_hosts_changes_nothing(start: St
     assert calm[1:] == [str(2 * BATCHES + 3), "tcp", "0"]  # "auto" finds that there is no memory to share
     for hash_, count, transport, _ in results:
         assert [hash_, count, transport] == calm[:3]
-    assert int(results[0][3]) >= 1  # nothing for 5 s, with a patience of 1
-    assert int(results[1][3]) == 0  # nor did anybody notice, with one of 30
+    assert int(results[0][3]) >= 1  # 5 s of silence, with a patience of 1 s
+    assert int(results[1][3]) == 0  # with a patience of 30 s nobody noticed

@@ -86,7 +86,7 @@ class Cluster:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             word, _, answer = line.strip().partition(" ")
-            if word == "answer":  # Ray prints there too
+            if word == "answer":  # Ray prints there, too
                 return answer
         raise AssertionError("the cluster has ended")
 
@@ -124,7 +124,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def joined(url: str) -> list[psutil.Process]:
-    """The processes of `penstock join` for the daemon of this URL."""
+    """Return the processes of `penstock join` for the daemon at this URL."""
     port = url.rpartition("/")[0].rpartition(":")[2]
     found = []
     for process in psutil.process_iter():
@@ -136,9 +136,9 @@ def joined(url: str) -> list[psutil.Process]:
 
 
 def works(daemon: Daemon, times: int) -> bool:
-    """Whether hosts have begun to work this many times."""
+    """Return whether hosts have begun to work `times` times."""
     assert daemon.process.poll() is None, daemon.stderr()
-    return daemon.stderr().count("works: its files, code and first samples are those of the head") >= times
+    return daemon.stderr().count("works: its files, code and first samples match the head's") >= times
 
 
 def digest(batches: Iterator[tuple[np.ndarray, np.ndarray]]) -> str:
@@ -155,7 +155,7 @@ def of_one_host(folder: Path) -> str:
 
 
 def code(tmp_path: Path) -> None:
-    """Write the module that the feed imports, beside the one in which `serve` puts the feed."""
+    """Write the module that the feed imports, next to the module that `serve` writes."""
     (tmp_path / "daemon0").mkdir()
     (tmp_path / "daemon0" / "beside.py").write_text("WIDTH = 100\n")
 
@@ -208,7 +208,7 @@ def test_hosts_come_and_go_under_an_epoch_and_each_has_a_node_of_its_own(
     cluster: Cluster, serve: Serve, tmp_path: Path
 ) -> None:
     code(tmp_path)
-    options = {"on": "ray", "hosts": 1, "workers_per_host": 1, "workers": 0}  # two would fit on a node
+    options = {"on": "ray", "hosts": 1, "workers_per_host": 1, "workers": 0}  # two hosts would fit on a node
     daemon = serve(LONG, env={"RAY_ADDRESS": cluster.address}, **options)
     until(lambda: works(daemon, 1))
     with penstock.connect(daemon.url) as connection:

@@ -1,4 +1,5 @@
-"""What needs no Ray of `penstock serve --on ray`: options, which code the hosts get, and where their keys are."""
+"""The parts of `penstock serve --on ray` that need no Ray: options, which code the hosts get, and where their keys
+are."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def test_options_that_contradict_each_other_are_refused(words: list[str], messag
 
 
 def refused(folder: Path, *words: str, ray: bool = True) -> str:
-    """The message of a `penstock serve --on ray` that ends before it asks Ray, with a package `ray` or without."""
+    """Return the message of a `penstock serve --on ray` that ends before it asks Ray, with a package `ray` or
+    without."""
     (folder / "feeds.py").write_text(FEED)
     (folder / "python" / "ray").mkdir(parents=True)
     (folder / "python" / "ray" / "__init__.py").touch()
@@ -93,7 +95,7 @@ def test_the_hosts_need_a_key_of_their_own(tmp_path: Path) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory with code and data, and code beside it."""
+    """Make a current directory with code and data, and code beside it."""
     files = ("here/feeds.py", "here/lib/tools.py", "here/lib/data.h5", "here/.venv/x.py", "here/env/pyvenv.cfg")
     for name in (*files, "here/env/y.py", "here/lib/__pycache__/z.py", "here/images.py", "beside/other.py", "into/"):
         path = tmp_path / name
@@ -107,7 +109,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def collected(here: Path, *feeds: str) -> tuple[list[str], set[str]]:
-    """The feeds as the hosts name them, and the files that they get."""
+    """Return the feeds as the hosts name them, and the files that the hosts get."""
     named = shipping.collect([*feeds], here / "into")
     return named, {str(file.relative_to(here / "into")) for file in (here / "into").rglob("*") if file.is_file()}
 

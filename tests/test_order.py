@@ -1,4 +1,4 @@
-"""The order of an epoch alone: turns may be completed in any sequence, and come out as the reference says."""
+"""The order of an epoch, tested alone: turns may complete in any sequence, and leave it in the reference's order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ quick = settings(derandomize=True, deadline=None, max_examples=300)
 
 
 def complete(turn: Turn) -> None:
-    """No run fills it any longer."""
+    """Complete the turn: no run fills it now."""
     turn.become(TurnState.WAITING)
     turn.become(TurnState.COMPLETE)
 
@@ -29,7 +29,7 @@ lengths_of_lanes = st.lists(st.integers(0, 20), max_size=8)
 
 
 def close(order: EpochOrder, turn: Turn, length: int, batch_size: int) -> None:
-    """Return what a worker would report of this visit to a lane with this many samples."""
+    """Complete a visit to a lane of `length` samples, as a worker would report it."""
     full, rest = divmod(length, batch_size)
     complete(turn)
     turn.ended = full < turn.index + turn.batches
@@ -38,7 +38,7 @@ def close(order: EpochOrder, turn: Turn, length: int, batch_size: int) -> None:
 
 
 def rows_of(turn: Turn, length: int, batch_size: int) -> list[tuple[tuple[int, int], ...]]:
-    """The batches of a visit, samples as (lane, number)."""
+    """Return the batches of a visit, with samples as (lane, number)."""
     full = length // batch_size
     return [
         tuple((turn.lane, number) for number in range(batch * batch_size, (batch + 1) * batch_size))
@@ -47,7 +47,7 @@ def rows_of(turn: Turn, length: int, batch_size: int) -> list[tuple[tuple[int, i
 
 
 def merged(turn: Turn, lengths: list[int], batch_size: int) -> tuple[tuple[int, int], ...]:
-    """The rows of a merged batch."""
+    """Return the rows of a merged batch."""
     rows: list[tuple[int, int]] = []
     for part in turn.leftovers:
         first = lengths[part.lane] // batch_size * batch_size + part.start
@@ -58,7 +58,7 @@ def merged(turn: Turn, lengths: list[int], batch_size: int) -> tuple[tuple[int, 
 def play(
     order: EpochOrder, lengths: list[int], batch_size: int, *, ahead: int, seed: int
 ) -> list[tuple[tuple[int, int], ...]]:
-    """Make up to `ahead` visits in advance, complete turns at random, and take what may be taken."""
+    """Make up to `ahead` visits in advance, complete turns at random, and return the stream."""
     chance = random.Random(seed)
     stream: list[tuple[tuple[int, int], ...]] = []
     while not order.finished:

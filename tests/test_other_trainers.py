@@ -1,4 +1,4 @@
-"""NumPy batches outside of TensorFlow: JAX takes them as they are, and Keras refuses them with the fix."""
+"""NumPy batches outside of TensorFlow: JAX takes them as they are, and Keras refuses them and names the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""User code may fork, and may close files of the worker: no other feed notices, and the error names the one at
+"""User code may fork, and may close files of the worker. No other feed notices, and the error names the feed at
 fault."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAD = """
 
 
 def numbers(connection: penstock.Connection) -> list[int]:
-    """The numbers of the calm feed's epoch; its bytes are checked."""
+    """Check the bytes of the calm feed's epoch, and return its numbers."""
     seen = []
     for x, n in connection.batches():
         for row, number in zip(x, n, strict=True):
@@ -185,7 +185,7 @@ def test_a_child_that_comes_back_from_user_code_speaks_for_nobody(serve: Serve, 
     assert worker["restarts"] == 0
     deadline = time.monotonic() + 60
     while any(child.status() != "zombie" for child in psutil.Process(worker["pid"]).children()):
-        assert time.monotonic() < deadline, "a child goes on"
+        assert time.monotonic() < deadline, "a child still runs"
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""The web page of `penstock serve --http`, in a real browser, and what it asks the daemon for."""
+"""The web page of `penstock serve --http` in a real browser, and its requests to the daemon."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_page_shows_what_happens_and_asks_no_other_host(serve: Serve, page: 
         here = show(page, daemon)
         rate = "Number(document.querySelectorAll('#tiles strong')[1].textContent)"
         first = page.until(rate)
-        page.until(f"{rate} !== {first}")  # figures move
+        page.until(f"{rate} !== {first}")  # the figures change
         page.until(
             "[...document.querySelectorAll('#worker-rows tr')].every((row) => /MiB/.test(row.children[3].textContent))"
         )
@@ -182,11 +182,11 @@ TIMELINE = """(name) => {
   }
   return null;
 }"""
-"""A place at which a worker's timeline has the colour of this name."""
+"""JavaScript that finds a place where a worker's timeline has the colour of this name."""
 
 
 def picture(number: int) -> Any:
-    """The image that the feed makes."""
+    """Return the image that the feed makes."""
     image = np.zeros((20, 30, 3), np.uint8)
     image[number % 20, :, 0] = 250
     image[:, number % 30, 1] = 100 + number
@@ -195,7 +195,7 @@ def picture(number: int) -> Any:
 
 
 def live(daemon: Daemon, **had: int) -> dict[str, Any]:
-    """What the page gets."""
+    """Return the daemon's answer to the page."""
     query = "&".join(f"{key}={value}" for key, value in had.items())
     status, _, text = get(daemon, f"/api/live?{query}")
     assert status == 200
@@ -233,7 +233,7 @@ def test_pages_that_ask_too_often_are_refused_for_the_rest_of_a_second(serve: Se
 def test_the_daemon_looks_at_its_workers_only_while_a_page_asks(serve: Serve) -> None:
     daemon = serve(FEEDS, "pictures", http=0, patched={"http.live._IDLE": 0})
     for _ in range(2):
-        assert len(live(daemon)["timeline"]["looks"]) == 1  # that of the question itself
+        assert len(live(daemon)["timeline"]["looks"]) == 1  # that of the request itself
         time.sleep(0.5)
 
 

@@ -236,7 +236,7 @@ def test_a_feeds_waits_go_on_when_its_consumers_are_gone() -> None:
 
 @pytest.mark.parametrize(("unsent", "waits"), [(15 * MIB, 0.0), (16 * MIB, 1.0), (33 * MIB, 1.0), (0, 0.0)])
 def test_a_slow_consumer_does_not_wait_for_the_network_while_it_has_batches_to_take(unsent: int, waits: float) -> None:
-    """32 slabs of 1 MiB are under way. Up to 16 MiB may lie in buffers between."""
+    """32 slabs of 1 MiB are under way. Up to 16 MiB of them may lie in buffers."""
     consumer = SimpleNamespace(number=1, reading=True, under_way=32)
     session = SimpleNamespace(
         feed="train", peer=None, routing_id=b"1", sending=[(n, None, MIB) for n in range(32)], fetching={}

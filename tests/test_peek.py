@@ -1,4 +1,5 @@
-"""`penstock peek` shows what a feed or a data file holds, and what it prints to serve a file works as it is."""
+"""`penstock peek` shows the contents of a feed or a data file. The command and the module that it prints serve a file
+as they are."""
 
 from __future__ import annotations
 
@@ -46,14 +47,14 @@ RAGGED = [np.arange(number % 7 + 1) for number in range(ROWS)]
 
 
 def digits() -> Any:
-    """Grey images whose first pixel is their number, modulo 256."""
+    """Return grey images whose first pixel is their number, modulo 256."""
     images = np.random.default_rng(0).integers(0, 256, (ROWS, 28, 28), dtype=np.uint8)
     images[:, 0, 0] = NUMBERS % 256
     return images
 
 
 def discs() -> tuple[Any, Any]:
-    """RGB images from 0 to 1 with a red disc, and masks where the disc is 3. One pixel is NaN."""
+    """Return RGB images from 0 to 1 with a red disc, and masks where the disc is 3. One pixel is NaN."""
     y, x = np.mgrid[:40, :50]
     disc = (x - 20) ** 2 + (y - 15) ** 2 < 100
     images = np.zeros((ROWS, 40, 50, 3), np.float32)
@@ -243,7 +244,7 @@ KINDS: list[tuple[Callable[[Path], list[str]], set[str], dict[str, str]]] = [
     (
         tar_file,
         {"image", "label", "meta"},
-        {"pkl": "is a pickle", "txt": "in 13 of 64 samples only", "id": "cannot be decoded"},
+        {"pkl": "is a pickle", "txt": "is in only 13 of 64 samples", "id": "cannot be decoded"},
     ),
     (compressed_tar_file, {"label"}, {}),
     (tar_file_of_arrays, {"tokens", "label"}, {"scan.npy": "its shape varies"}),
@@ -258,13 +259,13 @@ KINDS: list[tuple[Callable[[Path], list[str]], set[str], dict[str, str]]] = [
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, all of the first samples are looked at."""
+    """Let peek look at all of the first samples, however slow the machine is."""
     monkeypatch.setattr("penstock_server.peeking.webdataset._SECONDS", 100)
     monkeypatch.setattr("penstock_server.peeking.tfrecord._SECONDS", 100)
 
 
 def peek(*words: object) -> Result:
-    """The command's result; with a number of samples, it has no limit of time."""
+    """Return the command's result. With a number of samples, the command has no time limit."""
     limit = () if "--samples" in words else ("--samples", "256")
     return CliRunner().invoke(main, ["peek", *map(str, words), *limit])
 
@@ -276,7 +277,7 @@ def said(*words: object) -> str:
 
 
 def copied(text: str) -> tuple[str, str]:
-    """The command and the module, as somebody would copy them from the terminal."""
+    """Return the command and the module, as a user would copy them from the terminal."""
     command = re.search(r"^(penstock serve (?:.*\\\n)*.*)$", text, re.MULTILINE)
     module = re.search(rf"^(# {MODULE},.*?^feed = (?:[^\n]*\)|.*?^\)))$", text, re.MULTILINE | re.DOTALL)
     assert command
@@ -285,7 +286,7 @@ def copied(text: str) -> tuple[str, str]:
 
 
 def labels(batches: Any) -> list[int]:
-    """The labels of all batches, sorted."""
+    """Return the labels of all batches, sorted."""
     found: list[int] = []
     for batch in batches:
         leaf = batch if not isinstance(batch, dict) else batch["labels" if "labels" in batch else "label"]
@@ -295,7 +296,7 @@ def labels(batches: Any) -> list[int]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Daemon]]:
-    """`run(command)`: the daemon that this command of a shell starts in the folder, on a free port."""
+    """`run(command)` runs a shell command in the folder, and returns the daemon that it starts on a free port."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "penstock").write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock_command "$@"\n')
     (tmp_path / "bin" / "penstock").chmod(0o755)
@@ -412,7 +413,7 @@ def test_the_report_of_an_hdf5_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert text.startswith("digits.h5: HDF5, ")
     assert "256 samples read" in text
     assert "from 4 places of the file" in text, "it has 4 splits"
-    assert re.search(r"labels: int64\n  0 to 3\d\d, mean", text), "they are not the first ones only"
+    assert re.search(r"labels: int64\n  0 to 3\d\d, mean", text), "not only those of the first rows"
     assert "images: uint8[28, 28], an image\n  0 to 255, mean 12" in text
     assert "chunks [50, 28, 28] of 38.3 KiB, gzip" in text
     assert "names: text" in text
@@ -458,7 +459,7 @@ def test_several_files_are_counted_and_the_first_is_read(tmp_path: Path, monkeyp
     text = said(*several_files(tmp_path))
     assert "part 0.npz: NumPy archive" in text
     assert "the first of 4 files, and the only one that was read" in text
-    assert copied(text)[0].startswith("penstock serve 'part *.npz' --leaf label=label"), "what the shell had expanded"
+    assert copied(text)[0].startswith("penstock serve 'part *.npz' --leaf label=label"), "the shell had expanded it"
 
 
 def test_samples_bounds_how_many_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,7 +534,7 @@ def test_the_range_of_a_leaf_decides_how_bright_it_is(
     )
     summary.add({"x": image})
     if noise is not None and image.ndim == 2:
-        summary.add({"x": noise * 255})  # else one grey would be a mask of one class
+        summary.add({"x": noise * 255})  # otherwise one grey would be a mask of one class
     if image.max() == 16:
         summary.add({"x": rng.integers(0, 17, image.shape, dtype=np.uint8)})
     picture, _ = contact_sheet([summary.leaves["x"].tiles])
@@ -582,7 +583,7 @@ def test_data_that_repeat_are_drawn_from_all_phases() -> None:
     kept = first.kept()
     assert kept == sorted(set(kept))
     assert len(kept) == 64
-    assert kept == second.kept(), "the tiles of two leaves are of the same samples"
+    assert kept == second.kept(), "the tiles of two leaves are from the same samples"
     assert {number % 4 for number in kept} == {0, 1, 2, 3}
     assert 300 < kept[32] < 700
 
@@ -664,7 +665,7 @@ def test_a_look_at_a_running_feed_takes_no_batch_from_anybody(serve: Serve) -> N
         text = said(daemon.url, "--samples", 500)
         assert "the first 500 samples of epoch 0" in text
         assert "sample: int64\n  0 to 499" in text
-        other.close()  # what it was not handed goes to the other member
+        other.close()  # batches that it was not handed go to the other member
         for batch in mine:
             seen += batch.tolist()
         assert sorted(seen) == list(range(1000))
@@ -693,7 +694,7 @@ def test_a_look_at_a_running_feed_takes_no_batch_from_anybody(serve: Serve) -> N
         ("shards", "shards is a directory: give the files in it, such as 'shards/*.npy' (1)"),
         ("shards/a.npy truncated.h5", "the files have several formats"),
         ("feed.py:feed feed.py:other", "give one feed, or data files of one format"),
-        ("nothing", "'nothing' is no file in "),
+        ("nothing", "'nothing': no such file in "),
         ("tcp://127.0.0.1:5555", "names no feed"),
         ("ipc:///tmp/feed", "expected the URL of a daemon's feed, tcp://HOST:PORT/FEED"),
         ("shards/a.npy --out a.npy", "--out writes a PNG file: its name must end in .png"),
@@ -748,7 +749,7 @@ def test_a_file_without_anything_to_serve_says_what_to_do(tmp_path: Path, monkey
     write_tar(tmp_path / "scans.tar", {f"{number}.npy": npy(np.zeros((number + 8, 9))) for number in range(3)})
     text = said("scans.tar")
     assert "npy: float64[8..10, 9], an image" in text
-    assert "'npy' its shape varies: let a function of decode=" in text
+    assert "'npy' its shape varies: give all samples one shape with a function in decode=" in text
     assert "Nothing is left to serve as it is." in text
 
 

@@ -1,5 +1,4 @@
-"""A connection of the daemon on this host: the last messages of the other side arrive, in whatever way that side
-ended."""
+"""A local connection of the daemon: the last messages of the other side arrive, however that side ended."""
 
 from __future__ import annotations
 

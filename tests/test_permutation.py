@@ -1,5 +1,5 @@
-"""The keyed permutation and the seeds: one to one, well mixed, the same for arrays and single numbers, and never
-changed."""
+"""The keyed permutation and the seeds are one to one, well mixed, the same for arrays and single numbers, and never
+change."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_arrays_and_single_positions_agree(key: int, n: int, data: st.DataObject
 
 
 def test_the_values_never_change() -> None:
-    # Streams, and the checkpoints of their trainers, stand on these.
+    # Streams, and the checkpoints of their trainers, depend on these.
     assert make_key(7, 3, "splits") == 0xE210361F1243AB64
     assert permute(1, 10, np.arange(10)).tolist() == [8, 4, 3, 7, 0, 1, 5, 9, 6, 2]
-    assert (permute(4, 4096, 17), permute(4, 4097, 17)) == (2197, 21)  # written out, and not
+    assert (permute(4, 4096, 17), permute(4, 4097, 17)) == (2197, 21)  # materialized, and not
     assert [permute(2, 10**8, i) for i in range(3)] == [10809172, 7762714, 44546620]
     assert permute(3, 2**62, 2**61) == 4112300675512271296
 
@@ -48,12 +48,12 @@ def test_keys_differ_in_every_part() -> None:
 
 
 def orders(n: int, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """So many orders of range(n), each with a key of its own: one in each row."""
+    """Return `count` orders of range(n), one in each row, each with its own key."""
     return np.array([permute(make_key(seed, 0, "splits"), n, np.arange(n)) for seed in range(count)])
 
 
 def too_far_off(counts: Any, expected: float, degrees: int, spread: float = 1.0) -> float:
-    """Chi-square, in standard deviations from its mean. The keys are fixed, so chance fails no test."""
+    """Return chi-square, in standard deviations from its mean. The keys are fixed, so no test fails by chance."""
     chi_square = float(((np.asarray(counts) - expected) ** 2 / expected).sum()) / spread
     return (chi_square - degrees) / math.sqrt(2 * degrees)
 
@@ -75,7 +75,7 @@ def test_every_value_comes_to_every_position_beside_every_other_equally_often(n:
     for row in seen:
         places[np.arange(n), row] += 1
         pairs[row[:-1], row[1:]] += 1
-    # In an order no value comes twice, which makes the counts vary more than free ones: by n / (n - 1).
+    # No value comes twice in an order, so the counts vary more than free ones: by n / (n - 1).
     assert too_far_off(places, keys / n, (n - 1) ** 2, n / (n - 1)) < 4
     assert too_far_off(pairs[~np.eye(n, dtype=bool)], keys / n, (n - 1) ** 2) < 4
 
@@ -88,7 +88,7 @@ def test_half_of_all_orders_are_even(n: int) -> None:
 
 
 def cycles(order: list[int]) -> int:
-    """How many cycles the permutation has."""
+    """Return the number of cycles that the permutation has."""
     count, left = 0, set(order)
     while left:
         count, at = count + 1, left.pop()
@@ -129,7 +129,7 @@ def test_a_position_outside_is_refused(i: int) -> None:
 
 
 def drawn(seed: int, epoch: int, number: int) -> list[float]:
-    """The first random number of each kind of user code: with `rng`, of a split, of a batch, of a list of splits."""
+    """Return the first random number of each kind of user code: of `rng`, a split, a batch, and a list of splits."""
     found = [float(generator(seed, epoch, number).random())]
     randomness = GlobalRandomness()
     for begin in (

@@ -1,4 +1,4 @@
-"""How the Ray driver places hosts, runs them and lets them go, with a Ray that only keeps books."""
+"""How the Ray driver places hosts, runs them and lets them go, with a simulated Ray that only keeps books."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = HeadAt("*", 5555, local=False)
 
 
 class ActorLost(Exception):
-    """Stands for Ray's RayActorError."""
+    """Stands in for Ray's RayActorError."""
 
 
 class Run:
@@ -41,7 +41,7 @@ class Actor:
 
 
 class Ray:
-    """A cluster whose nodes have two CPUs each. The first one runs the driver, and has none that are free.
+    """A cluster whose nodes have two CPUs each. The first node runs the driver, and has no free CPUs.
 
     `labels` are "obeyed" when it places groups, "ignored", or "unknown" to this version.
     """
@@ -118,7 +118,7 @@ class Ray:
 
 
 class World:
-    """A driver and its cluster. `look` is one look of the driver, after Ray has placed what it can."""
+    """A driver and its cluster. `look` runs one look of the driver, after Ray has placed what it can."""
 
     def __init__(self, nodes: int, *, workers: int = 2, labels: str = "obeyed") -> None:
         self.ray = Ray(nodes, labels)
@@ -135,7 +135,7 @@ class World:
 
     @property
     def running(self) -> dict[str, str]:
-        """The node of each host that runs."""
+        """The node of each running host."""
         return {run.name: run.actor.group.node for run in self.ray.runs if run.outcome is None and run.actor.alive}
 
     def ends(self, name: str, outcome: Ended | Exception) -> None:
@@ -145,7 +145,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def strategies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of Ray's, and no waiting."""
+    """Provide Ray's module of strategies, and do not wait."""
     module = ModuleType("ray.util.scheduling_strategies")
     module.PlacementGroupSchedulingStrategy = lambda **given: SimpleNamespace(**given)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", module)
@@ -199,13 +199,13 @@ def test_a_host_that_is_too_many_is_told_to_leave_and_its_cpus_are_given_back_wh
     world.look(3)
     world.look(1)
     assert [actor.left for actor in world.ray.actors] == [False, True, True]
-    assert sorted(world.running) == ["ray-1", "ray-2", "ray-3"], "they hand over their work"
+    assert sorted(world.running) == ["ray-1", "ray-2", "ray-3"], "they hand over their work first"
     world.look(2)
     world.ends("ray-2", Ended(0, ""))
     world.look(2)
     world.ends("ray-3", Ended(0, ""))
     world.look(2)
-    assert sorted(world.running) == ["ray-1", "ray-4"], "one is wanted again meanwhile"
+    assert sorted(world.running) == ["ray-1", "ray-4"], "a host was wanted again meanwhile"
     assert len(world.ray.groups) == 2
     assert sum(world.ray.free.values()) == 2
     assert not any(text.startswith("error") for text in world.said)
@@ -255,7 +255,7 @@ def test_a_host_that_ends_is_run_again_later_and_one_whose_actor_is_lost_where_r
     assert "error: host ray-1 on Ray is lost, and Ray starts it again: The actor died" in world.said
     now[0] += 2
     world.look(1)
-    assert world.ray.groups == [group], "it is Ray's to place again"
+    assert world.ray.groups == [group], "Ray must place it again"
     assert list(world.running) == ["ray-1"]
 
 

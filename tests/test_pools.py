@@ -40,7 +40,7 @@ Row = tuple[int, int]
 
 
 def close(order: PooledOrder, turn: Turn, length: int = 0, batch_size: int = 1) -> None:
-    """The turn is complete; for a visit: to a lane with this many samples."""
+    """Complete a turn; for a visit, to a lane of `length` samples."""
     turn.become(TurnState.WAITING)
     turn.become(TurnState.COMPLETE)
     if turn.lane >= 0:
@@ -54,7 +54,7 @@ def close(order: PooledOrder, turn: Turn, length: int = 0, batch_size: int = 1) 
 
 
 def rows_of(turn: Turn, lengths: list[int], batch_size: int) -> list[tuple[Row, ...]]:
-    """The batches of a pool's turn, or the merged batch: samples as (lane, number)."""
+    """Return the batches of a pool's turn or the merged batch, with samples as (lane, number)."""
     if turn.lane == TAIL_LANE:
         rows: list[Row] = []
         for part in turn.leftovers:
@@ -179,7 +179,7 @@ POOL = {"shuffle": 8, "lanes": 2, "turn": 2}
 
 
 def pool_of(machine: Machine) -> tuple[list[do.Fill], list[do.Command]]:
-    """Have both visits of the first pool made: 2 batches of lane 0, and 1 of lane 1, which ends with 3 rows left over.
+    """Make both visits of the first pool: 2 batches of lane 0, and 1 of lane 1, which ends with 3 rows left over.
     Return the fills, and the commands that follow."""
     machine.begin()
     fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
@@ -454,7 +454,7 @@ def test_a_pool_without_batches_moves_its_lanes_at_once() -> None:
 def test_slabs_of_pools_that_nobody_asks_for_are_thinned_out_and_positions_stay_right(
     pools: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Each pool has so many batches, and so many merged ones follow."""
+    """`pools`: for each pool its number of batches, and the number of merged ones that follow."""
     stream: list[tuple[m.Slab, tuple[m.PoolBegun, ...]]] = []
     pooled = merged = 0
     for number, (batches, more) in enumerate(pools):
@@ -496,7 +496,7 @@ def test_slabs_of_pools_that_nobody_asks_for_are_thinned_out_and_positions_stay_
     ],
 )
 def test_a_position_that_is_not_between_two_pools_is_refused(places: tuple[int | None, ...], fits: bool) -> None:
-    """Four lanes in two pools; None: the lane has ended."""
+    """Four lanes in two pools. None: the lane has ended."""
     machine = Machine(shuffle=8, lanes=4, turn=2)
     feed = machine.coordinator.feeds["train"]
     assert feed.static_splits is not None

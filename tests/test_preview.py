@@ -1,4 +1,4 @@
-"""Previews of what is being fed: what `/api/preview` answers."""
+"""Previews of what is being fed: the answers of `/api/preview`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock_server.worker_memory import WorkerMemory
 
 
 def preview(daemon: Daemon, feed: str, number: int = 0) -> dict[str, Any]:
-    """The next preview of a feed after preview `number`."""
+    """Return the next preview of a feed after preview `number`."""
 
     def ask() -> Any:
         return json.loads(get(daemon, f"/api/preview?feed={quote(feed)}&number={number}")[2])
@@ -39,7 +39,8 @@ def preview(daemon: Daemon, feed: str, number: int = 0) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reader(url: str, pause: float = 0.0, transport: str = "local", spoil: bool = False) -> Iterator[list[Any]]:
-    """Read epoch after epoch on a thread; the list has the first batches. With `spoil`, write into each batch."""
+    """Read epoch after epoch on a thread, and yield the list of the first batches. With `spoil`, write into each
+    batch."""
     stop, kept = threading.Event(), []
     failed = []
 
@@ -123,7 +124,7 @@ KINDS = """
 
 
 def pixels(cell: dict[str, str]) -> Any:
-    """The pixels of a picture."""
+    """Return the pixels of a picture."""
     image = pytest.importorskip("PIL.Image")
     return np.asarray(image.open(io.BytesIO(base64.b64decode(cell["picture"]))))
 
@@ -141,7 +142,7 @@ def test_previews_show_feeds_of_every_kind(serve: Serve) -> None:
     assert [leaf["path"] for leaf in found["leaves"]] == ["b['deep'][0]", "b['deep'][1]", "a"]
     assert found["leaves"][0]["strange"]
     assert "33 % NaN, 33 % infinite" in found["leaves"][0]["range"]
-    assert sum(found["leaves"][0]["histogram"]["counts"]) == 8  # neither NaN nor infinity
+    assert sum(found["leaves"][0]["histogram"]["counts"]) == 8  # without NaN and infinity
     assert (found["rows"], len(found["samples"])) == (8, 8)
     for number, sample in enumerate(found["samples"]):
         n = 8 * found["index"] + number
@@ -221,7 +222,7 @@ def test_a_preview_is_made_only_when_asked_for_and_at_most_once_a_second(serve: 
         first = preview(daemon, "feed")
         assert first["number"] == 1
         time.sleep(1.5)
-        second = preview(daemon, "feed", 1)  # this question is the first since
+        second = preview(daemon, "feed", 1)  # this is the first request since
         began = time.monotonic()
         third = preview(daemon, "feed", second["number"])
         assert (second["number"], third["number"]) == (2, 3)
@@ -254,4 +255,4 @@ def test_a_look_that_fails_is_noted_and_harms_no_stream() -> None:
     looks[-1]("gone", slab, Memfd(1, 0, -1))
     assert (bugs.count, looks[1:]) == (1, [None])
     previews.ask("gone", 0)
-    assert len(looks) == 2  # within a second nothing is wanted again
+    assert len(looks) == 2  # within a second no other look is wanted

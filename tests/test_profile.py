@@ -85,7 +85,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def read(url: str) -> Iterator[None]:
-    """Read a feed meanwhile."""
+    """Read a feed during the block."""
 
     def reads() -> None:
         try:
@@ -93,7 +93,7 @@ def read(url: str) -> Iterator[None]:
                 for _ in connection.batches():
                     pass
         except penstock.PenstockError:
-            pass  # it was closed
+            pass  # the connection was closed
 
     with penstock.connect(url, reconnect=0) as connection:
         thread = threading.Thread(target=reads)
@@ -140,13 +140,13 @@ def test_the_line_that_takes_the_time_comes_first_and_is_told_computing_from_wai
     assert found["sleeping"].lines(1)[0].on_cpu < 0.8 * found["computing"].lines(1)[0].on_cpu
     assert found["sorting"].lines(1)[0].on_cpu > 0.7
     short = {line.frame.name: line.share for line in found["sleeping"].lines(10)}
-    assert short.get("spin", 0) > 0.002, "work of a millisecond is not taken for the sleep behind it"
+    assert short.get("spin", 0) > 0.002, "work of a millisecond is not mistaken for the sleep after it"
     for seen in found.values():
         for stack, _ in seen.stacks():
             assert stack, "no stack is empty"
             assert stack[0].kind in (USER, PENSTOCK), "a stack begins with the generator or with a word"
     workers = daemon.workers()
-    until_true(lambda: all(process.num_threads() == 1 for process in workers))  # off costs nothing
+    until_true(lambda: all(process.num_threads() == 1 for process in workers))  # profiling costs nothing when it is off
     idle = sampled(daemon.urls["computing"], 1.5)
     assert idle.times().idle > 0.8 * idle.times().seconds
     assert "nobody reads" in " ".join(report.remarks(idle, reads=False))
@@ -194,7 +194,7 @@ def test_only_the_user_who_runs_a_daemon_may_profile_it(serve: Serve) -> None:
     daemon = serve(FEEDS, "computing")
     state = json.loads(control.status(daemon.url, 60))
     if os.geteuid() == 0:
-        # That user may not be able to read this Python, so all that is needed is imported before.
+        # That user may not be able to read this Python, so import everything that is needed first.
         imports = (
             "import os, encodings.idna, penstock_command, penstock_server.profiling.show, "
             "penstock_server.profiling.watching"
@@ -248,7 +248,7 @@ def test_the_command_profiles_a_feed_and_writes_a_page_and_a_file_for_speedscope
 
 
 def assert_drawn(browser: str, file: Path, folder: Path) -> None:
-    """The page draws its graph in a real browser, without an error."""
+    """Check that the page draws its graph in a real browser, without an error."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
     shown = subprocess.run(
         [
@@ -308,7 +308,7 @@ def test_a_stack_begins_with_the_generator_and_penstock_is_a_word() -> None:
     assert words(COLLATE, hdf5) == ["reading HDF5 files"]
     assert words(COLLATE, hdf5, (SITE + "h5py/dataset.py", 3, "get")) == ["reading HDF5 files", "get"]
     assert words(COLLATE, hdf5, images) == ["images"]
-    assert words(COLLATE, (SITE + "their_feeds/scenes.py", 3, "scenes")) == ["scenes"], "a feed that is installed"
+    assert words(COLLATE, (SITE + "their_feeds/scenes.py", 3, "scenes")) == ["scenes"], "the feed is installed"
     assert [frame.name for frame in fold([images], PATHS)] == ["images"], "its outer frames were cut off"
 
 

@@ -1,4 +1,4 @@
-"""What a person at a terminal and a service manager are told while feeds start, epochs finish, and commands work."""
+"""What a user at a terminal and a service manager see while feeds start, epochs finish, and commands work."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Terminal:
         while True:
             try:
                 data = os.read(self._ours, 4096)
-            except OSError:  # nobody has the other end open any longer
+            except OSError:  # the other end is closed
                 return
             with self._changed:
                 self._shown += data.decode(errors="replace")
                 self._changed.notify()
 
     def wait_for(self, pattern: str) -> str:
-        """Return what matched. pytest's timeout ends a wait in vain."""
+        """Return the text that matched. pytest's timeout ends a wait in vain."""
         with self._changed:
             self._changed.wait_for(lambda: re.search(pattern, self._shown))
             found = re.search(pattern, self._shown)
@@ -70,7 +70,7 @@ class Terminal:
 
     @property
     def last_line(self) -> str:
-        """The text after the last line end, as one sees it."""
+        """The text after the last line end, as a user sees it."""
         return re.split(r"\n|\x1b\[2?K", self._shown)[-1]
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ def terminal() -> Iterator[Terminal]:
 
 @contextmanager
 def manager(address: str) -> Iterator[socket.socket]:
-    """The socket of a service manager; with "@" its address is abstract, and no file."""
+    """Yield the socket of a service manager. An address that begins with "@" is abstract, and not a file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind("\0" + address[1:] if address.startswith("@") else address)
         listening.settimeout(60)
@@ -97,7 +97,7 @@ def manager(address: str) -> Iterator[socket.socket]:
 
 @contextmanager
 def killed(process: subprocess.Popen[str]) -> Iterator[None]:
-    """End the process in any case."""
+    """Kill the process in any case."""
     with process:
         try:
             yield
@@ -106,7 +106,7 @@ def killed(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def hear_until(listening: socket.socket, line: str) -> list[str]:
-    """The lines that it is told, up to the message with this line."""
+    """Return the lines that the manager receives, up to the message with this line."""
     heard: list[str] = []
     while line not in heard:
         heard += listening.recv(4096).decode().splitlines()
@@ -142,7 +142,7 @@ def test_the_manager_hears_each_change_once_and_is_asked_for_time_while_somethin
     told.tell(Phase(True, True, "stopping"))  # the manager is gone, and the daemon goes on
     (tmp_path / "notify").unlink()
     with manager(str(tmp_path / "notify")) as listening:
-        assert said(Phase(True, True, "stopping"))[0] == "STATUS=stopping", "what was not heard is said again"
+        assert said(Phase(True, True, "stopping"))[0] == "STATUS=stopping", "a status that was not heard is sent again"
 
 
 def test_without_a_manager_nothing_is_said_and_a_private_daemon_says_nothing(

@@ -1,6 +1,6 @@
-"""The client that PROTOCOL.md prints speaks the protocol: it reads what this distribution's own client reads.
+"""The client that PROTOCOL.md prints speaks the protocol: it reads the same stream as this distribution's own client.
 
-It also gets the hashes that PROTOCOL.md gives for testing other clients.
+It also computes the hashes that PROTOCOL.md gives for testing other clients.
 """
 
 from __future__ import annotations
@@ -91,4 +91,4 @@ def test_the_protocols_small_client_reads_every_batch(serve: Serve) -> None:
             batches = [batch.values() if isinstance(batch, dict) else batch for batch in connection.batches()]
             want = [" ".join(f"{a.dtype}{a.shape}:{zlib.crc32(a.tobytes())}" for a in batch) for batch in batches]
         assert run.stdout.splitlines() == want
-        assert len(want) > 5, "it reads five batches, and the others in another session"
+        assert len(want) > 5, "it reads five batches, and the rest in a second session"

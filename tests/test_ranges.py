@@ -1,4 +1,4 @@
-"""A set of numbers that is kept as ranges behaves as a set."""
+"""A set of numbers, kept as ranges, behaves like a set."""
 
 from __future__ import annotations
 

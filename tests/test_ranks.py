@@ -1,8 +1,7 @@
 """Ranks: several trainer processes read one stream together, in step. It is the stream that a single trainer would
 read.
 
-Each rank is a process of its own. Most of them do what the test tells them (rank_process.py); a few train with
-TensorFlow.
+Each rank is its own process. Most of them do what the test tells them (rank_process.py); a few train with TensorFlow.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Rank:
         self.process.stdin.flush()
 
     def answer(self) -> tuple[Any, str | None]:
-        """What it answers, or the error."""
+        """Return the rank's result, or its error."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"a rank ended with {self.process.wait()}: {self.process.stderr.read()}"
@@ -113,7 +112,7 @@ class Rank:
 
 
 class Ranks(list[Rank]):
-    """Tell all of them the same at once, as each waits for the others."""
+    """Gives all of them the same instruction at once, because each waits for the others."""
 
     def ask(self, name: str, *values: Any) -> list[Any]:
         for rank in self:
@@ -136,7 +135,7 @@ Start = Callable[[int], Ranks]
 
 @pytest.fixture
 def start(consumer_launcher: Launcher) -> Iterator[Start]:
-    """`start(3)`: this many processes, which wait for instructions."""
+    """`start(3)` starts three processes, which wait for instructions."""
     started: list[Rank] = []
 
     def more(count: int) -> Ranks:
@@ -150,13 +149,13 @@ def start(consumer_launcher: Launcher) -> Iterator[Start]:
 
 
 def alone(url: str, epochs: int = 2, transport: str = "local") -> Epochs:
-    """What a single trainer reads."""
+    """Return the epochs that a single trainer reads."""
     with penstock.connect(url, transport=transport) as connection:
         return [[digest(batch) for batch in connection.batches()] for _ in range(epochs)]
 
 
 def dealt(stream: Epochs, ranks: int) -> list[Epochs]:
-    """What each rank is to get of it."""
+    """Return the batches of a stream that each rank must get."""
     return [[epoch[: len(epoch) // ranks * ranks][rank::ranks] for epoch in stream] for rank in range(ranks)]
 
 
@@ -223,7 +222,7 @@ def test_a_rank_that_stands_still_is_waited_for(serve: Serve, start: Start) -> N
     expected = dealt(alone(daemon.url, 1), 2)
     one, other = ranks = start(2)
     ranks.connect(daemon.url)
-    one.tell("rest")  # which is as far as the other lets it
+    one.tell("rest")  # it gets as far as the other one lets it
     assert other.ask("read", 2) == expected[1][0][:2]
     assert other.ask("rest") == expected[1][0][2:]
     assert one.answer() == (expected[0][0], None)
@@ -367,7 +366,7 @@ def test_a_state_within_a_round_is_refused(serve: Serve, start: Start) -> None:
     assert "2 ranks" in refused
     assert ranks[0].refusal("read", 1).endswith(refused.partition(": ")[2])
     ranks[0].ask("close")
-    ranks.connect(daemon.url, states=[states[3]] * 2)  # as good as one of two ranks
+    ranks.connect(daemon.url, states=[states[3]] * 2)  # after 4 batches, a border between rounds of two ranks
 
 
 # --- something breaks ---
@@ -383,12 +382,12 @@ def test_when_a_rank_dies_and_does_not_come_back_the_others_are_told_so(
     ranks.ask("read", 3)
     ranks[1].end()
     for rank in (ranks[0], ranks[2]):
-        rank.tell("epochs", 20)  # what was sent is read first
+        rank.tell("epochs", 20)  # it reads first what was sent
     for rank in (ranks[0], ranks[2]):
         _, error = rank.answer()
         assert error is not None
         assert error.startswith("ConnectionLost: rank 1 of 3 is gone: all ranks go on when it is back"), error
-    begun_anew = start(3)  # with the same group: nothing of the old is in their way
+    begun_anew = start(3)  # with the same group: the old one is not in their way
     ranks[0].ask("close")
     ranks[2].ask("close")
     begun_anew.connect(url, transport=transport)
@@ -627,7 +626,7 @@ for url in sys.argv[1:]:
 
 
 def reference_of_training(url: str, replicas: int, epochs: int) -> list[list[float]]:
-    """The losses of the same training in one process, on each round of batches."""
+    """Return the losses of the same training in one process, on each round of batches."""
     weights = np.zeros((15, 1))
     found = []
     with penstock.connect(url) as connection:
@@ -649,7 +648,7 @@ def reference_of_training(url: str, replicas: int, epochs: int) -> list[list[flo
 def test_trainers_under_multi_worker_mirrored_strategy_train_in_step_as_one_would(
     serve: Serve, start_trainer: StartTrainer
 ) -> None:
-    daemon = serve(FEEDS, "plain", "counted", "shaped", workers=2)  # of unknown length, of known, of a fixed shape
+    daemon = serve(FEEDS, "plain", "counted", "shaped", workers=2)  # length unknown, length known, shape fixed
     urls = [daemon.urls[name] for name in ("plain", "counted", "shaped")]
     workers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}} for index in range(2)]

@@ -1,6 +1,6 @@
-"""The last round of an epoch, which ranks may have filled up; and ranks that leave, are missing, or are taken.
+"""The last round of an epoch, which may be filled up; and ranks that leave, are missing, or are taken.
 
-In the simulation, and with real processes.
+The tests run in the simulation and with real processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["start"]
 
 
 def filled_up(batches: list[Any], world_size: int) -> list[list[Any]]:
-    """Return the batches of an epoch that each rank must get."""
+    """Return the batches of an epoch that each rank must get, with the last round filled up."""
     whole = len(batches) // world_size * world_size
     rest = batches[whole:]
     return [batches[rank:whole:world_size] + ([rest[rank % len(rest)]] if rest else []) for rank in range(world_size)]
@@ -58,7 +58,7 @@ def finish(world: World, ranks: list[Consumer]) -> None:
 
 
 def check_filled_up(case: Case, world_size: int, faults: dict[str, int]) -> None:
-    """The ranks' batches are those of one stream, and the last round of each epoch is filled up."""
+    """Check that the ranks' batches are those of one stream, and that the last round of each epoch is filled up."""
     world = replace(case, slots=case.slots + 8 * world_size).world(**faults)
     ranks = ranks_of(world, case, world_size)
     finish(world, ranks)
@@ -122,7 +122,7 @@ def test_the_ranks_go_on_from_a_state_at_any_step(case: Case, world_size: int, s
 
 
 def check_states_that_are_loaded_late(case: Case, world_size: int, seed: int, faults: dict[str, int]) -> None:
-    """Ranks connect, and load their states later, in any sequence: they go on where the states were taken."""
+    """Check that ranks that connect, and load their states later in any sequence, go on where the states were taken."""
     dice = random.Random(seed)
     case = replace(case, slots=case.slots + 8 * world_size)
     first = case.world()
@@ -195,9 +195,9 @@ def test_a_rank_that_only_connects_may_come_and_go() -> None:
 
 @pytest.mark.parametrize("shuffle", [0, 7], ids=["lanes", "pools"])
 def test_ranks_go_on_from_the_same_batch_though_one_knows_already_that_lanes_have_ended_there(shuffle: int) -> None:
-    """It depends on timing whether a rank hears so before its batch or behind it."""
+    """Timing decides whether a rank hears of that before its batch or after it."""
     feed = SimFeed(splits=(18, 7, 12, 0, 12, 12, 3, 18, 7), lanes=8, batch_size=4, turn=3, shuffle=shuffle)
-    seen: dict[int, dict[int, Position]] = {}  # by how many batches, and how many lanes have ended
+    seen: dict[int, dict[int, Position]] = {}  # by the number of batches, and by the number of lanes that have ended
     for seed in range(20):
         world = World(feed, seed=seed, workers=1 + seed % 4)
         credit = 1 + seed % 3
@@ -252,7 +252,7 @@ def test_a_state_within_a_round_is_refused_where_the_epoch_goes_on_behind_it(
     position = alone.track.position(3)
     says = "after batch 3 of epoch 0, which is not a border between rounds of 2 ranks"
     ranks = [world.open(rank=0, world_size=2, pad=True, position=position)]
-    if refused_at_once:  # as soon as all are there
+    if refused_at_once:  # as soon as all ranks are there
         with pytest.raises(StateMismatch, match=says):
             world.open(rank=1, world_size=2, pad=True, position=position)
     else:
@@ -334,7 +334,7 @@ def test_ranks_that_wait_with_a_state_are_told_when_one_that_had_begun_at_the_st
     waiting = world.open(rank=0, world_size=3, position=alone.track.position(3))
     again = world.ask("train", Ask(4, 1 << 40, 0, rank=1, world_size=3, again=True, identity=b"1"))
     world.settle()
-    assert not waiting.failures, "it may have been cut off before it had begun, and load a state"
+    assert not waiting.failures, "it may have been cut off before it began, and may load a state"
     world.handle(on.Begin(again.number, 0))
     world._carry_out()
     world.settle()
@@ -375,7 +375,7 @@ def test_ranks_that_wait_hear_what_ends_their_wait(fault: str) -> None:
 
 
 def says_bye(world: World, consumer: Consumer, steps: int, leaves: bool = False) -> None:
-    """Close (perhaps after Leave) after this many batches of epoch 0. Its messages arrive at once."""
+    """Close (perhaps after Leave) after `steps` batches of epoch 0. Its messages arrive at once."""
     while len(consumer.read[0]) < steps if 0 in consumer.read else True:
         assert world.step()
     if leaves:
@@ -456,7 +456,7 @@ def test_a_batch_that_is_repeated_is_a_copy_of_its_own(serve: Serve) -> None:
         pool = open_.enter_context(ThreadPoolExecutor(3))
         one, other, repeat = pool.map(lambda rank: next(rank.batches())["id"], ranks)
         assert (one.tolist(), repeat.tolist()) == ([0], [0])
-        one[:] = 7  # as TensorFlow may
+        one[:] = 7  # as TensorFlow may do
         assert repeat.tolist() == [0]
         repeat[:] = 8
         assert (one.tolist(), other.tolist()) == ([7], [1])
@@ -473,7 +473,7 @@ def test_ranks_go_on_in_the_midst_of_a_last_round_when_the_daemon_is_started_aga
     rounds = -(-len(stream[0]) // 3)
     seen = ranks.ask("read", rounds - 1)
     seen[0] += ranks[0].ask("read", 1)
-    seen[2] += ranks[2].ask("read", 1)  # two of three have had theirs of the last round, one of these a repeat
+    seen[2] += ranks[2].ask("read", 1)  # two of three have their batch of the last round; one is a repeat
     daemon.process.kill()
     daemon.stop()
     serve(FEEDS, "plain", bind=address, workers=1)
@@ -530,7 +530,7 @@ def test_ranks_wait_for_one_that_does_not_come_back_as_long_as_reconnect_says_an
     ranks.ask("read", 3)
     ranks[1].end()
     for rank in (ranks[0], ranks[2]):
-        rank.tell("epochs", 20)  # what was sent is read first
+        rank.tell("epochs", 20)  # it reads first what was sent
     errors = [rank.answer()[1] or "" for rank in (ranks[0], ranks[2])]
     cause = "ConnectionLost: rank 1 of 3 is gone: all ranks go on when it is back"
     for error in errors:  # the other one may have given up a moment before
@@ -583,7 +583,7 @@ def test_connect_waits_for_a_rank_that_is_taken_to_come_free(
     end.join()
     assert "rank 0 of 2 reads this feed already" in caplog.text
     assert "Trying again for up to 30 s" in caplog.text
-    new[1].close()  # has left the stream that rank 0 reads
+    new[1].close()  # rank 1 has left the stream that rank 0 reads
     timer = threading.Timer(0.5, new[0].close)
     timer.start()
     with penstock.connect(daemon.url, rank=1, world_size=2):

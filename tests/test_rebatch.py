@@ -46,7 +46,7 @@ NAMES = ("ordered", "mixed", "segmented", "undivided")
 
 
 def exact(batch: Any) -> list[Any]:
-    """Every value of the batch, for comparison."""
+    """Return every value of the batch, for comparison."""
     return [leaf.tolist() for leaf in (batch.values() if isinstance(batch, dict) else batch)]
 
 
@@ -107,7 +107,7 @@ def test_batches_that_cannot_be_taken_apart_say_which_and_why() -> None:
     for said, *batches in (
         (r"batch 1 .* batch\['b'\] has 3", {"a": np.zeros(2), "b": np.zeros(2)}, {"a": np.zeros(2), "b": np.zeros(3)}),
         (r"batch 0 batch\[1\] is a single value .* give batch_size=", (np.zeros(2), 1.0)),
-        (r"batch 1 .* unlike those of the batches before", np.zeros(2), 1.0),
+        (r"batch 1 .* unlike in the batches before", np.zeros(2), 1.0),
         (r"batch 1 .* should be a tuple of 2", (np.zeros(2), np.zeros(2)), np.zeros(2)),
     ):
         with pytest.raises(NoRows) as raised:

@@ -210,7 +210,7 @@ class Flags:
 
 @pytest.fixture
 def serve(serve: Serve) -> Serve:
-    """Daemons whose pauses before a worker's restart and another attempt do not grow."""
+    """Serve with pauses that do not grow: before a worker's restart, and before another attempt."""
     return functools.partial(serve, patched={"host.supervisor.LAST_PAUSE": 0.1, "coordinator.failures.LAST_PAUSE": 0.2})
 
 
@@ -241,9 +241,9 @@ def epochs_of(
     before: Callable[[int], None] = lambda _: None,
     by_row: bool = False,
 ) -> Epochs:
-    """Return the batches of this many epochs. `before` is called before each batch, with the number of those that came.
+    """Return the batches of `epochs` epochs. Call `before` ahead of each batch, with the number of earlier batches.
 
-    With `by_row` the SHA-256 of each sample, in no order.
+    With `by_row`, return the SHA-256 of each sample instead, in no order.
     """
     found: Epochs = []
     count = 0
@@ -264,7 +264,7 @@ def epochs_of(
 def read(
     daemon: Daemon, name: str, transport: str = "local", epochs: int = 2, before: Callable[[int], None] = lambda _: None
 ) -> Epochs:
-    """Return all that a new connection is handed: for a feed in fast order the samples, since their batches may
+    """Return everything that a new connection is handed. In fast order, return the samples, because their batches may
     differ."""
     with penstock.connect(daemon.urls[name], transport=transport, reconnect=30) as connection:
         return epochs_of(connection, epochs, before, by_row=name == "fast")
@@ -282,11 +282,11 @@ def status(daemon: Daemon) -> dict[str, Any]:
 
 
 def deaths(daemon: Daemon) -> int:
-    return daemon.stderr().count("what it was to make is made elsewhere")
+    return daemon.stderr().count("other workers take over its work")
 
 
 def skipped(daemon: Daemon, name: str) -> tuple[int, list[dict[str, Any]]]:
-    """Return what `penstock status --json` prints."""
+    """Return the number of skipped splits and their list, as `penstock status --json` prints them."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock_server", "status", daemon.urls[name], "--json"],
         capture_output=True,
@@ -321,7 +321,7 @@ def test_workers_that_crash_in_the_users_code_change_nothing(
 def test_workers_killed_from_outside_one_by_one_and_all_at_once_change_nothing(
     serve: Serve, flags: Flags, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], transport: str
 ) -> None:
-    monkeypatch.setenv("ATTEMPTS", "100")  # kills from outside that hit the same split count as its own
+    monkeypatch.setenv("ATTEMPTS", "100")  # a kill from outside counts against the split that it hits
     daemon = serve(FEEDS, *names, workers=3)
 
     def before(count: int) -> None:
@@ -543,7 +543,7 @@ def test_a_worker_that_hangs_is_replaced_and_the_log_names_the_line(serve: Serve
         flags.ask("hang@5")
         assert read(daemon, name) == quiet
         assert flags.left() == []
-    said = rf"made no sample for 1 s and was killed; it stood at \S*feeds\.py:{line} in hang while it read 5"
+    said = rf"made no sample for 1 s and was killed; it was at \S*feeds\.py:{line} in hang while it read 5"
     assert len(re.findall(said, daemon.stderr())) == 2, daemon.stderr()
     assert deaths(daemon) == 2
 
@@ -608,7 +608,7 @@ for batch in connection.batches():
 
 @contextlib.contextmanager
 def trainer(url: str, transport: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that reads slowly and holds what it is handed."""
+    """Run a process that reads slowly, and holds what it is handed."""
     with subprocess.Popen(
         [sys.executable, "-c", TRAINER, url, transport], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -659,7 +659,8 @@ print(json.dumps([states, seen]))
 
 
 def states(url: str, transport: str, lag: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """Of two epochs: the states behind 1, 2, ... batches, each taken when `lag` more were handed over; the batches."""
+    """Return the states after 1, 2, ... batches of two epochs, each taken when `lag` more were handed over; and the
+    batches."""
     done = subprocess.run(
         [sys.executable, "-c", STATES, url, transport, str(lag)],
         capture_output=True,
@@ -728,7 +729,7 @@ def test_a_split_that_was_left_out_stays_so_behind_a_state(serve: Serve, flags: 
         with penstock.connect(first.urls[name]) as connection:
             batches = connection.batches()
             seen = list(map(digest, itertools.islice(batches, differs + 1)))
-            while (state := connection.state_dict())["position"]["skip"]:  # to the end of the slab: the record's place
+            while (state := connection.state_dict())["position"]["skip"]:  # to the end of the slab, where the record is
                 seen.append(digest(next(batches)))
             del batches
         assert len(seen) < len(broken)
@@ -741,7 +742,7 @@ def test_a_split_that_was_left_out_stays_so_behind_a_state(serve: Serve, flags: 
 def test_a_pool_that_is_made_again_leaves_out_what_it_left_out_before_and_nothing_else(
     serve: Serve, flags: Flags
 ) -> None:
-    """The state stands within a pool. Its lanes stand at the pool's start, before the split that fails."""
+    """The state is within a pool. Its lanes are at the pool's start, before the split that fails."""
     first = serve(FEEDS, "skip_shuffled", workers=2)
     second = serve(FEEDS, "skip_shuffled", workers=1)
     url = first.urls["skip_shuffled"]
@@ -779,7 +780,7 @@ def test_a_state_of_another_feed_is_refused_and_both_sides_are_named(serve: Serv
     for variable, value, says in (
         ("SEED", "8", "seed was 3 and is 8 now"),
         ("BATCH", "6", "batch_size was 4 and is 6 now"),
-        ("SPLITS", "9", r"list of splits of epoch 0 is another one now: its SHA-256 was \w+ and is \w+"),
+        ("SPLITS", "9", r"list of splits of epoch 0 has changed: its SHA-256 was \w+ and is \w+"),
     ):
         other = serve(FEEDS, "ordered", env={variable: value}, workers=1)
         for state in states:
@@ -851,5 +852,5 @@ def test_a_trainer_that_waits_for_its_daemon_goes_on_when_there_is_one_again(
         serve(FEEDS, "shuffled", bind=address)
         seen += map(digest, batches)
         assert [seen, *epochs_of(connection, epochs=1)] == quiet
-        assert [digest(batch) for batch in held] == seen[:3], "what was handed stays"
+        assert [digest(batch) for batch in held] == seen[:3], "what was handed over stays"
         del held

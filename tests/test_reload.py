@@ -1,4 +1,4 @@
-"""`penstock serve --reload`: an epoch is read with the code that it began with, and the next one with new code."""
+"""`penstock serve --reload`: each epoch is read with the code that it began with, and the next one with new code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FEED = """
 
 
 def write(folder: Path, value: str) -> None:
-    """Write the module that the feed imports, in one step."""
+    """Write the module that the feed imports, atomically."""
     (folder / "package").mkdir(exist_ok=True)
     (folder / "new").write_text(f"VALUE = {value}\n")
     os.replace(folder / "new", folder / "package" / "helper.py")
@@ -47,7 +47,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def says(daemon: Daemon, text: str, times: int = 1) -> None:
-    """Wait until the log has this text so many times."""
+    """Wait until the log contains this text `times` times."""
     until(lambda: daemon.stderr().count(text) >= times)
 
 
@@ -85,7 +85,7 @@ def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve
         assert read_epoch(validation) == {2}
         assert read_epoch(training) == {2}
         after = state_of(daemon)
-        assert (after["pid"], after["id"] != before["id"]) == (before["pid"], True), "who compares two can tell"
+        assert (after["pid"], after["id"] != before["id"]) == (before["pid"], True), "a reader of two statuses can tell"
 
         write(daemon.folder, "")
         says(daemon, "the new code cannot be served, so the old code goes on: ")
@@ -94,7 +94,7 @@ def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve
 
         # Nobody reads an epoch now.
         write(daemon.folder, "3")
-        says(daemon, "going over to the new code", 2)
+        says(daemon, "restarting with the new code", 2)
         assert read_epoch(training) == read_epoch(validation) == {3}
 
         batches = training.batches()
@@ -111,7 +111,7 @@ def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve
         next(batches)
         write(daemon.folder, "4.5")
         says(daemon, "the next epoch is read from the new code", 4)
-        daemon.process.send_signal(signal.SIGTERM)  # a person wants it to end, and no other in its place
+        daemon.process.send_signal(signal.SIGTERM)  # the user wants it to end, and no other daemon instead
         assert sum(1 for _ in batches) == 99
         assert daemon.process.wait(50) == 0
 
@@ -127,7 +127,7 @@ def test_a_feed_that_cannot_be_started_waits_for_a_change(tmp_path: Path) -> Non
     with daemon:
         try:
             until(lambda: "waiting for a change of feeds.py" in log.read_text())
-            write(tmp_path, "7")  # a module that was not there before
+            write(tmp_path, "7")  # a module that did not exist before
             assert daemon.stdout is not None
             with penstock.connect(daemon.stdout.readline().split()[1]) as connection:
                 assert read_epoch(connection) == {7}
@@ -246,9 +246,9 @@ def test_the_daemon_goes_over_when_the_code_is_tried_and_no_epoch_is_read(tmp_pa
     file.write_text("version = 4")
     assert look(2) == (3, False, False)
     trials[2].result = True
-    assert look(2) == (3, True, False), "an epoch is read"
+    assert look(2) == (3, True, False), "an epoch is being read"
     file.write_text("version = 1")
-    assert look(2) == (3, False, False), "there is no new code any longer"
+    assert look(2) == (3, False, False), "there is no longer any new code"
     assert not reloader.stale()
     file.write_text("version = 5")
     assert look(2) == (4, False, False)

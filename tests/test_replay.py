@@ -102,7 +102,7 @@ def test_nothing_is_lost_when_what_raises_is_tried_again(serve: Serve, tmp_path:
 
 
 def state_within(daemon: Daemon, feed: str, batches: int) -> Any:
-    """Return a state after this many batches."""
+    """Return a state after `batches` batches."""
     with penstock.connect(daemon.urls[feed]) as connection:
         for _, _ in zip(range(batches), connection.batches(), strict=False):
             pass
@@ -110,8 +110,8 @@ def state_within(daemon: Daemon, feed: str, batches: int) -> Any:
 
 
 def state_within_a_slab(daemon: Daemon, feed: str, batches: int) -> Any:
-    """Return a state after this many batches that lies within a slab. A worker that lacks a CPU reports its turn in
-    parts, and then a slab may end there: so read again."""
+    """Return a state after `batches` batches that lies within a slab. A worker that lacks a CPU reports its turn in
+    parts, and then a slab may end there. So read again."""
     for _ in range(50):
         state = state_within(daemon, feed, batches)
         if state["position"]["skip"]:
@@ -162,12 +162,12 @@ def test_a_state_that_passes_over_more_than_there_is_is_refused(
                 pass
 
 
-# --- positions that nobody added up ---
+# --- forged positions ---
 
 
 @contextmanager
 def forged(daemon: Daemon, feed: str, change: Callable[[Position], bytes]) -> Iterator[zmq.Socket[bytes]]:
-    """A session that reads from a forged position."""
+    """Open a session that reads from a forged position."""
     context = zmq.Context()
     connection = context.socket(zmq.DEALER)
     connection.connect(daemon.urls[feed].rpartition("/")[0])
@@ -196,18 +196,18 @@ def failure(daemon: Daemon, feed: str, change: Callable[[Position], bytes]) -> m
 
 
 def packed(position: Position, *places: Place) -> bytes:
-    """The position with these places."""
+    """Return the encoded position with these places."""
     batches = sum(one.index for one in places)
     return msgspec.msgpack.encode(msgspec.structs.replace(position, batches=batches, rows=4 * batches, places=places))
 
 
 def edited(position: Position, **fields: Any) -> bytes:
-    """The position with these fields, whatever they are."""
+    """Return the encoded position with these fields, even if they are invalid."""
     return msgspec.msgpack.encode({**msgspec.to_builtins(position, builtin_types=(bytes,)), **fields})
 
 
 def place(taken: int, index: int) -> bytes:
-    """A record of a lane that does not shuffle."""
+    """Return a record of a lane that does not shuffle."""
     found = {"seats": [[0, taken]], "next": 1, "done": 0, "block": 0, "made": 0, "index": index, "skipped": []}
     return arrays.pack(found)
 

@@ -125,11 +125,11 @@ BAD = {
     "constant": r"segments 0 and 1 have the same samples, .*`rng`",
 }
 HONEST = "drawn drawn_globally honest opening coin numbered empty_at_first one_breaks none".split()
-PATIENT = {"coordinator.first_samples.MOST_SECONDS": 3600}  # or a busy machine leaves some out
+PATIENT = {"coordinator.first_samples.MOST_SECONDS": 3600}  # otherwise a busy machine leaves some out
 
 
 def warnings(daemon: Daemon, *, compared: int) -> dict[str, str]:
-    """The warnings by feed, when so many comparisons were made."""
+    """Return the warnings by feed, once `compared` comparisons were made."""
     deadline = time.monotonic() + 60
     while len(re.findall("was compared", daemon.stderr())) < compared and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -209,7 +209,7 @@ def test_a_sample_that_looks_like_a_batch_is_warned_of_once(serve: Serve) -> Non
     assert sorted(found) == ["batches_of_batches", "declared"]
 
 
-# --- who compares, as the coordinator decides it ---
+# --- which worker compares, as the coordinator decides ---
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_another_worker_is_asked_as_soon_as_there_is_one_and_the_splits_are_kept
     comparisons.ask(3)
     assert asked == [do.Compare(1, 0, "train", 7, 2, b"d" * 8)]
     comparisons.ask(3)
-    assert len(asked) == 1, "it is made once"
+    assert len(asked) == 1, "the comparison is made once"
     assert comparisons.of_hosts == {"train": do.Compare(-1, 0, "train", 7, 2, b"d" * 8)}
 
 

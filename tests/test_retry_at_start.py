@@ -105,9 +105,9 @@ def test_a_start_that_fails_is_tried_again_until_it_succeeds(serve: Serve, feed:
     daemon = serve(FEEDS, feed, ready=False, patched={"host.supervisor.LAST_PAUSE": 0.1})
     until(lambda: "cannot be started yet" in daemon.stderr())
     assert why in daemon.stderr()
-    time.sleep(0.7)  # for some more tries
+    time.sleep(0.7)  # time for some more tries
     assert daemon.process.poll() is None
-    assert daemon.stderr().count("cannot be started yet") == 1, "it is said once"
+    assert daemon.stderr().count("cannot be started yet") == 1, "the log says it once"
     come_back(daemon)
     daemon.wait_ready(1)
     assert read(daemon.url) == list(range(30))

@@ -1,6 +1,6 @@
 """The daemon's TCP side: with libzmq, with our client, and with peers that break the rules.
 
-The router runs on a loop of its own in this process. Sockets are real.
+The router runs on its own loop in this process. Sockets are real.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SIZES = [0, 1, 255, 256, 16 * 1024, codec.MAX_MESSAGE]
 
 
 class Host:
-    """A router on a loop in a thread of its own.
+    """A router on its own loop, in its own thread.
 
     Attributes:
-        frames: what came, as (peer, message).
+        frames: the received messages, as (peer, message).
         ended: peers whose connections have ended.
         answer: called on the loop with each (peer, message).
     """
@@ -71,7 +71,7 @@ class Host:
         return self.call(lambda: self.router.send(peer, message))
 
     def came(self) -> tuple[bytes, bytes]:
-        """The next message."""
+        """Return the next message."""
         return self.frames.get(timeout=60)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ def frame(data: bytes, more: bool = False) -> bytes:
 
 
 class Raw:
-    """A peer that says exactly what it is told to."""
+    """A peer that sends exactly what it is told to."""
 
     def __init__(self, host: Host, says: bytes = zmtp.GREETING + READY, window: int = 0) -> None:
         self.socket = socket.socket()
@@ -137,7 +137,7 @@ class Raw:
         return data
 
     def greeted(self) -> Raw:
-        """Read the other side's handshake, and return itself."""
+        """Read the other side's handshake, and return this peer."""
         zmtp.check_greeting(self.read(64))
         head, body = self.frame()
         assert head.command
@@ -160,7 +160,7 @@ class Raw:
         return codec.from_server(body)
 
     def ended(self) -> bool:
-        """Whether the other side closes the connection. Anything that it sends before is ignored."""
+        """Wait until the other side closes the connection. Ignore anything that it sends before. Return True."""
         with suppress(ConnectionError):
             while self.socket.recv(1 << 16):
                 pass
@@ -343,7 +343,7 @@ def test_last_words_before_a_reset_are_heard(host: Host) -> None:
         peer, _ = host.came()
         raw.read(500_000)
 
-        def leave(raw: Raw = raw) -> None:  # while the loop stands still, and with bytes unread: a reset
+        def leave(raw: Raw = raw) -> None:  # while the loop is blocked, and with bytes unread: a reset
             time.sleep(0.05)
             raw.say(frame(b"bye"))
             raw.socket.close()
@@ -426,7 +426,7 @@ def test_who_does_not_read_its_answers_is_not_read_and_gets_them_all_when_it_rea
         writer = threading.Thread(target=lambda: [raw.say(frame(b"status?")) for _ in range(count)])
         writer.start()
         time.sleep(1)
-        assert host.frames.qsize() < 200  # those that the kernel's buffers took, and a few
+        assert host.frames.qsize() < 200  # the messages that the kernel's buffers took, and a few
         with libzmq(host) as other:
             other.send(b"hello")
             assert codec.from_server(other.recv()) == status
@@ -462,7 +462,7 @@ def test_a_peer_for_which_too_much_waits_is_closed(host: Host, monkeypatch: pyte
 def test_others_have_their_turn_beside_a_flood(host: Host) -> None:
     with Raw(host).greeted() as flood, Raw(host).greeted() as victim:
 
-        def both() -> None:  # while the loop stands still, so that all is there when it goes on
+        def both() -> None:  # while the loop is blocked, so that everything is there when it goes on
             for _ in range(10):
                 flood.say(frame(b"f") * 2000)
             victim.say(frame(b"v"))
@@ -499,7 +499,7 @@ def test_a_peer_that_is_dropped_has_a_moment_to_read_what_waits_and_is_not_read(
         for peer in peers:
             host.call(partial(host.router.send_bytes, peer, 0, 0, slab))
             host.send(peer, m.Pong())
-        reads.say(frame(b"unheard"))  # with others in the loop, and not read any more
+        reads.say(frame(b"unheard"))  # the router drops this peer before it reads this
         host.call(lambda: [host.router.drop(peer) for peer in peers])
         assert not host.send(peers[0], m.Pong())
         del slab
@@ -584,7 +584,7 @@ def test_a_listener_that_cannot_accept_looks_away_and_recovers(
     host.call(lambda: setattr(host.router._acceptor, "_socket", Failing()))
     with Raw(host) as raw:
         time.sleep(0.7)
-        assert 1 <= len(asked) < 20  # a listener that is woken again and again is asked thousands of times
+        assert 1 <= len(asked) < 20  # a listener that is woken again and again would be asked thousands of times
         broken = False
         raw.greeted().say(frame(b"hello"))
         assert host.came()[1] == b"hello"

@@ -62,7 +62,7 @@ def leaves(batch: Any) -> list[np.ndarray]:
 
 
 def read(url: str, transport: str, epochs: int = 2) -> tuple[str, list[list[int]]]:
-    """Return the SHA-256 of everything that `epochs` epochs hand out, and the ids by epoch."""
+    """Return the SHA-256 of everything that `epochs` epochs hand over, and the ids by epoch."""
     digest = hashlib.sha256()
     ids: list[list[int]] = []
     with penstock.connect(url, transport=transport) as connection:

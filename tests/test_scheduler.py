@@ -8,7 +8,7 @@ from itertools import repeat
 from penstock_server.worker.scheduler import SLICE_SECONDS, Job, Scheduler
 
 STEP = SLICE_SECONDS / 3.9
-"""Seconds: four make a slice."""
+"""Seconds of a step: four steps make a slice."""
 
 
 @dataclass(eq=False)
@@ -18,7 +18,7 @@ class Run:
 
 
 class World:
-    """Jobs whose steps take as long as is said."""
+    """Jobs whose steps take the time that a test gives."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler[Run](lambda run: run.stream, lambda run: run.waits)
@@ -31,7 +31,7 @@ class World:
         self.scheduler.add(job, first=first)
 
     def step(self, seconds: float = STEP) -> int:
-        """Take a step; returns which job's."""
+        """Take a step, and return the ticket of its job."""
         job = self.scheduler.next()
         assert job is not None
         began, self.now = self.now, self.now + seconds

@@ -95,7 +95,7 @@ def read(daemon: Daemon, name: str, count: int, transport: str = "local", state:
 
 
 def made(path: Path) -> Counter[str]:
-    """How often each sample was made and each segment begun."""
+    """Return how often each sample was made and each segment begun."""
     return Counter(path.read_text().split("\n")[:-1])
 
 
@@ -111,7 +111,7 @@ def test_an_endless_stream_is_the_same_with_1_2_and_3_workers_and_from_a_state_d
     assert {name: len(found) for name, found in streams.items()} == dict.fromkeys(names, 1)
     for name, (stream,) in streams.items():
         assert len(set(stream)) == 300, name
-    assert not re.search("made again|the same samples|neither", daemon.stderr()), "these are honest"
+    assert not re.search("made again|the same samples|neither", daemon.stderr()), "these feeds are reproducible"
 
     with penstock.connect(daemon.urls["ordered"]) as connection:
         assert connection.cardinality == math.inf
@@ -126,7 +126,7 @@ def test_an_endless_stream_is_the_same_with_1_2_and_3_workers_and_from_a_state_d
     for what in [f"run {segment}" for segment in (0, 1)] + [
         f"{segment}.{i}" for segment in (0, 1) for i in range(SEGMENT)
     ]:
-        again.pop(what, None)  # a daemon looks at these when it starts
+        again.pop(what, None)  # the daemon checks these when it starts
     assert sum(again[sample] for sample in before) <= LANES * SEGMENT
     assert all(again[sample] <= 1 for sample in again)
 
@@ -144,10 +144,10 @@ def test_a_killed_worker_costs_its_open_segments_at_the_most(serve: Serve, tmp_p
     assert seen == quiet
     counts = made(log)
     runs = [count for what, count in counts.items() if what.startswith("run ")]
-    # Of each of its lanes, half of all: the open segment, perhaps one that was begun next and not reported; and one
-    # that the other worker had begun when the lane went back to the new process.
+    # The worker had half of all lanes. Each costs its open segment, perhaps one that was begun next and not reported,
+    # and one that the other worker had begun when the lane went back to the new process.
     assert sum(count - 1 for count in runs) <= 3 * LANES // 2
-    # and of batches that were not reported yet, what lay behind them in the segments that were begun next
+    # and for unreported batches, the samples after them in the segments that were begun next
     assert sum(count - 1 for count in counts.values()) <= LANES * (SEGMENT + 2 * 5 + 1) + len(runs)
 
 

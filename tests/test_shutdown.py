@@ -58,7 +58,7 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["local", "tcp"])
 
 
 def comes(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    """Whether that becomes true."""
+    """Wait up to `seconds` for the condition, and return whether it became true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -72,7 +72,7 @@ def streams(daemon: Daemon) -> int:
 
 
 def sockets() -> set[str]:
-    """The sockets that this process has open."""
+    """Return the sockets that this process has open."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def sockets() -> set[str]:
 
 
 def script(url: str, body: str, transport: str = "auto") -> str:
-    """A trainer that reads the feed at `url`."""
+    """Return the script of a trainer that reads the feed at `url`."""
     begins = f"import os, sys, time\nimport penstock\ndataset = penstock.dataset({url!r}, transport={transport!r})\n"
     return begins + textwrap.dedent(body)
 
@@ -104,8 +104,8 @@ ENDLESS = LOOP.replace("dataset", "dataset.repeat()")
 
 @pytest.mark.timeout(240)
 def test_ctrl_c_ends_a_trainer_at_once_even_while_it_waits_for_data(serve: Serve, start_trainer: StartTrainer) -> None:
-    # The interrupt comes in a step or in a wait. Between the two TensorFlow takes some for an answer of
-    # `TensorShape.__len__`, and then writes past the end of a buffer: with any dataset (docs/guarantees.md).
+    # The interrupt comes in a step or in a wait. Between the two, TensorFlow takes some interrupts for an answer of
+    # `TensorShape.__len__`, and then writes past the end of a buffer, with any dataset (docs/guarantees.md).
     daemons = [serve(FEED, "feed"), serve(FEED, "stalled"), serve(FEED, "stalled")]  # "stalled" takes all workers
     step = ENDLESS.replace("time.sleep(0.01)", "time.sleep(1000 if i == 3 else 0.01)")
     waiting = LOOP.replace("i == 3", "i == 0")
@@ -210,7 +210,7 @@ for i, batch in enumerate(dataset.prefetch(2)):
 def test_break_and_del_return_at_once(
     serve: Serve, tf: Any, monkeypatch: pytest.MonkeyPatch, name: str, transport: str
 ) -> None:
-    monkeypatch.setattr(_receiver, "_CLOSE", 1000.0)  # closing does not return because it is tired of waiting
+    monkeypatch.setattr(_receiver, "_CLOSE", 1000.0)  # closing must not return because of its own timeout
     daemon = serve(FEED, name)
     with penstock.connect(daemon.url, transport=transport) as connection:
         for dataset in (connection.dataset(), connection.dataset().prefetch(4), connection.dataset().shuffle(1)):
@@ -286,7 +286,7 @@ def test_a_killed_daemon_is_an_error_at_the_trainer_when_it_does_not_come_back(
                     daemon.process.kill()
                     daemon.process.wait()
                     start = time.monotonic()
-        assert reconnect / 2 <= time.monotonic() - start < 25  # not the 30 s after which silence is a loss
+        assert reconnect / 2 <= time.monotonic() - start < 25  # less than the 30 s that silence may last
         assert isinstance(connection.error, penstock.ConnectionLost)
     daemon.stop()
 
@@ -330,11 +330,11 @@ def test_a_worker_that_is_stopped_while_it_is_idle_holds_nobody_up(serve: Serve,
         quiet = [n.tolist() for _, n in connection.batches()]
         batches = connection.batches()
         seen = [next(batches)[1].tolist()]
-        assert comes(lambda: all(line.endswith("idle") for line in state())), "the stream has what it may hold"
+        assert comes(lambda: all(line.endswith("idle") for line in state())), "the stream holds all that it may"
         daemon.workers()[0].suspend()
         assert comes(lambda: sum("stopped by a signal" in line for line in state()) == 1)
         time.sleep(1.5)
-        assert "was killed" not in daemon.stderr(), "it has nothing to do"
+        assert "was killed" not in daemon.stderr(), "it has no work"
         seen += [n.tolist() for _, n in batches]
     assert seen == quiet
     assert "made no progress with its work for 1 s, stopped by a signal, and was killed" in daemon.stderr()

@@ -1,4 +1,4 @@
-"""Hosts that join, leave and are lost in a simulated world: the stream is the same, and waits while there is none."""
+"""Hosts join, leave and are lost in a simulated world. The stream is the same, and waits while there is no host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ hosts = st.fixed_dictionaries(
     }
 )
 faults = st.builds(lambda faults, hosts: {**faults, **hosts}, other_faults, hosts)
-"""Those of a daemon alone, and hosts."""
+"""The faults of a daemon alone, and those of hosts."""
 
 
 placed_feeds = st.one_of(
@@ -67,17 +67,18 @@ even_hosts = st.fixed_dictionaries(
         "losses": st.integers(0, 3),
     }
 )
-"""Hosts on the machines of ranks, mostly as many workers on each."""
+"""Hosts on the machines of ranks, mostly with equally many workers."""
 placed_faults = st.builds(lambda faults, hosts: {**faults, **hosts}, other_faults, even_hosts)
 
 
 def without_patience(case: Case, hosts: dict[str, Any]) -> None:
-    """Hosts are lost, and a split that ended a single worker would fail the stream."""
+    """Check a stream while hosts are lost, with attempts=1: a split that ended a single worker would fail the
+    stream."""
     check_through_faults(replace(case, feed=replace(case.feed, attempts=1)), hosts)
 
 
 def check_without_end(case: Case, faults: dict[str, Any], slabs: int) -> None:
-    """An endless stream is the reference's for as long as it is read."""
+    """Check that an endless stream is the reference's for as long as it is read."""
     world = case.world(**faults)
     consumer = world.open(reads=[(0, slabs)], **{**case.asks, "hoards": False})
     world.run()

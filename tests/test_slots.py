@@ -1,4 +1,4 @@
-"""Slots go back to the system as soon as it is known that nobody needs them."""
+"""Slots go back to the system as soon as nobody needs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_ticket_that_is_freed_while_it_waits_for_a_slot_leaves_none_behind(siz
             while not found:
                 await asyncio.sleep(0.001)
         slots.request(FindSlot(TICKET, sizes[-1]))
-        await asyncio.sleep(0)  # which is on its way now
+        await asyncio.sleep(0)  # its slot is on its way now
         slots.free(TICKET)
         while slots._waiting:
             await asyncio.sleep(0.001)
@@ -56,7 +56,7 @@ def test_a_ticket_may_be_freed_as_soon_as_its_slot_is_found() -> None:
             refused=lambda ticket, error: None,
             gone=lambda memfd: None,
         )
-        for ticket in range(5):  # the first gets a new slot, the others the same one again
+        for ticket in range(5):  # the first gets a new slot, the others reuse it
             slots.request(FindSlot(ticket, 4096))
         (serving,) = slots._tasks
         await serving

@@ -103,7 +103,7 @@ def test_keys_of_a_subclass_of_str_are_their_text() -> None:
 
 
 class Hostile:
-    """Whatever it is asked for, it raises."""
+    """Raises whatever it is asked for."""
 
     def __repr__(self) -> str:
         raise KeyboardInterrupt

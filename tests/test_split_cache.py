@@ -1,4 +1,4 @@
-"""The files of cached splits: whole or not there, one writer each, and only what was written is ever served."""
+"""The files of cached splits: whole or absent, one writer each, and only what was written is ever served."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_a_disk_that_cannot_be_written_costs_only_the_cache(
     assert failed
     assert files(cache, tmp_path) == []
     assert said(cache) == CacheUsed("feed", problem=f"not written: {os.strerror(code)}")
-    assert cache.writer(cache.key_of(1)) is None  # for a while
+    assert cache.writer(cache.key_of(1)) is None  # paused for a while
     monkeypatch.setattr(split_cache, "PAUSE", 0.0)
     cache.failed(OSError(code, ""))
     write(cache, 0, ["x"])
@@ -304,7 +304,7 @@ def test_a_sample_that_cannot_be_pickled_is_not_cached(cache: SplitCache, tmp_pa
 
 
 class Gone:
-    """Its module forgets it."""
+    """A class that its module forgets."""
 
 
 def test_a_sample_whose_class_is_gone_is_an_error_that_says_what_to_do(

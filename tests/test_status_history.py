@@ -15,7 +15,8 @@ NONE = {"production": 0.0, "ranks": 0.0, "sending": 0.0, "holding_up": 0.0}
 def status(
     seconds: float, batches: int, *, waits: dict[str, float] | None = None, hosts: Sequence[Any] = (), **more: Any
 ) -> dict[str, Any]:
-    """A status of a daemon with one feed, one worker that is always in user code, and one consumer that always reads.
+    """Return a status of a daemon with one feed, one worker that is always in user code, and one consumer that always
+    reads.
 
     `waits` are shares of the time.
     """
@@ -64,7 +65,7 @@ def status(
 
 
 def described(seconds: int = 12, **more: Any) -> dict[str, Any]:
-    """The description of the stream after so many seconds."""
+    """Return the description of the stream after `seconds` seconds."""
     history = History()
     for second in range(1, seconds):
         history.add(status(second, second, **more))
@@ -104,7 +105,7 @@ def test_a_host_has_a_rate_and_its_share_of_the_waiting() -> None:
     last = [host("a", 20_000_000, 4_000_000, 0.9), host("b", 5_000, 0, 0.5), host("c", 0, 10_000_000, 0.0)]
     a, b, c = history.described(status(5, 5, waits={"production": 0.4}, hosts=last))["hosts"]
     assert (a["rates"], a["awaited"]) == ({"bytes": 4_800_000.0}, 0.45)
-    assert (b["rates"], b["awaited"]) == ({"bytes": 1_000.0}, 0.25), "it has joined again"
+    assert (b["rates"], b["awaited"]) == ({"bytes": 1_000.0}, 0.25), "the host has joined again"
     assert (c["rates"], c["awaited"]) == ({"bytes": 2_000_000.0}, 0.0)
 
 

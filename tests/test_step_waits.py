@@ -1,4 +1,4 @@
-"""How long a training step has waited follows from when it asked and when its batch was handed over."""
+"""A training step's wait follows from when it asked and when its batch was handed over."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def handed(*times: float) -> list[HandOver]:
 @pytest.mark.parametrize(
     ("asked", "ended", "times", "waits"),
     [
-        (10, 11, [9], [0]),  # it was there
+        (10, 11, [9], [0]),  # the batch was there
         (10, 15, [14], [4]),
         (10, 14, [1, 2, 3, 4], [0, 0, 0, 0]),
-        (10, 34, [12, 18, 24, 30], [2, 2, 2, 2]),  # each takes 4 s, and one comes every 6
+        (10, 34, [12, 18, 24, 30], [2, 2, 2, 2]),  # each step takes 4 s, and a batch comes every 6 s
         (10, 18, [9, 9, 15, 15], [0, 0, 2, 0]),  # 1.5 s a step
         (10, 10, [10], [0]),
     ],
@@ -92,7 +92,7 @@ def test_batches_that_were_taken_ahead_of_an_iteration_that_is_left_are_not_cons
 
 def test_batches_that_were_taken_to_build_the_model_are_not_consumed() -> None:
     overs = HandOvers()
-    overs.handed(2, 1, 1, 1)  # of an iteration that had begun before
+    overs.handed(2, 1, 1, 1)  # from an earlier iteration
     overs.begins()
     overs.handed(1, 15, 15, 15)
     waits = StepWaits([overs])
@@ -160,7 +160,7 @@ IDLE = dataclasses.replace(FIGURES, workers=(WorkerShares(0, 0.5, 0.5, 0.1, 0.0)
             "the trainer waited 4 s of 10 s for data (40 %), and would be up to 1.7 times as fast without waiting; 40 "
             "% of the steps found a batch ready. Workers are busy 95 %, add workers (2 -> 4)",
         ),
-        (WAITING, IDLE, 0.9, "Workers are busy 100 %, add workers (2 -> 4)"),  # they were idle during validation
+        (WAITING, IDLE, 0.9, "Workers are busy 100 %, add workers (2 -> 4)"),  # workers were idle during validation
         (WAITING, None, 0.9, "40 % of the steps found a batch ready"),
         (dataclasses.replace(WAITING, production=1, transfer=3), FIGURES, 0.9, "The network, which carries 500 MB/s"),
         (dataclasses.replace(WAITING, production=1, handoff=3), FIGURES, 0.9, "this process had no CPU to take them"),

@@ -1,18 +1,18 @@
-"""Published hashes of whole streams: what users read today, they read tomorrow, and from the states that they saved.
+"""Published hashes of whole streams: what users read today, they read tomorrow, also from the states that they saved.
 
-**A hash that changes means that the streams of users change**: a run that is resumed reads other samples than the run
-that was interrupted, and a result can no longer be reproduced. No test can allow that. If the change is wanted, it is
-a new version of the stream: raise `VERSION` in penstock_proto/messages/base.py, the version of states in
-the client and `SCHEMA` of state files, so that old states are refused, say it in CHANGELOG.md,
-and only then delete the files in tests/data that `python tests/test_stream_hashes.py` writes, and run it. The script
-records what is missing. It changes nothing that is recorded, and refuses if today's code reads another stream.
+**A changed hash means that the streams of users change**: a resumed run reads other samples than the interrupted run
+would have read, and a result can no longer be reproduced. No test can allow that. If the change is wanted, it is a new
+version of the stream. Raise `VERSION` in penstock_proto/messages/base.py, the version of states in the client and
+`SCHEMA` of state files, so that old states are refused. Say so in CHANGELOG.md. Only then delete the files in
+tests/data that `python tests/test_stream_hashes.py` writes, and run it. The script records what is missing. It changes
+nothing that is recorded, and refuses if today's code reads another stream.
 
-A hash is the SHA-256 of all batches of a stream, one after another. Each batch is a line of ASCII text, with the
-number of its epoch and the dtype and shape of each leaf in the order of the spec, as in
-"0 int64[8] float32[8,3,5]", and a newline; and then the bytes of each leaf in C order, little-endian. Two epochs are
-read, or the first 60 batches of an endless feed. PROTOCOL.md offers these hashes as a test of clients.
+A hash is the SHA-256 of all batches of a stream, one after another. Each batch is a line of ASCII text, with the number
+of its epoch and the dtype and shape of each leaf in the order of the spec, as in "0 int64[8] float32[8,3,5]", and a
+newline; and then the bytes of each leaf in C order, little-endian. Two epochs are read, or the first 60 batches of an
+endless feed. PROTOCOL.md offers these hashes as a test of clients.
 
-Not covered is fast order with several lanes, whose order depends on timing.
+Fast order with several lanes is not covered, because its order depends on timing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Batches = list[bytes]
 
 
 def encoded(connection: penstock.Connection, epoch: int, batch: Any) -> bytes:
-    """A batch as it enters the hash."""
+    """Return a batch as it enters the hash."""
     leaves = flatten(connection.info.spec, batch)
     shapes = " ".join(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in leaves)
     return f"{epoch} {shapes}\n".encode() + b"".join(leaf.tobytes() for leaf in leaves)
@@ -73,7 +73,7 @@ def sha256(batches: Iterable[bytes]) -> str:
 
 
 def read(connection: penstock.Connection, consumed: int = 0, epoch: int = 0) -> Batches:
-    """What is left of the first two epochs, from batch `consumed` on, which is in `epoch`."""
+    """Return the rest of the first two epochs, from batch `consumed` on, which is in `epoch`."""
     if connection.info.endless:
         batches = islice(connection.batches(), ENDLESS_BATCHES - consumed)
         return [encoded(connection, 0, batch) for batch in batches]
@@ -81,7 +81,7 @@ def read(connection: penstock.Connection, consumed: int = 0, epoch: int = 0) -> 
 
 
 def read_ranks(url: str, transport: str, last_round: str) -> list[str]:
-    """The hash of what each rank reads."""
+    """Return the hash of what each rank reads."""
     found: dict[int, str] = {}
 
     def rank(number: int) -> None:
@@ -141,7 +141,7 @@ def test_a_group_goes_on_from_a_state_file_that_was_written_long_ago(serve: Serv
     published = json.loads(HASHES.read_text())["groups"]
     with closing(sqlite3.connect(tmp_path / "state")) as file:
         file.executescript(GROUPS.read_text())
-    patience = {"coordinator.groups.PATIENCE": 4.0}  # with those who had read when the daemon was killed
+    patience = {"coordinator.groups.PATIENCE": 4.0}  # with consumers that had read when the daemon was killed
     daemon = serve(FEEDS, *GROUPED, state=tmp_path / "state", patched=patience)
     with ExitStack() as open_together:
         found = {}
@@ -154,7 +154,7 @@ def test_a_group_goes_on_from_a_state_file_that_was_written_long_ago(serve: Serv
     assert found == published, WHY
 
 
-# --- to record what is not recorded yet ---
+# --- record what is missing ---
 
 
 def serving(folder: Path, names: Iterable[str], *options: str) -> Daemon:
@@ -182,7 +182,7 @@ def whole_streams(daemon: Daemon) -> dict[str, Batches]:
 
 
 def states_of(url: str, name: str, stream: Batches) -> list[dict[str, Any]]:
-    """A state in each epoch, behind two thirds of its batches, and the hash of what is left."""
+    """Return a state in each epoch, after two thirds of its batches, and the hash of the rest."""
     found, consumed = [], 0
     with penstock.connect(url) as connection:
         for epoch in range(1 if connection.info.endless else EPOCHS):
@@ -198,7 +198,7 @@ def states_of(url: str, name: str, stream: Batches) -> list[dict[str, Any]]:
 
 
 def record_groups(folder: Path, streams: dict[str, Batches]) -> tuple[dict[str, Any], str]:
-    """What groups read after their daemon was killed, and its state file as SQL."""
+    """Return what groups read after their daemon was killed, and its state file as SQL."""
     daemon = serving(folder, GROUPED, "--state", "state")
     published, reading = {}, []
     for name, count in GROUPED.items():
@@ -223,7 +223,7 @@ PRAGMAS = ("application_id", "user_version")
 
 
 def main() -> None:
-    """Record the hashes and states of what is not recorded."""
+    """Record the missing hashes and states."""
     hashes = json.loads(HASHES.read_text()) if HASHES.exists() else {"streams": {}, "ranks": {}, "groups": {}}
     states = json.loads(STATES.read_text()) if STATES.exists() else []
     with tempfile.TemporaryDirectory() as folder:

@@ -27,14 +27,14 @@ FEEDS = """
 
 
 def structure(value: Any) -> Any:
-    """The structure alone, with the order of dicts."""
+    """Return the structure alone, with the order of dicts."""
     if isinstance(value, dict):
         return [(key, structure(item)) for key, item in value.items()]
     return tuple(map(structure, value)) if isinstance(value, tuple) else None
 
 
 def as_yielded() -> Iterator[Any]:
-    """What the feed `table` yields, in its order."""
+    """Yield the samples of the feed `table`, in its order."""
     for i in range(64):
         x = np.sin(np.arange(6, dtype=np.float32) + i)
         inputs = {"wide": x, "deep": (x[:3] * 2, {"z": x[:2], "a": x[2:5]})}

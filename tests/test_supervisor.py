@@ -1,4 +1,4 @@
-"""Workers that die, hang, come and go: what the supervisor reports of them, and that nothing of them is left behind."""
+"""Workers that die, hang, come and go: what the supervisor reports of them, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock_server.host.supervisor import Supervisor
 
 FAREWELL = codec.encode(m.Shutdown())
 LIST = codec.encode(m.ListSplits(run=7, feed="feed", epoch=0))
-"""Has a worker run `files` of its feed."""
+"""Makes a worker run `files` of its feed."""
 
 FEED = """
     import ctypes, os, re, signal, time
@@ -41,7 +41,7 @@ FEED = """
 
 
 class Watched:
-    """A supervisor, and what it reported, in order: ("imported", 0), ("died", 0), ("given up", 0)."""
+    """A supervisor and its reports, in order: ("imported", 0), ("died", 0), ("given up", 0)."""
 
     def __init__(self, feed: str, count: int = 1, hang_timeout: float | None = None) -> None:
         self.told: list[tuple[str, int]] = []
@@ -87,7 +87,8 @@ Watch = Callable[..., None]
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Watch:
-    """`watch(body, top=..., files=..., count=...)` runs `body(watched)` beside workers, which are stopped after it."""
+    """`watch(body, top=..., files=..., count=...)` runs `body(watched)` beside workers, and stops the workers after
+    it."""
 
     def run(
         body: Callable[[Watched], Coroutine[Any, Any, None]],
@@ -135,7 +136,7 @@ def test_a_death_is_told_with_how_it_came_and_what_the_worker_did(watch: Watch, 
         worker = watched.supervisor.workers[0]
         assert worker.pid not in (None, first)
         assert worker.restarts == 1
-        assert worker.doing is None, "the new process has a page of its own"
+        assert worker.doing is None, "the new process has its own page"
 
     watch(body, files=files)
 
@@ -176,9 +177,9 @@ def test_a_worker_that_hangs_is_killed_with_the_line_it_stands_on(watch: Watch, 
         watched.supervisor.send(0, LIST)
         await watched.imported(0, times=2)
         line = 1 + (tmp_path / "feeds.py").read_text().splitlines().index(f"    {files}")
-        said = f"made no sample for 0.3 s and was killed; it stood at {tmp_path}/feeds.py:{line} in files"
+        said = f"made no sample for 0.3 s and was killed; it was at {tmp_path}/feeds.py:{line} in files"
         assert watched.how == [said]
-        assert watched.count("died", 1) == 0, "who has nothing to do does not hang"
+        assert watched.count("died", 1) == 0, "a worker that has no work does not hang"
 
     watch(body, files=files, count=2, hang_timeout=0.3)
 
@@ -204,7 +205,7 @@ def test_an_idle_worker_that_is_stopped_is_killed_when_it_is_given_work(watch: W
             os.kill(worker.pid, signal.SIGSTOP)
         await watched.until(lambda: workers[0].stopped and workers[1].stopped)
         await asyncio.sleep(1)
-        assert watched.how == [], "nobody misses those who have nothing to do"
+        assert watched.how == [], "nobody misses workers that have no work"
         watched.supervisor.send(0, LIST)
         watched.at_death = lambda number: watched.supervisor.send(number, LIST)
         await watched.until(lambda: watched.count("splitslisted", 0) == 1)

@@ -44,12 +44,12 @@ FEEDS = """
 
 
 def address(tensor: Any) -> int:
-    """Where the tensor's bytes lie."""
+    """Return the address of the tensor's bytes."""
     return int(np.frombuffer(memoryview(tensor), np.uint8).__array_interface__["data"][0])
 
 
 def mapped() -> list[range]:
-    """Where slots are mapped into this process."""
+    """Return the addresses at which slots are mapped into this process."""
     ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "memfd:penstock " in line + " " and "ledger" not in line:
@@ -106,7 +106,7 @@ def test_a_tensor_of_every_dtype_that_can_lies_in_the_slot(serve: Serve, tf: Any
         for batch in connection.dataset():
             for name, tensor in batch.items():
                 if name in ("label", "scalar"):
-                    continue  # a few bytes, cheaper to copy than to hand over apart
+                    continue  # a few bytes, cheaper to copy than to hand over separately
                 assert in_a_slot(tensor), name
                 assert address(tensor) % 64 == 0
             assert set(batch) - {"odd", "label", "scalar"} == DTYPES - {"bfloat16", "string"}

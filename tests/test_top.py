@@ -1,4 +1,4 @@
-"""`penstock top` shows the rates, the states of workers, and the cause for which each consumer waits."""
+"""`penstock top` shows the rates, the states of workers, and why each consumer waits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_history_of_a_feed_is_its_speed_between_looks_and_ends_with_its_daem
 
 @contextmanager
 def reading(url: str) -> Iterator[None]:
-    """A consumer on a thread."""
+    """Read a feed on a thread."""
     with penstock.connect(url) as connection:
         ends = threading.Event()
         first = threading.Event()

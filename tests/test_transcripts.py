@@ -1,7 +1,7 @@
-"""The conversations that PROTOCOL.md prints are what a daemon says today: each is held again, and compared.
+"""The conversations that PROTOCOL.md prints are those of today's daemon: each is held again, and compared.
 
-`python tests/test_transcripts.py` holds them and writes them into PROTOCOL.md. Random numbers (sessions, nonces, the
-unix address) are replaced by others that are always the same; nothing else is.
+`python tests/test_transcripts.py` holds them and writes them into PROTOCOL.md. It replaces random numbers (sessions,
+nonces, the unix address) with fixed ones, and nothing else.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ FEED = """
     train = Feed(samples, splits=[0], samples=9, batch_size=4, turn=2, lanes=1, seed=7)
 """
 ATTEMPTS = 20
-"""How often a conversation is held: on a busy machine a turn may come in parts, which looks different."""
+"""How often a conversation is tried: on a busy machine a turn may come in parts, which looks different."""
 CREDIT = 16, 64 << 20
 
 
 class Transcript:
-    """What is said, as text. `bytes_too`: with the bytes of each message."""
+    """A conversation as text. `bytes_too`: with the bytes of each message."""
 
     def __init__(self, bytes_too: bool = False) -> None:
         self.lines: list[str] = []
@@ -54,7 +54,7 @@ class Transcript:
         self._memfds: list[int] = []
 
     def call(self, real: object, name: object) -> None:
-        """Show `name` in place of a value that is random."""
+        """Show `name` instead of a random value."""
         self._names[real] = name
 
     def note(self, text: str) -> None:
@@ -63,7 +63,7 @@ class Transcript:
     def said(self, side: str, message: m.Message) -> None:
         values = {name: getattr(message, name) for name in message.__struct_fields__}
         changed = {name: self._names[value] for name, value in values.items() if _hashable(value) in self._names}
-        if values.get("memfd"):  # which one is free depends on what was read before
+        if values.get("memfd"):  # which number is free depends on what was read before
             if values["memfd"] not in self._memfds:
                 self._memfds.append(values["memfd"])
             changed["memfd"] = self._memfds.index(values["memfd"]) + 1
@@ -85,7 +85,7 @@ def _hashable(value: object) -> object:
 
 
 def wrapped(line: str, width: int = 118) -> list[str]:
-    """The line in pieces, broken behind commas where there are any."""
+    """Return the line in pieces, broken after commas where there are any."""
     pieces = []
     while len(line) > width:
         at = line.rfind(",", width // 2, width) + 1 or width
@@ -95,7 +95,7 @@ def wrapped(line: str, width: int = 118) -> list[str]:
 
 
 class Plain:
-    """A DEALER of ZMTP 3.0, the least that PROTOCOL.md asks for, whose messages are written down."""
+    """A ZMTP 3.0 DEALER, the least that PROTOCOL.md asks for, that writes its messages down."""
 
     def __init__(self, daemon: Daemon, transcript: Transcript) -> None:
         place = urlsplit(daemon.url)
@@ -117,7 +117,7 @@ class Plain:
         self._socket.sendall(head + data)
 
     def hear(self, *kinds: type[m.Message]) -> Any:
-        """The next message, which must be of one of these kinds."""
+        """Return the next message, which must be of one of these kinds."""
         while True:
             first, *others = self._frames()
             message = codec.from_server(first)
@@ -130,7 +130,7 @@ class Plain:
         return message
 
     def _frames(self) -> list[bytes]:
-        """The frames of the next message. Commands, such as PING, are passed over."""
+        """Return the frames of the next message. Skip commands, such as PING."""
         frames = []
         while True:
             flags = self._read(1)[0]
@@ -158,7 +158,7 @@ def connected(daemon: Daemon, transcript: Transcript) -> Iterator[Plain]:
 
 
 def greeted(plain: Plain, transcript: Transcript, number: int = 0) -> m.Welcome:
-    """Hello, and Welcome with the session's token shown as one that ends with `number`."""
+    """Exchange Hello and Welcome. Show the session's token as one that ends with `number`."""
     plain._transcript = hidden = Transcript()  # until the names are known
     hello = m.Hello(m.VERSION, "train", "example")
     plain.say(hello)
@@ -299,7 +299,7 @@ CONVERSATIONS: dict[str, Callable[[Daemon], str]] = {
 
 
 def printed(text: str, heading: str) -> re.Match[str]:
-    """The first block of `text` below the heading."""
+    """Return the first block of `text` below the heading."""
     found = re.compile(rf"^{heading}\n.*?^```\n(.*?)^```\n", re.DOTALL | re.MULTILINE).search(text)
     assert found is not None, f"PROTOCOL.md has no block below {heading}"
     return found

@@ -144,7 +144,7 @@ def read(daemon: Daemon, name: str, transport: str = "local", epochs: int = 2) -
 
 
 def batches_of(daemon: Daemon, name: str) -> list[Any]:
-    """The batches of the first epoch, copied."""
+    """Return the batches of the first epoch, copied."""
     with penstock.connect(daemon.urls[name], transport="tcp") as connection:
         return list(connection.batches())
 
@@ -201,7 +201,7 @@ def test_a_generator_that_cannot_be_divided_keeps_its_order_whatever_its_lanes_a
 
     shuffled = [batch["id"].tolist() for batch in streams[3]]
     assert sorted(itertools.chain(*shuffled)) == list(range(203))
-    assert np.mean([max(batch) - min(batch) for batch in shuffled[:20]]) > 20, "a batch is of a wide range"
+    assert np.mean([max(batch) - min(batch) for batch in shuffled[:20]]) > 20, "a batch mixes a wide range"
 
     with penstock.connect(daemon.urls["fast"]) as connection:
         assert connection.cardinality == 26
@@ -302,11 +302,11 @@ def test_an_error_of_a_transform_says_so_and_names_the_sample(serve: Serve) -> N
     texts = {
         "raised": r"transform fails raised ValueError: no pixels \(sample 7 of its split, from 0\)\n.*split 'a'",
         "stopped": r"transform stops raised StopIteration: +\(sample 7 of its split, from 0\)\n.*split 'a'",
-        "grown": r"sample is .*if samples differ in shape.*\(what transform= made of sample 7 .*\)\n.*split 'a'",
+        "grown": r"sample is .*if samples differ in shape.*\(the output of transform= for sample 7 .*\)\n.*split 'a'",
         "segment": r"transform fails raised ValueError: no pixels \(sample 7 of its segment, from 0\)\n.*segment 0",
         "shared": r"transform fails raised ValueError: no pixels \(sample 7 of whole, from 0\)\n.*share 1 of 3",
         "table": r"transform fails raised ValueError: no pixels\n.*item 7",
-        "declared": r"sample is .*, but the feed's spec has float64\[2\] there.*made of sample 0 of its split",
+        "declared": r"sample is .*, but the feed's spec has float64\[2\] there.*for sample 0 of its split",
     }
     daemon = serve(FAULTY, *texts, "skipped")
     for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""The tutorial works: every file in it is written, and every command is run, in the order of the page."""
+"""The tutorial works: the test writes every file in it, and runs every command, in the order of the page."""
 
 from __future__ import annotations
 

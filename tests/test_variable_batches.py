@@ -1,4 +1,4 @@
-"""Text, padded and ragged batches: what arrives is what was yielded, by every path, whatever happens."""
+"""Text, padded and ragged batches arrive as they were yielded, on every path, whatever happens."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def bytes_of(leaf: Any) -> bytes:
 
 
 class Chain:
-    """SHA-256 over all batches that it was given."""
+    """SHA-256 over all batches that were added."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -150,7 +150,7 @@ def sample(split: int, i: int, draw: np.random.Generator) -> dict[str, Any]:
 
 
 def rows_of(batch: dict[str, Any], pads: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row of a batch with its padding taken off, by its label; what is taken off must be padding."""
+    """Yield each row of a batch by its label, without padding. Check that only padding is taken off."""
     for row, label in enumerate(batch["label"].tolist()):
         found = {}
         for key, leaf in batch.items():
@@ -235,7 +235,7 @@ def test_buckets_bring_samples_of_similar_length_together_and_fill_up_to_their_b
             shortest = min(len(row["tokens"]) for _, row in rows_of(batch, {}))
             assert batch["frames"].shape[1] in (3, 6)
             if lengths[-1] == 6 and len(lengths) < 8:
-                assert shortest > 3  # but for what is left over of the buckets at the end of a block
+                assert shortest > 3  # except leftovers of the buckets at the end of a block
     assert set(lengths) == {3, 6, 12}
     assert sorted(labels) == sorted(1000 * split + i for split, size in enumerate(SIZES) for i in range(size))
     seen = {}
@@ -422,7 +422,7 @@ def test_buckets_only_reorder_a_block(rows: int) -> None:
     found = bucketed(order, bucket_of, 8)
     assert sorted(found.tolist()) == list(range(rows))
     mixed = sum(len(set(bucket_of[found[at : at + 8]].tolist())) > 1 for at in range(0, rows, 8))
-    assert mixed <= 4  # of each bucket less than a batch is left over
+    assert mixed <= 4  # less than a batch of each bucket is left over
     for bucket in range(4):
         of_it = [row for row in order.tolist() if bucket_of[row] == bucket]
         assert [row for row in found.tolist() if bucket_of[row] == bucket] == of_it

@@ -1,6 +1,6 @@
-"""`penstock status` and the web page name the cause for which each consumer waits, whatever it is.
+"""`penstock status` and the web page say why each consumer waits, whatever the cause.
 
-(That Keras' progress bar does so too is tested in test_feeding.py, and that a browser shows it in test_page.py.)
+(test_feeding.py tests that Keras' progress bar does so too, and test_page.py that a browser shows it.)
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FEEDS = """
 
 @contextmanager
 def reading(url: str, *steps: float, transport: str = "auto") -> Iterator[None]:
-    """Consumers on threads, with training steps that sleep; several are ranks."""
+    """Read on threads, with training steps that sleep. Several consumers are ranks."""
     ends = threading.Event()
     began = threading.Barrier(len(steps) + 1)
 

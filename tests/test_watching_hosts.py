@@ -1,4 +1,4 @@
-"""The workers of joined hosts are seen like the head's own: on the page, in the status, and in profiles."""
+"""The workers of joined hosts are shown like the head's own: on the page, in the status, and in profiles."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def line(words: str) -> str:
 
 
 def elsewhere(folder: Path) -> Path:
-    """The folder of another host, with the same module."""
+    """Make the folder of another host, with the same module."""
     folder.mkdir()
     (folder / "feeds.py").write_text(textwrap.dedent(FEEDS))
     return folder
@@ -104,7 +104,7 @@ def test_workers_of_hosts_are_in_the_status_on_the_page_and_in_profiles(
         found = sampled(head.url, 3)
         assert hottest(found) == line("# waits on host b")
         first = found.lines(1)[0]
-        assert Path(first.frame.file).parent == head.folder, "the module has the path that it has at the head"
+        assert Path(first.frame.file).parent == head.folder, "the module has the head's path"
         assert first.on_cpu < 0.5
         assert {(worker.name, worker.pid) for worker in found.workers if worker.name != "0"} == set(pids.items())
         assert all(worker.samples for worker in found.workers)
@@ -120,7 +120,7 @@ def test_workers_of_hosts_are_in_the_status_on_the_page_and_in_profiles(
         assert "Host b has ended, or its connection has: samples of its workers are missing." in " ".join(
             report.remarks(found, reads=False)
         )
-    wait_until(lambda: all(process.num_threads() == 1 for process in a.workers()))  # off costs nothing
+    wait_until(lambda: all(process.num_threads() == 1 for process in a.workers()))  # it costs nothing when off
 
 
 def test_a_host_that_stands_still_keeps_nobody_waiting(
@@ -230,14 +230,14 @@ def test_samples_that_name_what_is_not_there_are_malformed() -> None:
     for wrong in ({"frames": ()}, {"stacks": ((1,),)}, {"stacks": ()}, {"runs": (m.SampledRun(1, 5, True),)}):
         with pytest.raises(ValueError, match="not among them"):
             m.Samples(**{**good, **wrong})  # type: ignore[arg-type]
-    forged = sent.replace(b"\x93\x00\x05\xc3", b"\x93\x09\x05\xc3")  # the run
+    forged = sent.replace(b"\x93\x00\x05\xc3", b"\x93\x09\x05\xc3")  # the number of the run
     assert forged != sent
     with pytest.raises(ProtocolError, match="not among them"):
         codec.from_host(forged)
 
 
 class Asker:
-    """Stands for the connection of a user who profiles."""
+    """Stands in for the connection of a user who profiles."""
 
     def __init__(self) -> None:
         self.sent: list[m.Message] = []
@@ -250,7 +250,7 @@ class Asker:
 
 
 class Host:
-    """Stands for a joined host."""
+    """Stands in for a joined host."""
 
     working = True
 
@@ -289,22 +289,22 @@ def test_profiles_go_to_who_asked_until_the_connection_or_the_host_ends() -> Non
     assert (message.name, [frame.file for frame in message.samples.frames]) == ("a/1", ["/head/feeds.py", "/lib/x.py"])
     assert not other.sent
     served.sampled(hosts[0], m.SamplingEnded(first))
-    served.sampled(hosts[0], m.StacksSampled(first, FIRST + 1, samples))  # after its end
-    served.sampled(hosts[0], m.StacksSampled(99, FIRST + 1, samples))  # of no profile
+    served.sampled(hosts[0], m.StacksSampled(first, FIRST + 1, samples))  # after the profile's end
+    served.sampled(hosts[0], m.StacksSampled(99, FIRST + 1, samples))  # for an unknown profile
     served.host_lost(hosts[1], "was silent for 15 s")
     assert one.sent[1:] == [m.HostSampled("a", True), m.HostSampled("b", True, "was silent for 15 s")]
     served.peer_ended(cast(LocalPeer, one))
     assert [asked.profile for asked in late.asked if not asked.seconds] == [first]
     served.peer_ended(cast(LocalPeer, other))
     assert [asked.profile for asked in a.asked if not asked.seconds] == [second]
-    assert not [asked for asked in b.asked if not asked.seconds], "it is gone"
+    assert not [asked for asked in b.asked if not asked.seconds], "host b is gone"
 
 
 # --- at the host ---
 
 
 class Workers:
-    """Stands for the supervisor."""
+    """Stands in for the supervisor."""
 
     def __init__(self, *workers: Worker) -> None:
         self.workers = {worker.number: worker for worker in workers}
@@ -323,9 +323,9 @@ def test_a_host_shows_its_workers_while_it_is_asked_with_times_of_the_heads_cloc
     async def play() -> None:
         shown = ShownWorkers(link.send, {0: FIRST, 1: FIRST + 1}, cast(Supervisor, Workers(worker)), Bugs())
         began = time.monotonic()
-        clock = began - 1000  # the head's is behind ours
+        clock = began - 1000  # the head's clock is behind ours
         shown.show_activity(m.ShowActivity(time.monotonic() - clock))
-        shown.show_activity(m.ShowActivity(time.monotonic() - clock - 0.5))  # it was on its way for longer
+        shown.show_activity(m.ShowActivity(time.monotonic() - clock - 0.5))  # this one was on its way for longer
         worker.page.enter(7, 0, "'a.h5'")
         while time.monotonic() < began + 0.1 or len(link.sent) < 3:
             await asyncio.sleep(0.01)
@@ -370,7 +370,7 @@ def record(stacks: list[tuple[Frame, ...]], runs: int) -> Sampled:
     made = Sampled(3, 77)
     for number in range(runs):
         made.add(stacks[number % len(stacks)], 1000 + number, number % 2 == 0)
-    made.samples += 5  # of equal ones in succession
+    made.samples += 5  # five that equal the sample before
     return made
 
 
@@ -395,7 +395,7 @@ def test_samples_of_any_size_cross_in_pieces_and_are_the_same_again() -> None:
                 (frame.line, frame.kind, frame.name) for frame in same
             ]
         if stacks is short and runs:
-            assert got.runs[0][0][0].file == "feeds.py", "it is below the folder"
+            assert got.runs[0][0][0].file == "feeds.py", "the file is below the folder"
 
 
 def test_what_a_host_names_is_shown_as_text_and_opens_no_file(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Workers use one thread in every library and no GPU, whatever the daemon's environment says, unless a feed or --env
-does."""
+says otherwise."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BATCH_SYSTEM = {
 
 
 def read(url: str) -> dict[str, Any]:
-    """The environment of the worker that makes the feed's batch, and the threads of its BLAS."""
+    """Return the environment of the worker that makes the feed's batch, and the threads of its BLAS."""
     with penstock.connect(url) as connection:
         (batch,) = connection.batches()
         found: dict[str, Any] = json.loads(batch.tobytes())
@@ -69,13 +69,13 @@ def test_a_feed_sets_variables_before_its_modules_and_libraries_are_imported(ser
     daemon = serve(FEEDS, "threads", "agrees", workers=2, env=BATCH_SYSTEM)
     for name in daemon.urls:
         found = read(daemon.urls[name])
-        assert found["threads"] == min(3, psutil.cpu_count() or 1)  # OpenBLAS makes no more
+        assert found["threads"] == min(3, psutil.cpu_count() or 1)  # OpenBLAS starts no more
         assert (found["OMP_NUM_THREADS"], found["OURS"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "a b=c", "-1")
         assert "JAX_PLATFORMS" not in found
     assert "died" not in daemon.stderr()
     assert "was killed" not in daemon.stderr()
 
-    daemon.workers()[0].kill()  # the one that replaces it has them too
+    daemon.workers()[0].kill()  # its replacement has them too
     deadline = time.monotonic() + 60
     while daemon.stderr().count(" is ready: ") < 3 and time.monotonic() < deadline:
         time.sleep(0.02)

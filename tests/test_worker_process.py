@@ -1,4 +1,4 @@
-"""A real worker process, with the test in the daemon's place at the other end of the socketpair."""
+"""A real worker process. The test takes the daemon's place at the other end of the socketpair."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ objects = Feed(lambda split: iter([object()]), splits=[1], batch_size=1)
 
 
 class Worker:
-    """A worker process; this end of its socketpair; and one memfd of shared memory."""
+    """A worker process, this end of its socketpair, and one memfd of shared memory."""
 
     def __init__(self, folder: Path, feeds: list[str], environment: dict[str, str], *, watched: bool) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -260,7 +260,7 @@ class Worker:
         return message
 
     def failure(self) -> m.ErrorReport:
-        """The error of the run; parts of its turn may come before."""
+        """Return the error of the run. Parts of its turn may come first."""
         while True:
             data, _ = seqpacket.receive(self.socket)
             message = codec.from_worker(data)
@@ -270,14 +270,14 @@ class Worker:
             assert not message.last, message
 
     def made(self) -> m.Made:
-        """The end of a turn; parts of it may come before."""
+        """Return the end of a turn. Parts of it may come first."""
         made = self.receive(m.Made)
         while not made.last:
             made = self.receive(m.Made)
         return made
 
     def doing(self) -> Activity | None:
-        """What its status page says."""
+        """Return the activity on the worker's status page."""
         assert self.page is not None
         return read(self.page)
 
@@ -319,7 +319,7 @@ class Worker:
     def batches(
         self, feed: str, batch_size: int, count: int, memfd: int = 1, first: int = 0
     ) -> list[tuple[list[int], list[Any]]]:
-        """Header and leaves of consecutive batches."""
+        """Return the header and leaves of consecutive batches."""
         slot, slot_layout = self.memory[memfd], layout.fixed_layout(self.specs[feed], batch_size, 256)
         found = []
         for place in range(first, first + count):
@@ -350,7 +350,7 @@ Start = Callable[..., Worker]
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Start]:
-    """`worker("feed", "source")`: a worker that has imported these feeds of FEEDS."""
+    """`worker("feed", "source")` starts a worker that has imported these feeds of FEEDS."""
     workers: list[Worker] = []
     (tmp_path / "feeds.py").write_text(FEEDS)
 
@@ -652,7 +652,7 @@ def test_an_exception_comes_with_the_users_own_traceback(worker: Start, tmp_path
     started.fill(ticket=3, index=9)
     started.send(m.DropRun(1))
     assert started.nothing_comes()
-    assert started.list("feed").count == 4  # it goes on serving
+    assert started.list("feed").count == 4  # the worker goes on serving
 
 
 def test_a_sample_that_changes_is_an_error_that_names_it(worker: Start) -> None:
@@ -748,7 +748,7 @@ def test_leftover_rows_come_again_from_a_run_that_is_read_to_its_end_for_them(wo
     ((header, leaves),) = second.batches("feed", 2, 1, memfd=2)
     assert header == [2, 1, layout.TAIL_LANE, 3]
     assert (leaves[0][1], leaves[1][1]) == ([2.0] * 3, 3)
-    second.send(write)  # of the same rows, for another merged batch, say
+    second.send(write)  # the same rows again, for example for another merged batch
     assert second.receive(m.RowsWritten) == m.RowsWritten(4, 9)
     second.send(m.DropRun(4))
     second.send(write)
@@ -813,7 +813,7 @@ def test_leftover_rows_of_a_lane_that_has_a_full_batch_are_refused(worker: Start
     started.send(write)
     error = started.receive(m.RunFailed).error
     assert (error.kind, "a full batch, number 0" in error.message) == ("ProtocolError", True)
-    started.send(write)  # the daemon had not heard of it
+    started.send(write)  # the daemon sent it before it heard of the failure
     assert started.receive(m.RowsWritten) == m.RowsWritten(1, 9)
 
 
@@ -883,7 +883,7 @@ def test_a_careful_run_reports_every_batch_with_its_record(worker: Start) -> Non
 def test_splits_that_break_are_skipped_and_told_once_before_what_comes_behind(worker: Start) -> None:
     started, other = worker("failing"), worker("failing")
     listed = started.list("failing")
-    assert listed.spec == Leaf("int64", (2,))  # of the first that yields anything
+    assert listed.spec == Leaf("int64", (2,))  # of the first split that yields anything
     started.send(m.StartRun(1, "failing", 0, 0, 1, careful=2**62))
     started.fill(batches=9)
     skipped = started.receive(m.SplitSkipped)
@@ -913,7 +913,7 @@ def test_splits_that_break_are_skipped_and_told_once_before_what_comes_behind(wo
     assert (skipped.number, skipped.split, skipped.samples, skipped.error) == (2, "(2, 6, None)", 1, None)
     ended = other.receive(m.Made)
     assert (ended.batches, ended.ended, ended.leftover) == (0, True, 0)
-    other.send(m.StartRun(2, "failing", 0, 0, 1, ended.record))  # which tells it, though no batch came
+    other.send(m.StartRun(2, "failing", 0, 0, 1, ended.record))  # its record tells that it ended, though no batch came
     other.fill(run=2, index=2)
     assert other.receive(m.Made).ended
 
@@ -996,13 +996,13 @@ def far(record: bytes, taken: int) -> bytes:
 
 
 FAR = 60_000
-"""This many samples take 60 s or more to read again."""
+"""A number of samples that take 60 s or more to read again."""
 OTHER = m.IDS_PER_STREAM
 """A run of another stream."""
 
 
 def deep_record(started: Worker) -> bytes:
-    """A record of `deeply`, of a run that is dropped again."""
+    """Return a record of `deeply`, from a run that is then dropped."""
     started.list("deeply")
     started.start("deeply", run=99)
     started.fill(run=99, ticket=99)
@@ -1080,11 +1080,11 @@ def test_a_run_that_must_come_by_a_later_place_hands_nothing_over_before_it_has(
     assert "after 10 batches lane 0 was 18 samples into split 0, and when it was read again" in failed.error.message
 
 
-# --- what cannot be ---
+# --- impossible requests ---
 
 
 def serves(started: Worker, feed: str = "feed") -> bool:
-    """Whether it still does."""
+    """Return whether the worker still serves."""
     started.start(feed, run=500)
     started.fill(run=500, ticket=500)
     return started.receive(m.Made).batches == 1
@@ -1179,7 +1179,7 @@ def test_shutdown_does_not_wait_for_a_turn(worker: Start) -> None:
     started = worker("slower_feed")
     started.list("slower_feed")
     started.start("slower_feed")
-    started.fill(batches=250)  # which take 50 s or more
+    started.fill(batches=250)  # they take 50 s or more
     started.receive(m.Made)
     started.send(m.Shutdown())
     assert started.wait() == 0

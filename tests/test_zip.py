@@ -324,7 +324,7 @@ ITEMS_ALONE = Feed(Table(), batch_size=None)  # type: ignore[arg-type]
         ((S, Feed(endless, segment=6, batch_size=4)), {}, "part 0 has segment=5, part 1 has segment=6: .* the same"),
         ((A, Feed(counted, splits=[1], batch_size=8)), {}, "part 0 has batch_size=4, part 1 has batch_size=8: give"),
         ((A, B), {}, "part 1 has batch_size=None: with None a feed yields whole batches"),
-        ((A, A), {"batch_size": None}, "all of them must have None, or none and Feed.zip neither"),
+        ((A, A), {"batch_size": None}, "give batch_size=None to all of them and to Feed.zip, or to none"),
         ((A, Feed(counted, splits=[1], batch_size=4, shuffle=9)), {}, "part 1 sets shuffle=9, .* give it to Feed.zip"),
         ((A, Feed(counted, splits=[1], batch_size=4, seed=9)), {}, "part 1 sets seed=9"),
         ((A, Feed(counted, splits=[1], batch_size=4, env={"A": "b"})), {}, "part 1 sets env="),

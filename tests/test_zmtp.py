@@ -38,7 +38,7 @@ def connected(port: int, host: str = "127.0.0.1", timeout: float = 10) -> _zmtp.
 
 @contextmanager
 def peer(says: bytes) -> Iterator[int]:
-    """Return the port of a peer that accepts one connection, sends this, and listens until the connection ends."""
+    """Yield the port of a peer that accepts one connection, sends `says`, and listens until the connection ends."""
 
     def serve() -> None:
         with suppress(OSError):
@@ -57,7 +57,7 @@ def peer(says: bytes) -> Iterator[int]:
 
 
 def frame(dealer: _zmtp.Dealer) -> tuple[bytes, bool]:
-    """The next frame, and whether the message has another."""
+    """Return the next frame, and whether the message has another."""
     while (begun := dealer.begin()) is None:
         assert dealer.wait(60)
     nbytes, more = begun
@@ -298,7 +298,7 @@ def test_a_peer_that_goes_away_is_an_error_behind_what_it_said() -> None:
     with peer(GREETING + READY + b"\0\2hi") as port:
         dealer = connected(port)
         assert frame(dealer) == (b"hi", False)
-        dealer._socket.shutdown(socket.SHUT_WR)  # upon which the peer closes
+        dealer._socket.shutdown(socket.SHUT_WR)  # then the peer closes
         with pytest.raises(ConnectionResetError, match="closed"):
             frame(dealer)
         dealer.close(0)
@@ -315,7 +315,7 @@ def test_forget_leaves_the_connection_to_the_parent() -> None:
 
 
 def frames_of(stream: bytes, cut: int) -> list[bytes]:
-    """The frames in a stream that comes in two parts."""
+    """Return the frames in a stream that comes in two parts."""
     near, far = socket.socketpair()
     near.setblocking(False)
     dealer, found = _zmtp.Dealer(near), []

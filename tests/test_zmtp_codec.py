@@ -23,7 +23,7 @@ def frame(data: bytes, more: bool = False) -> bytes:
 
 
 def events(incoming: Incoming, *parts: bytes) -> list[object]:
-    """What comes of bytes that are received in these parts."""
+    """Return the events of bytes that are received in these parts."""
     found: list[object] = []
     for part in parts:
         incoming.feed(memoryview(part))
@@ -154,7 +154,7 @@ def test_what_is_queued_arrives_in_order_with_commands_between_messages(
             outgoing.put(head, tail, answer=answer)
             frames = [head] if tail is None else [head, tail]
             expected.append(b"".join(zmtp.head_of(len(part), part is not frames[-1]) + part for part in frames))
-        most = max(most, sum(map(len, expected)) // 1000)  # else it can take minutes
+        most = max(most, sum(map(len, expected)) // 1000)  # otherwise it can take minutes
         assert outgoing.cost >= sum(size for size, _, _ in messages)
         got, turns, command = b"", 0, b"\xff" * 7
         while outgoing or turns <= command_after:

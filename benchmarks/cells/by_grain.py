@@ -26,12 +26,12 @@ def processes(dataset: grain.IterDataset, workers: int = 2) -> Iterator[Any]:
 
 
 def load(rows: Any, workers: int = 2, **options: Any) -> Iterator[Any]:
-    """Anything that can be indexed."""
+    """Read anything that can be indexed."""
     return processes(grain.MapDataset.source(rows).batch(BATCH, **options).to_iter_dataset(READING), workers)
 
 
 class Generated(grain.DatasetIterator):
-    """Runs a generator, and counts what it yielded: a state is that number."""
+    """Runs a generator, and counts its items. A state is that count."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         super().__init__()

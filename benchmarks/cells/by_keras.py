@@ -1,6 +1,7 @@
 """Keras' `PyDataset` with `workers=2, use_multiprocessing=True`, read through the adapter that `fit` uses.
 
-A source that is not a PyDataset gets one around it, which makes batch `number` of the samples with these indices.
+A source that is not a PyDataset is wrapped in one, which makes batch `number` from the samples with that batch's
+indices.
 """
 
 import os
@@ -36,9 +37,9 @@ class Batches(keras.utils.PyDataset):
 
 
 def read(source: keras.utils.PyDataset, epochs: int = 1) -> Iterator[Any]:
-    """Read it as `fit` does. The batches of one leaf or dict come as tuples of one, which Keras takes apart."""
+    """Read a PyDataset as `fit` does. Batches of one leaf or dict come as tuples of one, which Keras takes apart."""
     adapter = PyDatasetAdapter(source, shuffle=False)
-    dataset = adapter.get_tf_dataset()  # it asks for two batches, and then `fit` begins the epoch
+    dataset = adapter.get_tf_dataset()  # this asks for two batches, and then `fit` begins the epoch
     for _ in range(epochs):
         adapter.on_epoch_begin()
         for batch in dataset:
@@ -58,7 +59,7 @@ for _name in ("tfrecord", "tar"):
 
 
 class Drawn(keras.utils.PyDataset):
-    """Each worker runs the generator, whatever batch is asked for."""
+    """Each worker runs the generator, whatever batch Keras asks for."""
 
     num_batches = None
 
@@ -110,7 +111,7 @@ def hdf5() -> Iterator[Any]:
 
 
 class Groups:
-    """Rows of Parquet files by number, as a user writes it: find the row group, read it, keep it."""
+    """Rows of Parquet files by number, as a user would write it: find the row group, read it, keep it."""
 
     def __init__(self) -> None:
         self.paths, self.part = sources.parts("*.parquet"), None

@@ -1,7 +1,7 @@
-"""tf.data service: a dispatcher and workers, each in a process of its own, with dynamic sharding.
+"""tf.data service: a dispatcher and workers, each in a separate process, with dynamic sharding.
 
 Python sources are given as in tf.data, by `from_generator`. Rows about structures have their samples in arrays in
-memory (`from_tensor_slices`), which is as good a source as any to carry a structure.
+memory (`from_tensor_slices`), since any source can carry a structure.
 """
 
 import itertools
@@ -39,7 +39,7 @@ def start(*arguments: str) -> tuple[subprocess.Popen, str]:
 
 
 def served(dataset: tf.data.Dataset, workers: int = 2) -> tuple[tf.data.Dataset, list[subprocess.Popen]]:
-    """The dataset through a service of its own, and the worker processes. They end with this process's group."""
+    """Return the dataset through a separate service, and the worker processes. They end with this process's group."""
     _, target = start()
     processes = [start(target)[0] for _ in range(workers)]
     sharding = tf.data.experimental.service.ShardingPolicy.DYNAMIC
@@ -47,7 +47,7 @@ def served(dataset: tf.data.Dataset, workers: int = 2) -> tuple[tf.data.Dataset,
 
 
 def arrays(name: str) -> tf.data.Dataset:
-    """All samples of a structure as arrays in memory."""
+    """Return all samples of a structure as arrays in memory."""
     return tf.data.Dataset.from_tensor_slices(sources.stacked(list(sources.Table(item=sources.STRUCTURES[name]))))
 
 
@@ -106,7 +106,7 @@ def buckets() -> Iterable[Any]:
 
 
 def labels() -> tf.data.Dataset:
-    """The samples of `Table`, made in the graph, so that a service can run it."""
+    """Return the samples of `Table`, made in the graph, so that a service can run it."""
 
     def sample(number: Any) -> Any:
         return {"image": tf.fill((4, 4), tf.cast(number, tf.float32)), "label": number}

@@ -1,4 +1,4 @@
-"""tf.data in the trainer: `from_generator` for Python sources, its own operations where it has some."""
+"""tf.data in the trainer: `from_generator` for Python sources, and its own operations where it has them."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ cells = Cells()
 
 
 def spec(value: Any) -> Any:
-    """The `tf.TensorSpec` of a sample. Only the caller knows which dimensions vary."""
+    """Return the `tf.TensorSpec` of a sample. Only the caller knows which dimensions vary."""
     return tf.nest.map_structure(lambda leaf: tf.TensorSpec(np.shape(leaf), dtype(leaf)), value)
 
 
@@ -76,14 +76,14 @@ def torch_iterable() -> Iterable[Any]:
 
 @cells()
 def keras_shuffled() -> Iterator[Any]:
-    """Keras' own adapter for `workers=1` makes such a dataset and calls the methods of epochs."""
+    """Use Keras' own adapter: with `workers=1` it makes such a dataset and calls the methods of epochs."""
     from keras_sources import Shuffled
 
     yield from keras_epochs(Shuffled())
 
 
 def keras_epochs(source: Any) -> Iterator[Any]:
-    """Two epochs of a PyDataset, read as `fit` reads it."""
+    """Yield two epochs of a PyDataset, read as `fit` reads it."""
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
     adapter = PyDatasetAdapter(source, shuffle=False)

@@ -128,7 +128,7 @@ def tar() -> Iterator[Any]:
 
     dataset = webdataset.WebDataset(sources.parts("*.tar"), shardshuffle=False).map(sample)
     for batch in load(dataset):
-        yield {key: leaf for key, leaf in batch.items() if key != "__key__"}  # which it adds
+        yield {key: leaf for key, leaf in batch.items() if key != "__key__"}  # the key that webdataset adds
 
 
 @cells(adapter=BY_WORKER)

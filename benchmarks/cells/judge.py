@@ -1,8 +1,8 @@
-"""Compare what a loader gave with what the source yields when it is read plainly. One judge for all loaders.
+"""Compares a loader's samples with those that the source yields without a loader. One judge for all loaders.
 
-`judged` takes rows, whatever loader they come from, and says whether they are the same samples, with the same structure
-and dtypes, each as often as the source yields it. If not, it looks for the least that would have to be ignored for them
-to be equal, and names that.
+`judged` takes rows from any loader, and says whether they are the same samples, with the same structure and dtypes,
+each as often as the source yields it. If not, it finds the smallest difference that must be ignored to make them equal,
+and names it.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class Rows(list):
 
 
 def plain(leaf: Any) -> Any:
-    """A leaf as a NumPy array, or a list of bytes or arrays for text and ragged leaves."""
+    """Return a leaf as a NumPy array, or a list of bytes or arrays for text and ragged leaves."""
     if hasattr(leaf, "to_list") and hasattr(leaf, "row_splits"):  # tf.RaggedTensor
         values, splits = leaf.values.numpy(), leaf.row_splits.numpy()
         return [values[a:b] for a, b in itertools.pairwise(splits)]
@@ -56,14 +56,14 @@ def plain(leaf: Any) -> Any:
 
 
 def branch(value: Any) -> bool:
-    """Whether it is a structure, not a leaf."""
+    """Return whether the value is a structure, not a leaf."""
     return isinstance(value, dict | tuple) or (
         isinstance(value, list) and not (value and isinstance(value[0], bytes | str))
     )
 
 
 def rows(batch: Any) -> Iterator[Any]:
-    """The rows of a batch, each with its structure."""
+    """Yield the rows of a batch, each with its structure."""
     if isinstance(batch, Rows):
         yield from batch
     elif isinstance(batch, dict):
@@ -77,7 +77,7 @@ def rows(batch: Any) -> Iterator[Any]:
 
 
 def canonical(value: Any, ignored: tuple[str, ...] = ()) -> Hashable:
-    """The value with its structure, dtypes and bytes, as something that compares exactly."""
+    """Return the value's structure, dtypes and bytes in a form that compares exactly."""
     if isinstance(value, dict):
         items = [(key, canonical(leaf, ignored)) for key, leaf in value.items()]
         return ("dict", *(sorted(items, key=repr) if "order" in ignored else items))
@@ -100,7 +100,7 @@ def times(number: int) -> str:
 
 
 def judged(got: Iterable[Any], expected: Iterable[Any]) -> str | None:
-    """What is wrong with the samples that came; None if nothing is."""
+    """Return what is wrong with the samples that came, or None."""
     got, expected = list(got), list(expected)
     have, want = Counter(map(canonical, got)), Counter(map(canonical, expected))
     if have == want:
@@ -118,7 +118,7 @@ def judged(got: Iterable[Any], expected: Iterable[Any]) -> str | None:
 
 
 def kinds(value: Any) -> Hashable:
-    """The structure, dtypes and shapes alone. Whether a sequence is a list does not count."""
+    """Return only the structure, dtypes and shapes. Whether a sequence is a list does not count."""
     if branch(value):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return tuple((key, kinds(leaf)) for key, leaf in items)
@@ -127,7 +127,7 @@ def kinds(value: Any) -> Hashable:
 
 
 def judged_random(got: Iterable[Any], example: Any) -> str | None:
-    """What is wrong with random batches, which should all differ; None if nothing is."""
+    """Return what is wrong with random batches, which should all differ, or None."""
     got = list(got)
     if {kinds(one) for one in got} != {kinds(example)}:
         return "another structure or other dtypes"
@@ -136,7 +136,7 @@ def judged_random(got: Iterable[Any], example: Any) -> str | None:
 
 
 def same_order(got: Iterable[Any], other: Iterable[Any]) -> str | None:
-    """What differs between two streams; None if they are equal, batch by batch."""
+    """Return what differs between two streams, or None if they are equal, batch by batch."""
     one, two = list(map(canonical, got)), list(map(canonical, other))
     if one == two:
         return None
@@ -144,6 +144,6 @@ def same_order(got: Iterable[Any], other: Iterable[Any]) -> str | None:
 
 
 def parallel(log: Iterable[int]) -> bool:
-    """Whether two processes or more each made at least a tenth of the samples."""
+    """Return whether two or more processes each made at least a tenth of the samples."""
     counts = Counter(log)
     return sum(count >= counts.total() / 10 for count in counts.values()) >= 2

@@ -24,7 +24,7 @@ class Shuffled(keras.utils.PyDataset):
 
 
 class Endless(keras.utils.PyDataset):
-    """Its `num_batches` is None: batch `number` for any number."""
+    """Has a batch for any number: its `num_batches` is None."""
 
     @property
     def num_batches(self):

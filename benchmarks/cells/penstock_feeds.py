@@ -1,4 +1,4 @@
-"""The feeds that Penstock's workers import: what a user writes around each source."""
+"""The feeds that Penstock's workers import: the code that a user writes around each source."""
 
 from typing import Any
 

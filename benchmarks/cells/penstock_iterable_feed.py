@@ -1,4 +1,4 @@
-"""The feed of a torch `IterableDataset` that knows no workers. One lane, as it cannot be divided."""
+"""The feed of a torch `IterableDataset` that knows no workers. It has one lane, because it cannot be divided."""
 
 from sources import BATCH
 from torch_sources import Stream

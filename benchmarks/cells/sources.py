@@ -1,6 +1,7 @@
-"""The sources and structures of the rows of `compatibility.py`, as their owners have them. None knows a loader.
+"""The sources and structures of the rows of `compatibility.py`, as users write them. None knows a loader.
 
-Each calls `made` where it makes a sample, which notes the process, and sleeps as long as reading a small file takes.
+Each source calls `made` when it makes a sample. `made` notes the process, and sleeps as long as reading a small file
+takes.
 """
 
 import io
@@ -21,12 +22,12 @@ PATHS = [str(FOLDER / f"numbers-{part}.npy") for part in range(8)]
 SAMPLES = 192
 LONG = 640  # samples of an epoch in which a worker is killed
 BATCH = 8
-SECONDS = 0.01  # that making a sample takes
+SECONDS = 0.01  # the time to make a sample
 BUCKETS = (8, 16, 32)
 
 
 def made() -> None:
-    """Note that this process makes a sample, and take the time for it."""
+    """Note that this process makes a sample, and spend the time that this takes."""
     time.sleep(SECONDS)
     log = os.environ.get("COMPATIBILITY_LOG")
     if log:
@@ -35,7 +36,7 @@ def made() -> None:
 
 
 def a_maker() -> int:
-    """The process that made the last sample, apart from this one."""
+    """Return the process that made the last sample, other than this one."""
     log = Path(os.environ["COMPATIBILITY_LOG"]).read_text().split()
     return next(int(line) for line in reversed(log) if int(line) != os.getpid())
 
@@ -46,7 +47,7 @@ def sample(number: int) -> dict[str, Any]:
 
 
 def seen(value: Any) -> Any:
-    """Note that this process handles a sample of a file that the loader reads by itself."""
+    """Note that this process handles a sample of a file that the loader itself reads."""
     made()
     return value
 
@@ -79,11 +80,11 @@ def spectrum(value: Any) -> dict[str, Any]:
 # The class of examples/scenes
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "scenes"))
-from scenes import SceneGenerator  # noqa: E402  (it lies in the folder above)
+from scenes import SceneGenerator  # noqa: E402  (it is in the parent folder)
 
 
 class Scenes(SceneGenerator):
-    """The class as it is, but for the note of who makes a crop."""
+    """The class unchanged, except that it notes which process makes a crop."""
 
     def crop(self, image: Any) -> Any:
         made()
@@ -171,14 +172,14 @@ def bucket(length: int) -> int:
 
 
 def by_bucket(order: Iterable[int]) -> Iterator[list[int]]:
-    """Batches of the numbers of rows whose lengths are in one bucket."""
+    """Yield batches of the numbers of rows whose lengths are in one bucket."""
     for bound in BUCKETS:
         some = [row for row in order if bucket(length_of(row)) == bound]
         yield from (some[first : first + BATCH] for first in range(0, len(some), BATCH))
 
 
 def padded(rows: list[Any]) -> Any:
-    """A batch of rows, filled with zeros up to the bucket of the longest."""
+    """Return a batch of rows, filled with zeros up to the bucket of the longest."""
     width = bucket(max(map(len, rows)))
     return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
 
@@ -188,7 +189,7 @@ TWELVE = 12  # rows of a batch of the next source
 
 
 def of_batches(paths: Iterable[str]) -> Iterator[Any]:
-    """A generator whose code fixes its batches at twelve rows."""
+    """Yield batches whose size the generator's code fixes at twelve rows."""
     for path in paths:
         rows = [sample(int(number)) for number in np.load(path)]
         for first in range(0, len(rows), TWELVE):
@@ -196,7 +197,7 @@ def of_batches(paths: Iterable[str]) -> Iterator[Any]:
 
 
 def stacked(rows: list[Any]) -> Any:
-    """The batch of these rows, structure by structure, as the code of a user who batches by hand."""
+    """Return the batch of these rows, leaf by leaf, as a user's code makes it by hand."""
     first = rows[0]
     if isinstance(first, dict):
         return {key: stacked([row[key] for row in rows]) for key in first}
@@ -207,7 +208,7 @@ def stacked(rows: list[Any]) -> Any:
     return np.stack(rows)
 
 
-# A notebook's cell: no module has it, so it cannot be imported by name
+# A notebook's cell: it is in no module, so it cannot be imported by name
 
 CELL = """
 from sources import made, sample
@@ -235,7 +236,7 @@ def in_notebook() -> Any:
 
 
 def prepare(folder: Path) -> None:
-    """Write the files of all rows. TensorFlow is not needed."""
+    """Write the files of all rows. This does not need TensorFlow."""
     import h5py
     import prepare as scenes
     import pyarrow
@@ -266,7 +267,7 @@ def npy(number: int) -> bytes:
 
 
 def write_tfrecords(folder: Path) -> None:
-    """Write a GZIP TFRecord set, with TensorFlow, in a process of its own."""
+    """Write a GZIP TFRecord set with TensorFlow, in a separate process."""
     import tensorflow as tf
 
     for part, some in enumerate(np.arange(SAMPLES).reshape(8, -1)):

@@ -1,4 +1,4 @@
-"""The rows and columns of the table, and what a cell may say about itself."""
+"""The rows and columns of the table, and the description of a cell."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -64,14 +64,15 @@ REWRITE, ERROR, HANG, NONE = "must be rewritten", "error", "hang", "-"
 class Cell:
     """How a loader reads a row's source.
 
-    `read` gives batches; `read(workers)` does in the rows on workers. Without it, `note` says why it was not tried.
+    `read()` gives batches, or `read(workers)` in the rows about numbers of workers. Without `read`, `note` says why the
+    cell was not tried.
     """
 
     read: Callable[..., Iterable[Any]] | None
     note: str = ""
-    adapter: str = ""  # code that the loader's documentation calls for around the source
+    adapter: str = ""  # code around the source that the loader's documentation asks for
     native: bool = False  # read in C++ threads, so that no process can be noted
-    outcome: str = NONE  # of a cell that is not tried
+    outcome: str = NONE  # the outcome of a cell that is not tried
 
 
 class Cells(dict[str, Cell]):

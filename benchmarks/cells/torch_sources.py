@@ -1,4 +1,4 @@
-"""Two sources of people who use PyTorch. Neither knows of workers of another loader."""
+"""Two sources of people who use PyTorch. Neither knows about workers of another loader."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ class Rows(Dataset):
 
 
 class Stream(IterableDataset):
-    """It does not ask for `get_worker_info()`."""
+    """Does not ask for `get_worker_info()`."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(tensors, of_files(PATHS))

@@ -24,7 +24,7 @@ RANDOM_BATCHES = 40  # of an endless source
 
 
 def plainly(row: str) -> list[Any]:
-    """The samples that the source of this row yields when it is read without any loader."""
+    """Return the samples that the source of this row yields when it is read without any loader."""
     sources.SECONDS = 0
     os.environ.pop("COMPATIBILITY_LOG", None)
     if row == "undivided":
@@ -57,7 +57,7 @@ def endless(batches: Iterable[Any], row: str) -> str | None:
 
 
 def shuffled(batches: Iterable[Any], row: str) -> str | None:
-    """Two epochs: all samples in each, in two orders."""
+    """Check that two epochs have all samples each, in two orders."""
     got, once = rows(batches), plainly(row)
     one, two = got[: len(once)], got[len(once) :]
     if judge.same_order(one, two) is None:
@@ -92,20 +92,20 @@ JUDGES: dict[str, Callable[[Iterable[Any], str], str | None]] = {
 
 
 def logged() -> list[int]:
-    """The processes that made samples, one entry for each sample."""
+    """Return the processes that made samples, one entry for each sample."""
     path = Path(os.environ["COMPATIBILITY_LOG"])
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
 def message(error: Exception) -> str:
-    """The line of an error that says most."""
+    """Return the most informative line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = lines[-1] if lines[0].startswith("Caught") else f"{type(error).__name__}: {lines[0]}"
     return line if len(line) <= 160 else line[:160] + " ..."
 
 
 def tried(row: str, cell: Cell) -> dict[str, str]:
-    """The outcome, what is to be said about it, and the error if there was one."""
+    """Try the cell. Return the outcome, the note about it, and the error if there was one."""
     if cell.read is None:
         return {"outcome": cell.outcome, "note": cell.note}
     path = os.environ["COMPATIBILITY_LOG"]
@@ -119,7 +119,7 @@ def tried(row: str, cell: Cell) -> dict[str, str]:
         said = message(error)
         return {"outcome": ERROR, "note": cell.note or said, "error": said}
     os.environ["COMPATIBILITY_LOG"] = path
-    if row != "nested" and wrong in HARMLESS:  # that row asks for the structure, the others for the data
+    if row != "nested" and wrong in HARMLESS:  # that row is about the structure, the others about the data
         cell, wrong = replace(cell, note=wrong), None
     if wrong:
         return {"outcome": OTHER, "note": wrong}
@@ -130,12 +130,12 @@ def tried(row: str, cell: Cell) -> dict[str, str]:
 
 def main(row: str, column: str) -> None:
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # so that what the loaders print is not in it
+    os.dup2(2, 1)  # so that the loaders' output is not in it
     np.random.seed(0)
     cell = importlib.import_module(COLUMNS[column].module).cells[row]
     print(json.dumps({"note": cell.note}), file=out, flush=True)
     print(json.dumps(tried(row, cell)), file=out, flush=True)
-    os._exit(0)  # loaders may wait for their processes for ever
+    os._exit(0)  # loaders may wait for their processes forever
 
 
 if __name__ == "__main__":

@@ -4,16 +4,17 @@ Every contestant is a context manager
 
     batches(load: Load) -> Iterator[Iterable]
 
-that starts its own processes, yields what the trainer iterates over (endless batches, see `prebuilt.py`), and on exit
-stops all that it started. Most yield a `tf.data.Dataset`. The limits of the machine, memcpy and raw TCP, yield NumPy
-arrays of one leaf instead, since they show what the machine can do, not what a trainer gets. The limits of TensorFlow's
-loops run in the trainer's process, with ready batches. `shared` is the minimum for a loader in another process.
+that starts its own processes, yields the iterable that the trainer reads (endless batches, see `prebuilt.py`), and on
+exit stops everything that it started. Most yield a `tf.data.Dataset`. The limits of the machine, memcpy and raw TCP,
+yield NumPy arrays of one leaf instead, since they show what the machine can do, not what a trainer gets. The limits of
+TensorFlow's loops run in the trainer's process, with ready batches. `shared` is the minimum for a loader in another
+process.
 
-All producers begin with finished batches in their own memory, so a contestant's figure is the cost of moving them, with
+All producers begin with finished batches in their own memory. So a contestant's figure is the cost of moving them, with
 as many copies as its way of moving needs.
 
-The modules import TensorFlow and other large libraries inside `batches`: their producer processes import the same
-modules and need none of them.
+The modules import TensorFlow and other large libraries inside `batches`, because their producer processes import the
+same modules and need none of these libraries.
 """
 
 from dataclasses import dataclass

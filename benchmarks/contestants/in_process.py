@@ -26,7 +26,7 @@ def generator(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
 
 
 def signature(load: prebuilt.Load) -> Any:
-    """The output signature of a generator of such batches."""
+    """Return the output signature of a generator of such batches."""
     import tensorflow as tf
 
     return load.structure([tf.TensorSpec(load.shape, tf.float32)] * load.leaves)

@@ -1,7 +1,8 @@
 """The limit for shared memory: one thread copies the batches within one process. No TensorFlow, one leaf.
 
-It copies from as many distinct batches into as many distinct buffers as Penstock has slots. So large batches come from
-memory and go to memory. If two dozen batches fit the last-level cache they stay in it, as for the other contestants.
+It copies from as many distinct batches as Penstock has slots, into as many distinct buffers. So large batches come from
+memory and go to memory. If two dozen batches fit into the last-level cache, they stay there, as for the other
+contestants.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""A common hand-written solution: msgpack-numpy packs the arrays into one ZeroMQ frame over TCP, a generator unpacks
+"""A common hand-written solution. msgpack-numpy packs the arrays into one ZeroMQ frame over TCP, a generator unpacks
 them, and `from_generator` passes them to TensorFlow.
 
 `msgpack_numpy.decode` unpickles arrays of objects, so it must never read messages from strangers. Here both ends are

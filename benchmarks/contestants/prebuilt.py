@@ -36,11 +36,11 @@ class Load:
         return POOL if self.nbytes < LARGE else LARGE_POOL
 
     def structure(self, parts: list[Any]) -> Any:
-        """A batch of these leaves, or a description of one."""
+        """Return a batch of these leaves, or a description of one."""
         return parts[0] if self.leaves == 1 else {f"leaf{index:02}": part for index, part in enumerate(parts)}
 
     def text(self) -> str:
-        """For another process; `of` reads it."""
+        """Return the load as text for another process. `of` parses it."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -49,12 +49,12 @@ class Load:
 
 
 def leaves(batch: Any) -> list[np.ndarray]:
-    """The leaves of a batch of tensors or arrays, as flat arrays, without a copy."""
+    """Return the leaves of a batch of tensors or arrays, as flat arrays, without a copy."""
     return [np.asarray(leaf).reshape(-1) for leaf in (batch.values() if isinstance(batch, dict) else [batch])]
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """`nbytes` of zeros as float32, with existing pages, at a multiple of `ALIGNMENT`."""
+    """Return `nbytes` bytes of zeros as float32, with existing pages, at a multiple of `ALIGNMENT`."""
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     array = memory[start : start + nbytes].view(np.float32)
@@ -63,7 +63,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 def pool(load: Load) -> list[Any]:
-    """The distinct batches. Every element of batch k is k + 1, which `check` relies on."""
+    """Return the distinct batches. Every element of batch k is k + 1, which `check` relies on."""
     batches = []
     for number in range(1, load.pool + 1):
         parts = [aligned(load.nbytes // load.leaves) for _ in range(load.leaves)]
@@ -83,7 +83,7 @@ def stream(load: Load, batches: list[Any]) -> Iterator[Any]:
 
 
 def stamp(batch: Any) -> int:
-    """When the batch was sent, by `time.monotonic_ns`, whose clock all processes of a machine share."""
+    """Return when the batch was sent, by `time.monotonic_ns`, whose clock all processes of a machine share."""
     return int(leaves(batch)[0][:STAMP].view(np.int64)[0])
 
 

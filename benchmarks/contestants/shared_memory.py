@@ -2,7 +2,8 @@
 passes them to TensorFlow without a copy.
 
 There are two semaphores, but no daemon, no socket, no order, and no handling of a process that dies. A slot is reused
-after `HELD` further batches were requested: TensorFlow has released it by then, if the trainer holds none for longer.
+after `HELD` further batches were requested. TensorFlow has released it by then, unless the trainer holds batches for
+longer.
 """
 
 import itertools
@@ -24,7 +25,7 @@ HELD = 6  # slots that the trainer may hold: two of prefetch, the current one, a
 
 
 def mapped(file: int, load: prebuilt.Load) -> list[Any]:
-    """The slots in the file, each a batch."""
+    """Return the slots in the file, each of which is a batch."""
     memory = np.frombuffer(mmap.mmap(file, load.pool * load.nbytes), np.float32).reshape(load.pool, load.leaves, -1)
     return [load.structure(list(slot)) for slot in memory]
 
@@ -54,7 +55,7 @@ def batches(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
             filled.acquire()
             try:
                 yield next(slots)
-            finally:  # also if the iteration is abandoned
+            finally:  # even if the iteration is abandoned
                 free.release()
 
     with running(produce, f"/proc/{os.getpid()}/fd/{file}", load, free, filled):

@@ -1,4 +1,4 @@
-"""tf.data service: a dispatcher and one worker in their own process, gRPC, no compression.
+"""tf.data service: a dispatcher and one worker in one separate process, over gRPC without compression.
 
 The worker makes its batches once and caches them, so it only sends them. They do not carry the time of sending.
 """

@@ -5,9 +5,9 @@ Every loader is a context manager
     batches(name: str) -> Iterator[Dataset | Iterator]
 
 that starts the processes it needs to serve the pipeline of that name (see `pipelines_feeds.py`), yields either a
-`tf.data.Dataset` or an iterator over batches of NumPy arrays, and on exit stops all that it started. The trainer turns
-NumPy batches into tensors, and the iterator into a dataset by `from_generator`, so both kinds are read in both ways. A
-loader that cannot do the work raises `Cannot` with the reason.
+`tf.data.Dataset` or an iterator over batches of NumPy arrays, and on exit stops everything that it started. The trainer
+turns NumPy batches into tensors, and the iterator into a dataset by `from_generator`, so it reads both kinds in both
+ways. A loader that cannot do the work raises `Cannot` with the reason.
 
 An epoch has `samples.EPOCH` batches, more than a run takes, so no stream ends while it is measured. If a loader keeps
 an order, its first batch has the samples 0, 1, 2, ...
@@ -28,7 +28,7 @@ class Cannot(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A row of the table: its label, the module and function that run it, the distribution that it needs."""
+    """A row of the table: its label, the module and function that run it, and the distribution that it needs."""
 
     label: str
     module: str
@@ -71,7 +71,7 @@ LOADERS = {
 
 
 def missing(loader: Loader) -> str | None:
-    """Why it cannot run here; None if it can."""
+    """Return why the loader cannot run here, or None if it can."""
     try:
         if loader.distribution is not None:
             version(loader.distribution)

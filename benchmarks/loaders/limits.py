@@ -15,7 +15,7 @@ COPIES = 12  # distinct batches to cycle through, as in transport.py, so that la
 
 @contextmanager
 def copies(name: str) -> Iterator[Iterator[Any]]:
-    """One thread's memcpy of a batch, with all its leaves in one piece."""
+    """Yield copies of batches, made by one thread's memcpy, with all leaves of a batch in one piece."""
     from loaders.samples import batch, leaves
 
     size = sum(leaf.nbytes for leaf in leaves(batch(name, 0)))
@@ -49,7 +49,7 @@ def unit(name: str) -> Iterator[Iterator[Any]]:
 
 @contextmanager
 def crowded(name: str) -> Iterator[Iterator[Any]]:
-    """The unit, while other processes run it too, so that together they are as many as a loader's workers."""
+    """The unit, while other processes run it too: in all as many as a loader has workers."""
     from loaders import WORKERS
     from loaders.samples import batch_stream
 

@@ -1,5 +1,7 @@
-"""Slabs on their way to this process: each arrives in chunks, which land in the slab's aligned memory; or it lies in
-memory of a host on this machine.
+"""Slabs that are on their way to this process.
+
+A slab arrives in chunks, which are written into its aligned memory. Or a host on this machine lends the memory in which
+it lies.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Arriving:
-    """A slab that has arrived in part: its slot in our memory, and the region of the slot that is being filled."""
+    """A slab that has partly arrived: its slot in our memory, and the region of the slot that is being filled."""
 
     __slots__ = ("_regions", "_start", "at", "is_whole", "received", "slot", "stop")
 
@@ -31,7 +33,7 @@ class Arriving:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again: its bytes come from elsewhere."""
+        """Start again from the first byte, because the bytes now come from elsewhere."""
         slab = self.received.slab
         self._regions = iter(self.received.layout.regions(slab.first, slab.batches))
         self.at, self.stop = next(self._regions)
@@ -39,13 +41,13 @@ class Arriving:
         self.is_whole = False
 
     def lies_at(self, root: Root) -> None:
-        """It is whole, and lies in this memory."""
+        """Mark the slab as whole. It lies in the memory of `root`."""
         self.received.root = root
         self.slot = memoryview(b"")
         self.is_whole = True
 
     def copy_from(self, root: Root) -> None:
-        """It is whole, and lies in this memory, from which it is to be copied."""
+        """Copy the slab from the memory of `root`, and mark it as whole."""
         slab = self.received.slab
         source, target = np.asarray(root), np.asarray(self.received.root)
         for start, stop in self.received.layout.regions(slab.first, slab.batches):
@@ -58,7 +60,7 @@ class Arriving:
         return self.at == self._start
 
     def whole(self) -> bool:
-        """Return whether the slab has arrived. If a region is full, go on with the next."""
+        """Return whether all of the slab has arrived. Move on to the next region if this one is full."""
         if self.at < self.stop:
             return False
         self.at, self.stop = next(self._regions, (self.at, self.stop))
@@ -67,14 +69,14 @@ class Arriving:
 
 
 class Landing:
-    """The chunks that one connection brings. One chunk at a time lands, perhaps in several steps."""
+    """Receives the chunks of one connection: one chunk at a time, perhaps in several steps."""
 
     def __init__(self) -> None:
         self._chunk: Chunk | None = None
         self._slab: Arriving | None = None
 
     def begin(self, chunk: Chunk, slab: Arriving, more: bool) -> None:
-        """The bytes of a chunk of this slab follow.
+        """Prepare to receive the bytes of `chunk`, which belong to `slab`.
 
         Raises:
             ProtocolError: another piece of the slab was due, or no bytes follow.
@@ -84,7 +86,7 @@ class Landing:
         self._chunk, self._slab = chunk, slab
 
     def go_on(self, dealer: Dealer | LibzmqDealer) -> Arriving | None:
-        """Receive the bytes of the chunk. Return the slab if it is whole now.
+        """Receive the bytes of the chunk that have come. Return the slab if it is now whole.
 
         Raises:
             OSError: the connection broke.
@@ -110,5 +112,5 @@ class Landing:
         return slab if slab.whole() else None
 
     def __bool__(self) -> bool:
-        """Whether a chunk has not landed yet."""
+        """Whether bytes of a chunk are still missing."""
         return self._chunk is not None

@@ -29,9 +29,9 @@ from ._ragged import Ragged
 from ._reading import Reading, epochs
 
 SLICES = 10
-"""Into how many slices the measured time is divided."""
+"""The number of slices that the measured time is divided into."""
 SHORTEST = 0.5
-"""Fewest seconds of a slice. Between two slices the daemon is asked for its status."""
+"""The shortest slice in seconds. Between two slices the benchmark asks the daemon for its status."""
 
 
 def measure(
@@ -50,7 +50,7 @@ def measure(
     afterwards: Callable[[str, Callable[[], bool]], None] | None = None,
     tell: Callable[[str, float | None], None] = lambda doing, part: None,
 ) -> Figures:
-    """Read a feed, epoch after epoch, with a connection of its own.
+    """Read a feed over a new connection, epoch after epoch, and return its figures.
 
     Args:
         url: as in `connect`.
@@ -62,11 +62,11 @@ def measure(
         batches: end after this many batches, if that is sooner.
         warmup: seconds to read after the first batch before measuring.
         step: seconds that a training step takes.
-        cached: afterwards read copies of this many batches for as long again. 0: do not.
+        cached: after the measurement read copies of this many batches, for another `seconds` seconds. 0: do not.
         tensorflow: read with a `tf.data.Dataset`, not with NumPy.
-        afterwards: called after the measurement, while a thread reads on as before: with the feed's URL, and with a
-            function that tells whether batches still come.
-        tell: called with what it does now, and with the part of all work that is done, or None while it waits.
+        afterwards: called after the measurement, while a thread continues to read, with the feed's URL and with a
+            function that returns whether batches still come.
+        tell: called with the current activity, and with the share of all work that is done, or None while it waits.
 
     Raises:
         EndOfStream: the feed has too few batches.
@@ -176,7 +176,7 @@ def _slices(
             return
         taken_so_far += taken.batches
         after = now()
-        if before.state["id"] == after.state["id"]:  # otherwise another daemon counts from 0: measure again
+        if before.state["id"] == after.state["id"]:  # otherwise a new daemon counts from 0: measure again
             past += taken.seconds
             count = count - 1 if past < seconds else 0
             yield _figures(connection, taken, before, after)
@@ -267,6 +267,6 @@ def _copied(batch: Any) -> Any:
         return tuple(_copied(item) for item in batch)
     if isinstance(batch, dict):
         return {key: _copied(item) for key, item in batch.items()}
-    if hasattr(batch, "row_splits"):  # of a ragged leaf, in NumPy or TensorFlow
+    if hasattr(batch, "row_splits"):  # a ragged leaf, in NumPy or TensorFlow
         return Ragged(np.array(batch.values), np.array(batch.row_splits))
     return np.array(batch)

@@ -54,7 +54,7 @@ def rows(seen: Figures) -> Iterator[tuple[str, str]]:
 def parts(seen: Figures) -> Iterator[tuple[str, list[tuple[str, float, str]]]]:
     """Yield how the consumer and each worker spent their time: parts with their names, shares and kinds.
 
-    Kinds are "user" (user code), "penstock", "lacking" (it could have run, without a CPU) and "idle".
+    Kinds are "user" (user code), "penstock", "lacking" (ready to run, but without a CPU) and "idle".
     """
     yield (
         "consumer",

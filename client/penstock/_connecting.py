@@ -34,14 +34,14 @@ _PAUSE = 0.2
 _SAY_AFTER = 2.0
 """Seconds after which the log explains why the first connection is not open yet."""
 _ROOM = 2.0
-"""Seconds for which a stream that finds no memory waits for memory of streams that have just been closed."""
+"""Seconds that a stream without memory waits for the memory of streams that were just closed."""
 
 logger = logging.getLogger("penstock")
 
 
 class LostSession(NamedTuple):
-    """The client's last session, as it describes it to the daemon: its token, how many of its slabs were
-    handed over, and, in a group, the latest of them. All are empty for a first session."""
+    """The client's last session, as the client describes it to the daemon: its token, how many of its slabs were handed
+    over, and, in a group, the latest of these slabs. All are empty for a first session."""
 
     session: bytes = b""
     handed: int = 0
@@ -52,8 +52,9 @@ class LostSession(NamedTuple):
 class Identity:
     """Identifies a consumer to the daemon, in all of its sessions.
 
-    With `world_size` it is one of several ranks. With a `group` alone it shares a stream with the other consumers of
-    the group. Otherwise the stream is its own. `pad`: as a rank, it wants the last round of an epoch filled up.
+    With `world_size` the consumer is one of several ranks. With a `group` alone it shares a stream with the other
+    consumers of the group. Otherwise it has its own stream. `pad`: as a rank, it wants the last round of an epoch
+    filled up.
     """
 
     group: str = ""
@@ -116,10 +117,10 @@ class Connector:
 
     Attributes:
         url: the URL as the user gave it.
-        daemon: the private daemon, if there is one and it runs.
+        daemon: the private daemon that it has started, or None.
         timeout: seconds that the daemon has for each answer of the handshake.
         identity: identifies the consumer.
-        keys: this client's keys, for a daemon that wants them, or None.
+        keys: this client's keys, for a daemon that requires them, or None.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Connector:
         self._address = None if self._private else _address.parse(url)
 
     def __str__(self) -> str:
-        """Return the URL of the feed; of a private daemon's feed too, once the daemon runs."""
+        """Return the URL of the feed. Before a private daemon runs, this is the URL that the user gave."""
         return str(self._address or self.url)
 
     def connect(
@@ -168,7 +169,8 @@ class Connector:
             timeout: seconds that the daemon has for each answer.
             watch: for attempts after a loss: called regularly while waiting; it may raise to stop the attempt.
             lost: for attempts after a loss: the lost session.
-            first_answer: for attempts after a loss: seconds that the daemon has for its first answer, if fewer.
+            first_answer: for attempts after a loss: seconds that the daemon has for its first answer, if fewer than
+                `timeout`.
 
         Raises:
             PenstockError: as `connect`.
@@ -209,10 +211,10 @@ class Connector:
     ) -> Link:
         """Open the first connection of a stream, with several attempts if necessary.
 
-        It tries for `timeout` seconds if a connection breaks before the stream is open, because nothing has arrived
-        over it, or if the rank is taken, because the daemon may not know yet that an earlier job has ended. If memory
-        is missing it tries for 2 s, or for `timeout` seconds if the stream `replaces` another: memory of streams that
-        were just closed becomes free soon.
+        If a connection breaks before the stream is open, it tries for `timeout` seconds: nothing has arrived yet that
+        could be lost. If the rank is taken, it tries equally long: the daemon may not know yet that an earlier job has
+        ended. If memory is missing, it tries for 2 s, or for `timeout` seconds if the stream `replaces` another:
+        streams that were just closed free their memory soon.
         """
         began, said, left = time.monotonic(), False, self.timeout
         refused: PenstockError | None = None
@@ -240,7 +242,7 @@ class Connector:
             del refused  # it holds this frame
 
     def without_daemon(self) -> Connector:
-        """Return another connector to the same address that has no private daemon to stop."""
+        """Return a connector to the same address that does not own the private daemon."""
         other = copy.copy(self)
         other.daemon = None
         other._private = False

@@ -1,4 +1,4 @@
-"""The public face: `connect` and `dataset`, and the connection behind both."""
+"""The public API: `connect` and `dataset`, and the `Connection` that both open."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ LAST_ROUNDS = ("drop", "pad")
 class Connection:
     """An open connection to a feed, with a stream of its own that begins at epoch 0 or at a state. Made by `connect`.
 
-    A context manager: it closes at the end of `with`. Its methods may be called on any thread.
+    It is a context manager, which closes the connection at the end of `with`. Any thread may call its methods.
 
     Attributes:
         info: the daemon's description of the feed: name, spec of a sample, batch size, seed, epochs, ...
         element_spec: the spec of a batch. The batch dimension is the batch size if the feed has `drop_remainder=True`,
             else None, because the last batch may be smaller.
-        cardinality: batches in an epoch (for a rank: of this rank), or None if unknown, as for a consumer in a group.
-            `math.inf` if epochs have no end (the feed has `segment=` and no `samples=`).
+        cardinality: batches in an epoch (for a rank: batches of this rank), or None if unknown, as for a consumer in a
+            group. `math.inf` if epochs have no end (the feed has `segment=` and no `samples=`).
     """
 
     def __init__(self, handle: StreamHandle) -> None:
@@ -51,9 +51,9 @@ class Connection:
         self.cardinality: int | float | None = handle.cardinality
 
     def batches(self) -> Iterator[Any]:
-        """Iterate over the NumPy batches of one epoch, the next of the stream.
+        """Iterate over the NumPy batches of the stream's next epoch.
 
-        A batch has the feed's structure (tuples and dicts) of arrays of shape (rows, ...). On the daemon's host the
+        A batch has the feed's structure (tuples and dicts), with arrays of shape (rows, ...). On the daemon's host the
         arrays lie in shared memory, which is freed when they are gone. The epoch begins with the first `next`.
 
         Raises (while iterating):
@@ -66,17 +66,18 @@ class Connection:
     def dataset(self, prefetch: int | None = None, *, cached: int | None = None) -> tf.data.Dataset:
         """Return a dataset of this connection's stream: each iteration is one epoch, in order.
 
-        Its elements have the feed's structure of tensors. On the daemon's host they alias shared memory. The dataset,
-        and all datasets and iterators made from it, keep the connection open, unless `close` is called.
+        Its elements have the feed's structure, with tensors. On the daemon's host these alias shared memory. The
+        dataset, and all datasets and iterators made from it, keep the connection open, unless you call `close`.
 
         Args:
-            prefetch: batches that TensorFlow takes ahead, at least 0. They count as handed over. None: 2, or, if small
-                batches arrive several at a time, as many as that (`info.turn`).
-            cached: shows how fast training would be with an infinitely fast loader: copy this many batches and repeat
-                them, in epochs as long as the feed's (if that is unknown, of this many batches).
+            prefetch: how many batches TensorFlow takes ahead, 0 or more. They count as handed over. None: 2, or
+                `info.turn` if that is more: small batches arrive in slabs of up to this many.
+            cached: copy this many batches and repeat them, to find out how fast training would be with an infinitely
+                fast loader. Epochs are as long as the feed's, or `cached` batches long if that length is unknown.
+                None: read the stream as usual.
 
         Raises (while iterating): tf.errors.UnknownError, or another of tf.errors, with the text of the PenstockError.
-            The error itself is `error`.
+            `Connection.error` is the PenstockError itself.
         """
         if prefetch is None:
             prefetch = max(2, self.info.turn)
@@ -94,9 +95,9 @@ class Connection:
     def torch(self) -> IterableDataset[Any]:
         """Return a PyTorch `IterableDataset` of this connection's stream: each iteration is one epoch, in order.
 
-        Its elements have the feed's structure of tensors, which alias the batches' memory. Iterate over it, or give it
+        Its elements have the feed's structure, with tensors that alias the batches' memory. Iterate over it, or pass it
         to `DataLoader(batches, batch_size=None)`. It has `state_dict` and `load_state_dict`, and a length if
-        `cardinality` is a known number.
+        `cardinality` is known and finite.
 
         Raises:
             ImportError: PyTorch is not installed.
@@ -108,53 +109,55 @@ class Connection:
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Return the training loop's position in the stream, for `load_state_dict` or `connect(state=...)` later.
 
-        The state is plain JSON of a few KB and is cheap to make, so it can be saved at every step. Save it together
+        The state is plain JSON of a few KB and is cheap to make, so you can save it at every step. Save it together
         with the model: both must belong to the same step.
 
         Args:
-            consumed: batches that the training loop has consumed since the very beginning of the stream, over all
-                epochs and all earlier runs (a state has its own count under the key `consumed`). It must not decrease
-                from call to call. An epoch that was left early counts with all batches that were handed over,
+            consumed: how many batches the training loop has consumed since the very beginning of the stream, over all
+                epochs and all earlier runs (a state stores its count under the key `consumed`). It must not decrease
+                from call to call. If the loop left an epoch early, all batches of it that were handed over count,
                 including prefetched ones. None: all that `batches()` yielded.
 
         Raises:
-            ValueError: `consumed` is more than was handed over, or less than the oldest count that is remembered; or it
-                is None although TensorFlow reads the stream, whose prefetch hides how many batches were consumed.
+            ValueError: `consumed` is more than was handed over, or less than the oldest count that is remembered; it is
+                None although TensorFlow reads the stream, whose prefetch hides how many batches were consumed; or the
+                connection shares a group's stream, which has no state.
         """
         return self._handle.state(consumed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin where `state` was taken: the next iteration is the rest of the epoch that was being read.
+        """Continue where `state` was taken: the next iteration reads the rest of the epoch that was interrupted.
 
-        If nothing of that epoch is left, the next iteration is the next epoch. The count of consumed batches continues
-        from the state's. Another daemon may serve the feed, with any number of workers.
+        If nothing of that epoch is left, the next iteration reads the next epoch. The count of consumed batches
+        continues from the state's. A different daemon may serve the feed, with any number of workers.
 
         Raises:
             ValueError: the connection has been read already, or `state` is damaged or not a state.
-            StateMismatch: the state was taken from another feed; the message names the differences.
+            StateMismatch: the state was taken from a different feed; the message names the differences.
             StreamClosed: the connection was closed.
             PenstockError: as `connect`.
         """
         self._handle.load(state)
 
     def stats(self) -> dict[str, Any]:
-        """Return figures since the connection was opened.
+        """Return figures about the connection since it was opened.
 
-        - `feed`; `transport`: "local", "tcp", or "process" with `workers=0`.
-        - `epoch`: the newest, from 0; -1 before the first.
-        - `slabs`, `batches`, `rows`, `bytes`: handed over. (A dataset receives all batches of a slab at once.)
-        - `copies`: slabs copied because the consumer held too many; `aliased`: slabs held now.
+        - `feed`: its name; `transport`: "local", "tcp", or "process" with `workers=0`.
+        - `epoch`: the number of the newest epoch, from 0; -1 before the first.
+        - `slabs`, `batches`, `rows`, `bytes`: how many were handed over. (A dataset receives all batches of a slab at
+          once.)
+        - `copies`: slabs copied because the consumer held too many; `aliased`: slabs that it holds now.
         - `reconnects`: how often a lost connection was replaced.
-        - `first_batch_seconds`: how long `connect` took, plus the time from the first iteration to its first batch; or
-          None. `seconds`: since that batch.
-        - `wait_seconds`: how long consumers waited for data; `waits`: of these, the seconds in which nothing of the
-          batch had come (`production`: it was not made or not sent), in which it was coming (`transfer`), and in which
-          it was there until the consumer woke up (`handoff`).
+        - `first_batch_seconds`: how long `connect` took, plus the time from the first iteration to its first batch;
+          None before that batch. `seconds`: the time since that batch.
+        - `wait_seconds`: how long consumers waited for data. `waits`: the same, in three parts: while nothing of the
+          batch had come, because it was not made or not sent (`production`); while it was coming (`transfer`); and
+          while it was there, until the consumer woke up (`handoff`).
         - `ready`: the share of the batches that were there when the consumer asked; None before the first.
 
-        The consumer is your loop if it iterates over `batches()` or `torch()`. A dataset is read by a thread of
-        TensorFlow that takes batches ahead, and whose waits are not those of the training: for these see
-        `penstock.keras.Feeding`.
+        If your loop iterates over `batches()` or `torch()`, it is the consumer. The consumer of a dataset is a
+        TensorFlow thread that takes batches ahead, so these waits are not the training's: to measure the training's
+        waits use `penstock.keras.Feeding`.
         """
         return self._handle.handoff.stats(self._handle.unread[0])
 
@@ -199,35 +202,35 @@ def connect(
 
     Args:
         url: `tcp://HOST:PORT/FEED` for a running daemon, or `MODULE:ATTR` (`scenes.py:feed`) to start a private daemon
-            that ends with the connection. A `Feed` that stands at the top level of a module which workers can import is
-            the same as that name.
+            that ends with the connection. Instead of `MODULE:ATTR` you can pass the `Feed` itself, if it is defined at
+            the top level of a module that workers can import.
         workers: worker processes of a private daemon, by default one for each CPU that it may use. "auto": as many as
             the trainer needs, measured while it reads. No effect on a running daemon, which has its own. 0: no daemon
-            and no worker processes. The feed runs in this process, on the thread that waits for a batch, and makes the
-            same stream. So breakpoints, profilers and tracebacks work as in any code.
+            and no worker processes. The feed then runs in this process, on the thread that waits for a batch, and makes
+            the same stream. So breakpoints, profilers and tracebacks work as in any code.
         memory: limit of a private daemon's shared memory in bytes. No effect on a running daemon.
         transport: "local" (shared memory), "tcp", or "auto": shared memory if the daemon is on this host. No effect
             with `workers=0`.
         timeout: seconds to wait for each of the daemon's answers while connecting, and for a taken rank to become free.
-        reconnect: seconds to keep trying after a connection is lost (a private daemon is started again) before
-            iterations raise ConnectionLost. After a reconnection the stream continues unchanged. Ranks also wait this
-            long until all others are back. 0: iterations raise it at once.
-        state: begin where this state was taken, as `Connection.load_state_dict`. None: at epoch 0.
-        rank: which of `world_size` trainers this is, from 0. Together they read one stream, the same that a single
-            trainer would read: batch j of an epoch goes to rank j mod `world_size`, all ranks get equally many batches,
-            and no rank gets a batch before all have connected.
+        reconnect: how many seconds to try to reconnect after a connection is lost (and to restart a private daemon)
+            before iterations raise ConnectionLost. After a reconnection the stream continues unchanged. A rank also
+            waits this long for the other ranks to return. 0: raise ConnectionLost at once.
+        state: continue where this state was taken, as with `Connection.load_state_dict`. None: begin at epoch 0.
+        rank: the number of this trainer among `world_size` trainers, from 0. Together they read the stream that a
+            single trainer would read: batch j of an epoch goes to rank j mod `world_size`, all ranks get the same
+            number of batches, and no rank gets a batch before all have connected.
         world_size: the number of trainers; requires `rank`.
         group: with `rank`: separates training jobs that read the same feed with the same `world_size` at the same time.
-            Without `rank`: all consumers that give the same name share one stream. Each batch goes to one of them,
-            whichever asks first, and an epoch ends for all when every batch of it was handed over. If a consumer dies,
-            others get the batches that it had been sent and had not handed over. Such a stream has no state, ends when
-            nobody has read it for a minute, and outlives its daemon if that was started with `--state FILE`.
+            Without `rank`: all consumers that give the same name share one stream. Each batch goes to the consumer that
+            asks first, and an epoch ends for all when every batch of it was handed over. If a consumer dies, others get
+            the batches that the daemon had sent to it and that it had not handed over. Such a stream has no state, ends
+            when nobody has read it for a minute, and outlives its daemon if that was started with `--state FILE`.
         last_round: with `rank`: what happens to the last k batches of an epoch if k is less than `world_size`. "drop":
             no rank gets them. "pad": ranks 0 to k - 1 get them, and every other rank r gets a copy of the batch of rank
             r mod k, so no batch is left out. All ranks must give the same value.
-        keys: this client's folder of keys, for a daemon that was started with `--keys`: what crosses the network is
-            then encrypted, and both sides prove who they are. None: the folder that the environment variable
-            PENSTOCK_KEYS names; without that, no keys. (`penstock keygen` makes such folders.)
+        keys: the folder with this client's keys, for a daemon that was started with `--keys`: traffic over the network
+            is then encrypted, and both sides prove who they are. None: the folder that the environment variable
+            PENSTOCK_KEYS names, or no keys if it is not set. (`penstock keygen` makes such folders.)
 
     Raises:
         Unreachable: no daemon answered, or (with "local") it is not on this host.
@@ -238,7 +241,7 @@ def connect(
         RankTaken: another process reads as this rank, or this rank has left the stream that the others still read.
         StartError: the URL has the wrong form, the private daemon did not start, workers cannot import the Feed, or
             the keys cannot be read.
-        StateMismatch: `state` was taken from another feed.
+        StateMismatch: `state` was taken from a different feed.
         ValueError: an option or `state` is invalid.
         PenstockError: any other error that the daemon reported.
     """
@@ -253,8 +256,8 @@ def connect(
     private = not isinstance(url, str) or is_private(url)
     if workers == 0 and not private:
         raise ValueError(
-            f"workers=0 runs a feed in this process, and {url} is served by a daemon: give MODULE:ATTR or the Feed, or "
-            "leave workers= out"
+            f"workers=0 runs a feed in this process, but {url} is served by a daemon: give MODULE:ATTR or the Feed, or "
+            "omit workers="
         )
     if keys is not None and private:
         raise StartError(
@@ -301,9 +304,9 @@ def dataset(
 ) -> tf.data.Dataset:
     """Connect to a feed and return a dataset of it: each iteration is one epoch, in order.
 
-    Short for `connect(url, ...).dataset(prefetch, cached=cached)`. `Connection.dataset` describes `prefetch` and
-    `cached`, and `connect` all other arguments and the errors. The connection closes when the dataset, and everything
-    made from it, is gone.
+    Short for `connect(url, ...).dataset(prefetch, cached=cached)`. See `Connection.dataset` for `prefetch` and
+    `cached`, and `connect` for all other arguments and the errors. The connection closes when the dataset, and
+    everything made from it, is gone.
     """
     connection = connect(
         url,

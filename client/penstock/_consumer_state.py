@@ -1,15 +1,15 @@
 """The state of a stream on the consumer's side: what it requested, received, handed over and released.
 
-Only this code changes the state. It knows no socket, thread, lock or clock: messages come in as values, and messages to
-send come out as values. The hand-off (_handoff.py) calls it under its lock.
+Only this code changes the state. It uses no socket, thread, lock or clock: it takes received messages as arguments, and
+returns the messages to send. The hand-off (_handoff.py) calls it under its lock.
 
 An epoch is open from `begin` until its end, `leave`, or the next `begin`. Slabs wait in a queue while their epoch is
 open. A slab of an epoch that is no longer open is void, which counts as handed over. Slabs are handed over in the order
-of their sequence numbers, so one count tells which were. After a failure the slabs that came before it are still handed
-over.
+of their sequence numbers, so a single count says which ones were. After a failure, the slabs that came before it are
+still handed over.
 
-A stream outlives its connection: `disconnected` drops the slabs that were not handed over, and `joined` begins again
-after those that were, over another connection, whose slabs count from 0.
+A stream outlives its connection. `disconnected` drops the slabs that were not handed over. Then `joined` continues
+after those that were, over another connection, which counts its slabs from 0.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from ._progress import Before, EpochCheck, Progress
 
 MAX_RELEASED = 4096
 UNTOLD = 64
-"""Slabs of a group that are remembered: more than can be handed over before the daemon has confirmed it."""
+"""How many slabs of a group to remember: more than can be handed over before the daemon confirms it."""
 
 
 @dataclass(slots=True)
 class Received:
     """A slab that arrived: its message, the layout of its slot, and the root of the slot's memory.
 
-    `began` and `whole` are the times (monotonic) when its first byte had come, and all of it. `copied`: it was copied
-    out of shared memory, since its consumer holds much of that.
+    `began` and `whole` are the times (monotonic) when its first byte and its last byte came. `copied`: it was copied
+    out of shared memory, because the consumer already holds much of that.
     """
 
     slab: Slab
@@ -79,16 +79,16 @@ class ConsumerState:
         handed: how many slabs of the connection were handed over or are void.
         aliased: sequence numbers of slabs that were handed over and whose slots arrays still lie over (same host only).
         error: the error that ended the stream, or None; it never changes again.
-        closed: why the stream cannot be read although nothing failed, or None.
+        closed: the error to raise once the stream was closed without a failure, or None.
         given: the value of `handed` when the stream was closed, or when the last connection was lost.
         progress: the position after what was handed over.
-        untold: in a group: the latest slabs that were handed over, which the daemon may not know.
+        untold: in a group: the latest slabs that were handed over. The daemon may not know about them yet.
     """
 
     def __init__(
         self, info: FeedInfo, start: Position | None = None, consumed: int = 0, shared_from: int | None = None
     ) -> None:
-        """Begin at `start` (None: epoch 0), after `consumed` batches; or share a group's stream from an epoch on."""
+        """Begin at `start` (None: epoch 0), after `consumed` batches; or, in a group, with epoch `shared_from`."""
         self.info = info
         self.epoch = start.epoch - 1 if start else (shared_from or 0) - 1
         self.shared = shared_from is not None
@@ -119,7 +119,7 @@ class ConsumerState:
         """Begin the next epoch and leave the open one. Return the messages to send.
 
         Args:
-            unread: how many batches of the slab that was taken last were not read.
+            unread: how many batches of the latest slab were not read.
 
         Raises:
             Refused: with EndOfStream if the feed has no further epoch; or the stream failed or was closed.
@@ -170,7 +170,7 @@ class ConsumerState:
         return None
 
     def nothing_left(self, epoch: int) -> bool:
-        """Return whether the stream began within `epoch`, which has ended, and nothing of it was left."""
+        """Return whether the stream resumed within `epoch`, which has ended, and found nothing left of it."""
         return self._rest_of == epoch
 
     def leave(self, epoch: int) -> list[Leave]:
@@ -184,7 +184,7 @@ class ConsumerState:
         return [] if ended is not None else [Leave(epoch, handed)]
 
     def close(self, reason: StreamClosed) -> None:
-        """Close the stream: all slabs that were not handed over become void, and all that still arrive."""
+        """Close the stream. Slabs that were not handed over become void, and so do those that still arrive."""
         if self.closed is None:
             self.closed, self.given = reason, self.handed
         self._open = False
@@ -193,7 +193,8 @@ class ConsumerState:
     def released(self, seq: int) -> None:
         """Release the slot of slab `seq`: the last array over it is gone.
 
-        A slab that was refused, or came after a failure, was never handed over, so its slot is not the client's.
+        Ignore a slab that was refused, or that came after a failure: it was never handed over, so the client does not
+        hold its slot.
         """
         self.aliased.discard(seq)
         if seq < self.handed:
@@ -218,7 +219,7 @@ class ConsumerState:
         return True
 
     def listed(self, begun: Begun) -> None:
-        """Note the digest of an epoch's splits. The stream fails with StateMismatch if it is not the known digest.
+        """Note the digest of an epoch's splits. The stream fails with StateMismatch if a different one was known.
 
         Raises:
             ProtocolError: nobody asked for the epoch.
@@ -229,7 +230,7 @@ class ConsumerState:
         if self._digest is not None and self._digest[0] == begun.epoch and self._digest[1] != begun.digest:
             return self.fail(
                 StateMismatch(
-                    f"the list of splits of epoch {begun.epoch} is another one now: its SHA-256 was "
+                    f"the list of splits of epoch {begun.epoch} has changed: its SHA-256 was "
                     f"{self._digest[1].hex()[:16]} and is {begun.digest.hex()[:16]}. The stream can only continue "
                     "with the same splits in the same order: restore them, or begin a new stream",
                     feed=self.info.name,
@@ -309,7 +310,7 @@ class ConsumerState:
         self._queue.clear()
 
     def disconnected(self) -> set[int]:
-        """Drop everything that belongs to the lost connection. Return `aliased` of that connection."""
+        """Drop everything that belongs to the lost connection. Return its `aliased`."""
         if self._queue:
             self._end = None
         self._queue.clear()
@@ -372,7 +373,7 @@ class ConsumerState:
             )
 
     def _check_open(self, message: Slab | LaneEnded | PoolBegun | SentElsewhere | End) -> None:
-        """Raise ProtocolError for such an epoch, and for one whose End came."""
+        """Raise ProtocolError for an epoch that nobody asked for, or whose End has come."""
         self._check_epoch(message)
         if self._end is not None and self._reads(message.epoch):
             raise ProtocolError(f"the daemon sent {type(message).__name__} of epoch {message.epoch} after its End")

@@ -13,8 +13,8 @@ from ._consumer_state import Received
 SLOW = 10.0
 """Seconds of waiting for data after which the log says so."""
 STOOD = 1.0
-"""A consumer that waits checks for data more often than every so many seconds. After a longer gap this process stood
-still (SIGSTOP, a debugger, a thread that keeps the GIL), or the consumer did something else."""
+"""A waiting consumer checks for data at shorter intervals than this, in seconds. A longer gap means that this process
+stood still (SIGSTOP, a debugger, a thread that keeps the GIL), or that the consumer did something else."""
 
 
 class Counters:
@@ -50,7 +50,7 @@ class Counters:
 
     @property
     def waited_seconds(self) -> tuple[float, float]:
-        """Seconds that consumers have waited for data, and how many of these it was coming."""
+        """Seconds that consumers have waited for data, and in how many of these the data was coming."""
         return self._waited, self._transfer
 
     def begin(self, unread: int) -> None:
@@ -60,7 +60,7 @@ class Counters:
         self._begun = self._begun or time.monotonic()
 
     def handed_over(self, item: Received, copy: bool) -> None:
-        """Count a slab that is handed over, as a copy or not."""
+        """Count a slab that is handed over. `copy`: as a copy."""
         slab = item.slab
         if self._waiting_since is not None:
             self._late += 1
@@ -84,15 +84,15 @@ class Counters:
         self._looked = now
 
     def waited(self, began: float, now: float) -> None:
-        """Count a wait from `began` until `now`, which may go on."""
+        """Count a wait from `began` until `now`. It may continue."""
         self._waited += now - began
         self.waiting(now)
 
     def slow(self, now: float) -> float | None:
-        """Return for how many seconds the consumer has waited, if that is worth a warning; else None.
+        """Return how many seconds the consumer has waited if that is worth a warning, else None.
 
-        One warning until data comes. Only the time since this process last stood still counts, because nothing could
-        arrive before.
+        There is only one warning until data comes. Only the time since this process last stood still counts, because
+        nothing could arrive before.
         """
         if self._warned or self._waiting_since is None or now - self._waiting_since <= SLOW:
             return None
@@ -100,7 +100,7 @@ class Counters:
         return now - self._waiting_since
 
     def reconnected(self) -> None:
-        """Count another connection. A wait begins again with it."""
+        """Count a reconnection. If the consumer waits, its wait counts from now on."""
         self.reconnects += 1
         self._waiting_since = self._waiting_since and time.monotonic()
 

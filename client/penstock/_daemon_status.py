@@ -1,4 +1,4 @@
-"""Asks a daemon for its status, on a thread of its own: nobody waits for the answer, and a failure is no error."""
+"""Asks a daemon for its status on a separate thread: nobody waits for the answer, and a failure is not an error."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ._tcp_connection import dealer_to
 TIMEOUT = 5.0
 """Seconds that an answer may take."""
 _MOST = 64 << 20
-"""Most bytes of an answer."""
+"""The largest answer in bytes."""
 
 
 class DaemonStatus:
     """The first and the latest status of the daemon that serves a feed.
 
     Attributes:
-        first, latest: the answers; None while there are none.
+        first, latest: the first and the latest answer; None before there is one.
     """
 
     def __init__(self, url: str, keys: ClientKeys | None) -> None:
-        """`url`: of a feed, `tcp://HOST:PORT/FEED`. `keys`: the client's keys, for a daemon that wants them."""
+        """`url`: the URL of a feed, `tcp://HOST:PORT/FEED`. `keys`: the client's, for a daemon that requires keys."""
         self.first: dict[str, Any] | None = None
         self.latest: dict[str, Any] | None = None
         self._url = url
@@ -38,13 +38,13 @@ class DaemonStatus:
         self._thread: threading.Thread | None = None
 
     def ask(self) -> None:
-        """Ask for the status, unless an answer is still awaited. Returns at once."""
+        """Ask for the status and return at once. Do nothing while an earlier answer is still due."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask, name="penstock-status", daemon=True)
             self._thread.start()
 
     def wait(self, timeout: float) -> None:
-        """Wait for the answer that was asked for last, at most so many seconds."""
+        """Wait up to `timeout` seconds for the answer to the latest request."""
         if self._thread is not None:
             self._thread.join(timeout)
 

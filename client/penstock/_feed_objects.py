@@ -1,4 +1,4 @@
-"""Feeds that are given as objects: how workers can import them, and whether what they import is the same."""
+"""Feeds that are given as objects: how workers can import them, and whether workers import the same feed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def find(feed: Feed) -> Target:
 
 
 def compare(feed: Feed, info: FeedInfo, target: str) -> None:
-    """Compare `feed` with what workers have imported as `target`.
+    """Compare `feed` with the feed that workers have imported as `target`.
 
     Raises:
         StartError: they differ.

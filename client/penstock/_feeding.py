@@ -1,6 +1,6 @@
-"""Measures in `Model.fit`, or in a loop of your own, how long training waits for data, and says why.
+"""`Feeding`: measures how long training waits for data, in `Model.fit` or in a loop of your own, and says why.
 
-`penstock.keras` exports it. `_step_waits.py` says how a wait is measured, `_feeding_summary.py` what follows from it.
+`penstock.keras` exports it. `_step_waits.py` explains how a wait is measured. `_feeding_summary.py` draws conclusions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._step_waits import StepWaits, Waits
 PATIENCE = 2.0
 """Most seconds that the end of the training waits for the daemon's last status."""
 QUICK = 0.002
-"""Seconds within which `next` returns in a loop of one's own if a batch is ready."""
+"""In a loop of your own, a batch counts as ready if `next` returns within this many seconds."""
 _READY, _WAIT = "data_ready", "data_wait"
 _END = object()
 
@@ -38,12 +38,12 @@ class _Stream:
     """A stream that TensorFlow may read.
 
     Attributes:
-        feed, rank: of the stream.
-        handoff: hands it over. (The connection must close when the user's last dataset is gone, so this is not its
-            handle.)
-        overs: remembers when.
-        status: of its daemon; None if there is none.
-        validation: whether validation reads it, not training; None before it is read.
+        feed, rank: the stream's feed and rank.
+        handoff: hands the stream over. (This is not the stream's handle, which would keep the connection open after the
+            user's last dataset is gone.)
+        overs: records when each slab is handed over.
+        status: the status of its daemon, or None if it has no daemon.
+        validation: True if validation reads it, False if training does, None before it is read.
     """
 
     feed: str
@@ -59,25 +59,25 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
 
         model.fit(penstock.dataset("tcp://loader:5555/train"), callbacks=[penstock.keras.Feeding()])
 
-    `fit` then has two more figures, in the progress bar, `History`, `CSVLogger` and `TensorBoard` (put Feeding before
-    these in the list):
+    `fit` then reports two more figures, in the progress bar, `History`, `CSVLogger` and `TensorBoard` (put Feeding
+    before these in the list):
 
     - `data_ready`: the share of the steps whose batch was there when the step asked for it;
     - `data_wait`: how many seconds a step waited for its batch, on average.
 
-    With Penstock's data in `validation_data` there are `val_data_ready` and `val_data_wait` too. At the end of `fit` a
-    line says what the loader cost and what limits it (not with `verbose=0`; `summary` has it always). The first call of
-    the training step does not count, because it compiles the model.
+    If `validation_data` comes from Penstock too, there are also `val_data_ready` and `val_data_wait`. At the end of
+    `fit` it prints one line that says what the loader cost and what limits the training (not with `verbose=0`, but
+    `summary` always has the line). The first call of the training step does not count, because it compiles the model.
 
-    It finds the feeds that `fit` reads by itself. An element of `fit`'s dataset must be one batch of them, in order:
-    made from `connection.dataset()` with `map` and `prefetch`, or a zip of such datasets. For a loop of your own see
-    `watch`, which measures any dataset.
+    It detects which feeds `fit` reads. Each element of `fit`'s dataset must be one batch of each of them, in order:
+    make the dataset from `connection.dataset()` with `map` and `prefetch`, or zip such datasets. For a loop of your own
+    use `watch`, which measures any dataset.
 
     Attributes:
-        summary: what the loader cost, in a line; empty before the end of the training.
+        summary: one line that says what the loader cost. Empty until `fit`, or an iteration of `watch`, has ended.
     """
 
-    async_safe = True  # where Keras calls `on_train_batch_end` late, on another thread, it may go on doing so
+    async_safe = True  # Keras may call `on_train_batch_end` late, on another thread
 
     _shown: dict[str, float] | None
     _began: float | None
@@ -107,7 +107,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
                     train_step(images, labels)
             print(feeding.summary)
 
-        The time in `next` is exact, whatever the dataset was made with. `summary` is renewed when an iteration ends.
+        The time in `next` is exact for any dataset. `summary` is updated when an iteration ends.
         """
         if not self._streams:
             self._begin()
@@ -171,7 +171,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
             logs.update(shown)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The steps of the epoch have ended, and validation begins. Called by Keras."""
+        """End the training steps of the epoch, because validation begins. Called by Keras."""
         if self._fitting:
             self._end_of_steps()
             self._validated = Waits()
@@ -243,7 +243,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
                 stream.status.ask()
 
     def _found_sources(self, *, validation: bool) -> None:
-        """Streams that are read for the first time belong to this phase."""
+        """Assign the streams that were read for the first time to this phase."""
         for stream in self._streams:
             if stream.validation is None and stream.overs.total:
                 stream.validation = validation
@@ -255,7 +255,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
             self._shown = _figures(self._epoch) if self._fits() else None
 
     def _end_of_steps(self) -> None:
-        """All training steps of the epoch have ended."""
+        """Note that all training steps of the epoch have ended."""
         with self._lock:
             self._found_sources(validation=False)
         if self._began is not None:
@@ -264,7 +264,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
             self._began = None
 
     def _waited(self) -> tuple[float, float]:
-        """Return the seconds in which TensorFlow's thread has waited for data, and how many of these it was coming."""
+        """Return how many seconds TensorFlow's thread has waited for data, and in how many of these it was coming."""
         waits = [stream.handoff.waited for stream in self._streams if not stream.validation]
         return max(waits, default=(0.0, 0.0))
 
@@ -274,7 +274,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
     # --- the end ---
 
     def _say(self) -> None:
-        """Renew the summary. This must not raise: the training has succeeded."""
+        """Update the summary. This must not raise: the training has succeeded."""
         try:
             share = self._asked_in_vain / self._trained if self._trained > 0 else 0.0
             self.summary = summary(self.train, self._figures_of_daemon(), fits=self._fits(), asked_in_vain=share)
@@ -296,14 +296,14 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _of_next(seconds: float, before: tuple[float, float], after: tuple[float, float]) -> Waits:
-    """Return what a `next` of so many seconds took, given what TensorFlow's thread has waited before and after."""
+    """Return the waits of a `next` that took `seconds`, given the waits of TensorFlow's thread before and after."""
     coming = min(seconds, after[1] - before[1])
     lacking = min(seconds, after[0] - before[0]) - coming
     return Waits(seconds, 1, seconds <= QUICK, max(0.0, lacking), coming, seconds - max(0.0, lacking) - coming)
 
 
 def _figures(waits: Waits) -> dict[str, float]:
-    """Return the figures of some steps, as logs."""
+    """Return the figures of some steps for Keras's logs."""
     if not waits.steps:
         return {_READY: float("nan"), _WAIT: float("nan")}
     return {_READY: waits.ready / waits.steps, _WAIT: waits.waited / waits.steps}

@@ -15,16 +15,16 @@ from ._step_waits import Waits
 
 HELD_BACK = 0.8
 READY = 0.9
-"""If TensorFlow's thread waits for so much of the time, and so many steps find a batch ready, something between the two
-may hold batches back."""
+"""If TensorFlow's thread waits for `HELD_BACK` of the time although `READY` of the steps find a batch ready, something
+between the two may hold batches back."""
 
 
 def summary(sums: Waits, figures: Figures | None, *, fits: bool, asked_in_vain: float) -> str:
     """Return the summary of a training.
 
     Args:
-        sums: of its steps.
-        figures: of the daemon's side, or None if it did not answer.
+        sums: the sums over its steps.
+        figures: the daemon's figures, or None if it did not answer.
         fits: whether each step consumed one batch, as far as can be seen.
         asked_in_vain: the share of the time in which TensorFlow's thread waited for data.
     """
@@ -53,14 +53,14 @@ def summary(sums: Waits, figures: Figures | None, *, fits: bool, asked_in_vain: 
 def figures_of_training(
     first: dict[str, Any] | None, last: dict[str, Any] | None, feed: str, rank: int | None, waiting: float
 ) -> Figures | None:
-    """Return the figures of a consumer between two statuses; None if they do not have them, or are of two daemons.
+    """Return a consumer's figures between two statuses, or None if these lack them or come from different daemons.
 
     Args:
         first: the earlier status, or None.
         last: the later one, or None.
         feed: the name of the feed.
-        rank: of the consumer, or None. It is a consumer of this process.
-        waiting: the share of its time in which the trainer really waits.
+        rank: the rank of the consumer, which is in this process, or None.
+        waiting: the share of its time that the trainer really waits.
     """
     if first is None or last is None or first["id"] != last["id"]:
         return None
@@ -82,7 +82,7 @@ def _cause(sums: Waits, figures: Figures | None) -> str:
         if sums.transfer > 0.5 * sums.waited:
             return "The network is the limit"
         return ""
-    if sums.transfer > 0.5 * sums.waited:  # small slabs fit into the kernel's buffers, where the daemon does not see it
+    if sums.transfer > 0.5 * sums.waited:  # the daemon does not see small slabs wait in the kernel's buffers
         figures = dataclasses.replace(figures, sending_share=1.0)
     found = verdict(figures)
     if found.limit in ("transport", "pace") and sums.production > 0.5 * sums.waited and figures.sending_share < 0.5:
@@ -91,7 +91,7 @@ def _cause(sums: Waits, figures: Figures | None) -> str:
 
 
 def _without_pauses(figures: Figures) -> Figures:
-    """Leave out the time in which even the busiest worker was idle, as during a validation."""
+    """Return the figures without the time in which even the busiest worker was idle, as during a validation."""
     most = max((worker.busy for worker in figures.workers), default=0.0) or 1.0
     workers = (
         WorkerShares(one.number, one.generating / most, 1 - one.busy / most, one.cpu / most, one.cpu_wait / most)

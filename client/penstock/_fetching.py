@@ -1,9 +1,9 @@
-"""Fetches slabs from other hosts: from where they were made, and not through the daemon.
+"""Fetches slabs from the hosts that made them, not through the daemon.
 
-The daemon says which hosts keep slabs (HostAt). A thread connects to each, since that may take seconds: over unix if
-the host is on this machine (_host_here.py), and otherwise over the network (_host_over_tcp.py). The daemon is told when
-there is a connection. Only then does it name this host in slabs. If a slab cannot be fetched after all, as the
-connection broke or nothing comes, the daemon is asked to send it (Resend).
+The daemon says which hosts keep slabs (HostAt). The client connects to each host on a thread, since that may take
+seconds: over a unix socket if the host is on this machine (_host_here.py), and otherwise over the network
+(_host_over_tcp.py). It tells the daemon when it has a connection, and only then do slabs refer to that host. If it
+cannot fetch a slab after all, because the connection broke or nothing comes, it asks the daemon to send it (Resend).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 CONNECT = 5.0
 """Seconds in which a host must answer."""
 STALLED = 5.0
-"""Seconds without a byte from a host after which the daemon is asked for its slabs."""
+"""After this many seconds without a byte from a host, the client asks the daemon for the slabs instead."""
 AGAIN, _TIMES = 10.0, 6
-"""Seconds before a lost host is tried again, and how often. (A host that joins again has another number.)"""
+"""Seconds before each attempt to reach a lost host, and how many attempts. (A host that rejoins has a new number.)"""
 _STRANGER = 4
-"""A host that answers this often with NotKept, and has sent no slab, is left: its address may be another machine's."""
+"""Leave a host that has answered this often with NotKept and sent no slab: its address may be another machine's."""
 
 logger = logging.getLogger("penstock")
 
 
 class Fetches:
-    """See the file's head. One thread at a time may use it.
+    """Fetches slabs from all hosts that keep them. One thread at a time may use it.
 
     Args:
         keys: the client's keys, or None.
@@ -59,7 +59,7 @@ class Fetches:
         self._closed = threading.Event()
 
     def __bool__(self) -> bool:
-        """Whether there is a connection, or one was made that was not looked at."""
+        """Whether there is a connection, or a new one that `read` has not taken over yet."""
         return bool(self._hosts or self._found)
 
     def host_at(self, where: HostAt) -> None:
@@ -67,7 +67,7 @@ class Fetches:
         self._begin(where, again=False)
 
     def fetch(self, arriving: Arriving) -> bool:
-        """Ask for a slab. Return False if there is no connection to its host any longer: then the daemon is asked."""
+        """Ask the host that keeps a slab for it. If the connection to it is gone, ask the daemon and return False."""
         slab = arriving.received.slab
         assert slab.kept is not None
         host = self._hosts.get(slab.kept.host)
@@ -83,16 +83,16 @@ class Fetches:
 
     @property
     def pending(self) -> bool:
-        """Whether something has come that no descriptor tells of."""
+        """Whether something has come that no descriptor reports."""
         return any(host.pending for host in self._hosts.values())
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits until there is room."""
+        """Whether messages wait for room to be sent."""
         return any(host.unsent for host in self._hosts.values())
 
     def read(self) -> list[Arriving]:
-        """Receive. Return the slabs that the daemon has now been asked to send, since their hosts did not."""
+        """Receive from the hosts. Return the slabs that did not come, which the daemon has now been asked to send."""
         instead: list[Arriving] = []
         while self._found:
             host = self._found.popleft()
@@ -106,7 +106,7 @@ class Fetches:
                     if isinstance(came, NotKept):
                         slab = host.asked.get(came.seq)
                         if slab is None or not slab.at_start:
-                            raise ProtocolError(f"{came} came, and nobody asked for it")
+                            raise ProtocolError(f"{came} came, but nobody asked for it")
                         instead.append(host.asked.pop(came.seq))
                         host.missed += 1
                         if host.missed == _STRANGER and not host.known and isinstance(host, HostOverTcp):
@@ -138,7 +138,7 @@ class Fetches:
         self._found.clear()
 
     def _close_found(self) -> None:
-        """Close the connections that were made and not looked at. (On any thread.)"""
+        """Close the new connections that `read` has not taken over. (On any thread.)"""
         with contextlib.suppress(IndexError):
             while True:
                 self._found.pop().close()
@@ -155,8 +155,7 @@ class Fetches:
             self._begin(structs.replace(host.where, unix=""), again=False)
 
     def _leave_old(self, endpoint: str) -> list[Arriving]:
-        """A host has joined again, with another number: close the connection from before. Return what it was asked
-        for."""
+        """Close the old connection to a host that has joined again with a new number. Return the slabs it owed."""
         left: list[Arriving] = []
         for host in [host for host in self._hosts.values() if host.where.endpoint == endpoint]:
             left += host.asked.values()
@@ -168,7 +167,7 @@ class Fetches:
         threading.Thread(target=self._connect, args=(where, again), name="penstock-connector", daemon=True).start()
 
     def _connect(self, where: HostAt, again: bool) -> None:
-        """Connect to a host; or again to one that was lost, after a while. (On a thread of its own.)"""
+        """Connect to a host, or, after a pause, again to a lost one. (On a thread of its own.)"""
         for attempt in range(_TIMES if again else 1):
             if again and self._closed.wait(AGAIN):
                 return

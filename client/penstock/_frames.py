@@ -1,4 +1,4 @@
-"""Messages of a connection over TCP: whole frames, as far as they have come."""
+"""Reads whole frames from a connection over TCP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Frames:
 
         Raises:
             OSError: the connection broke.
-            ProtocolError: it is larger than a message can be.
+            ProtocolError: the frame is larger than a message can be.
         """
         dealer = self.dealer
         if self._filling is None:

@@ -1,8 +1,8 @@
-"""When each batch was handed over, and why not earlier: for whoever measures how long training steps wait.
+"""Records when each batch was handed over, and why not earlier. The measurement of step waits reads it.
 
 TensorFlow takes batches ahead, so a wait of its thread is not a wait of the trainer. But the trainer counts the batches
-that it has consumed, and this file when each of them was handed over. A step that asks for a batch has waited if that
-batch was handed over after it asked.
+that it has consumed, and this file records when each of them was handed over. A step has waited if its batch was handed
+over after the step asked for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 MOST = 20_000
-"""Slabs that are remembered until a step has consumed them. Nobody takes so many ahead."""
+"""The most slabs to remember until a step has consumed them. Nobody takes this many ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class HandOver:
     """A slab that was handed over. Times are monotonic.
 
     Attributes:
-        end: how many batches were handed over with it and before it.
+        end: how many batches were handed over before it, plus its own.
         began: when its first byte came.
         whole: when all of it was there.
         handed: when it was handed over.
@@ -38,7 +38,7 @@ class HandOvers:
 
     Attributes:
         total: batches that were handed over.
-        overflowed: whether more is handed over than is consumed.
+        overflowed: whether slabs went unrecorded, because far more are handed over than consumed.
     """
 
     def __init__(self) -> None:
@@ -52,17 +52,17 @@ class HandOvers:
     # --- the thread that hands over ---
 
     def begins(self) -> None:
-        """An epoch begins. If the one before was left, batches that were taken ahead will not be consumed."""
+        """Note that an epoch begins. If the one before was left, the batches taken ahead will not be consumed."""
         if self._within:
             self._restarts.append(self.total)
         self._within = True
 
     def ends(self) -> None:
-        """The epoch has ended: all of it was handed over, and will be consumed."""
+        """Note that the epoch has ended: all of it was handed over, and will be consumed."""
         self._within = False
 
     def handed(self, batches: int, began: float, whole: float, now: float) -> None:
-        """A slab of so many batches is handed over."""
+        """Record that a slab of `batches` batches was handed over."""
         self.total += batches
         if len(self._log) < MOST:
             self._log.append(HandOver(self.total, began, whole, now))
@@ -72,7 +72,7 @@ class HandOvers:
     # --- the trainer ---
 
     def take(self, batches: int) -> list[HandOver]:
-        """Consume the next batches. Return the hand-over of each; fewer, if fewer were handed over."""
+        """Consume the next `batches` batches. Return the hand-over of each, or fewer if fewer were handed over."""
         while self._restarts:
             self._consumed = max(self._consumed, self._restarts.popleft())
         found: list[HandOver] = []

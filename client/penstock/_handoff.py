@@ -1,11 +1,11 @@
-"""Hands slabs to the consumer, and gives their slots back to the daemon.
+"""Hands slabs to the consumer, and releases their slots.
 
 The receiver thread (_receiver.py) puts messages in; consumers take slabs out, on any thread. _consumer_state.py holds
 the state of the stream and makes the decisions.
 
 One lock, `_ready`, guards everything here. Public methods take it, private methods expect it, and properties read one
-value without it. Nobody waits under it, other than on the condition itself, and nobody copies a slab or receives under
-it. Messages are sent under it if the transport allows any thread to send; a send never blocks. Only the receiver thread
+value without it. No thread waits under it (except on the condition itself), copies a slab under it, or receives under
+it. Messages are sent under it if the transport allows any thread to send: a send never blocks. Only the receiver thread
 replaces the transport.
 
 While the connection is lost there is no transport, and consumers wait.
@@ -46,12 +46,12 @@ class HandOff:
     Attributes:
         url: the URL of the feed.
         keys: the client's keys, or None.
-        mailbox: what finalizers leave for the receiver thread.
+        mailbox: the requests that finalizers leave for the receiver thread.
         transport: the transport of the current connection, or None while there is none.
         missing: the ranks that the stream waits for.
-        hand_overs: remembers when each batch was handed over. None: nobody wants to know.
-        work: if this process makes the stream itself: makes batches until one is there, or for this many seconds.
-            The consumer's thread calls it where it would wait, without the lock.
+        hand_overs: records when each batch was handed over, or None if nobody measures that.
+        work: if this process makes the stream itself: makes batches until one is there, or for the given number of
+            seconds. The consumer's thread calls it instead of waiting, without the lock.
     """
 
     work: Callable[[float], None] | None = None
@@ -111,7 +111,7 @@ class HandOff:
 
     @property
     def waited(self) -> tuple[float, float]:
-        """Seconds that consumers have waited for data, and how many of these it was coming."""
+        """Seconds that consumers have waited for data, and in how many of these the data was coming."""
         return self._counters.waited_seconds
 
     @property
@@ -140,9 +140,9 @@ class HandOff:
     def take(self, epoch: int, timeout: float) -> Received | End | None:
         """Hand over the next slab of `epoch`; or return its End, or None after `timeout` seconds without either.
 
-        Over TCP the daemon is told at once. On the daemon's host the ledger records the hand-over, and one message at
-        the next call (else within 0.1 s, or 1 s if no slot is held) reports that the slab was handed over and, in most
-        cases, released.
+        Over TCP the client tells the daemon at once. On the daemon's host the ledger records the hand-over. Then one
+        message at the next call (else within 0.1 s, or 1 s if no slot is held) reports that the slab was handed over
+        and, in most cases, released.
 
         Raises as `ConsumerState.take`.
         """
@@ -183,7 +183,7 @@ class HandOff:
         return item
 
     def position(self, consumed: int | None, unread: int) -> tuple[Position, int]:
-        """Return the position after `consumed` batches, and this count. None: all that were handed over but `unread`.
+        """Return the position after `consumed` batches, and this count. None: all handed over, except `unread`.
 
         Raises as `Progress.position`.
         """
@@ -198,7 +198,7 @@ class HandOff:
             return self._state.progress.ends_epoch(consumed)
 
     def stats(self, unread: int) -> dict[str, Any]:
-        """See `Connection.stats`. `unread` batches of the last slab were not read yet."""
+        """Return the figures for `Connection.stats`. `unread` batches of the last slab were not read yet."""
         with self._ready:
             self._release()
             return {
@@ -292,7 +292,8 @@ class HandOff:
             self._ready.notify_all()
 
     def tend(self, last: bool) -> None:
-        """Leave dropped epochs, close lost connections, and send what is due. `last`: say Close, as nobody reads on."""
+        """Leave dropped epochs, close lost connections, and send due messages. `last`: send Close too, since nobody
+        reads on."""
         with self._ready:
             self._leave_dropped_epochs()
             self._lost.close_unused()
@@ -317,12 +318,12 @@ class HandOff:
             return self._state.place()
 
     def close_lost_transports(self) -> None:
-        """Close lost connections over whose slots no array lies any longer."""
+        """Close lost connections whose slots no array uses any longer."""
         with self._ready:
             self._lost.close_unused()
 
     def connect(self, link: Link, position: Position, url: str) -> None:
-        """Go on over another connection, which begins at `position`."""
+        """Continue over another connection, which begins at `position`."""
         with self._ready:
             self.transport, self._name, self.url = link.transport, link.transport.name, url
             self._counters.reconnected()
@@ -358,7 +359,7 @@ class HandOff:
         finally:
             now = time.monotonic()
             self._counters.waited(began, now)
-            here = self.work is not None  # a slow generator, or a breakpoint, is in sight
+            here = self.work is not None  # then the user can see a slow generator, or a breakpoint
             if self.transport is not None and not here and (seconds := self._counters.slow(now)) is not None:
                 self.missing.warn_of_wait(self.url, seconds, reconnected=self._counters.reconnects > 0)
         return item
@@ -386,8 +387,8 @@ class HandOff:
         self._reads.ends(self._counters.batches >= _repeats.MANY)
 
     def _send(self, *messages: Message) -> None:
-        """Send `messages`, then the acknowledgement that is due. Without a connection there is nothing to tell: the
-        next one begins from the state."""
+        """Send `messages`, then the acknowledgement that is due. Without a connection send nothing, because the next
+        one begins from the state."""
         if self.transport is None:
             return
         self._outbox.add(messages)

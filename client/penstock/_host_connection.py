@@ -1,4 +1,4 @@
-"""What connections to hosts have in common, whether over the network or on this machine: slabs are fetched there."""
+"""The base class of connections to hosts from which slabs are fetched, over the network or on this machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ._arriving import Arriving
 
 
 class HostConnection(ABC):
-    """See the file's head. One thread at a time may use it.
+    """A connection to a host from which slabs are fetched. One thread at a time may use it.
 
     Attributes:
         where: the host.
         asked: the slabs that were asked for and have not come, by number.
-        heard: when it was last heard, in monotonic seconds, since there was something to ask for.
-        missed: how often it did not keep what it was asked for.
-        known: whether it has sent a slab.
+        heard: when bytes last came, or, if later, when the client began to wait for slabs (monotonic seconds).
+        missed: how often the host did not keep a slab that it was asked for.
+        known: whether the host has sent a slab.
     """
 
     def __init__(self, where: HostAt) -> None:
@@ -33,7 +33,7 @@ class HostConnection(ABC):
         self._unsent: collections.deque[bytes] = collections.deque()
 
     def ask(self, arriving: Arriving) -> None:
-        """Ask for a slab."""
+        """Ask the host for a slab."""
         slab = arriving.received.slab
         assert slab.kept is not None
         if not self.asked:
@@ -43,25 +43,25 @@ class HostConnection(ABC):
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits until there is room."""
+        """Whether messages wait for room to be sent."""
         return bool(self._unsent)
 
     @property
     def pending(self) -> bool:
-        """Whether something has come that no descriptor tells of."""
+        """Whether something has come that no descriptor reports."""
         return False
 
     @abstractmethod
     def prepare(self) -> Sequence[int]:
-        """Send what waits, as far as there is room, and return the descriptors to wait for."""
+        """Send waiting messages, as far as there is room, and return the descriptors to wait for."""
 
     @abstractmethod
     def read(self) -> Iterator[NotKept | Arriving]:
-        """Receive. Yield each slab that is whole now, and each NotKept.
+        """Receive. Yield each slab that is now whole, and each NotKept.
 
         Raises:
             OSError: the connection broke.
-            ConnectionLost: the host has ended it.
+            ConnectionLost: the host has ended the connection.
             ProtocolError: the host sent something that it must not send.
         """
 

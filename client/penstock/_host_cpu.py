@@ -1,4 +1,4 @@
-"""How busy the CPUs of this host are with the work of all processes, from /proc/stat."""
+"""Reads from /proc/stat how busy the CPUs of this host are with the work of all processes."""
 
 from __future__ import annotations
 

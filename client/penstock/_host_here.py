@@ -1,7 +1,7 @@
-"""A connection to a host on this machine: it lends the memory in which slabs lie, and they are not copied.
+"""A connection to a host on this machine, which lends the memory of slabs, so that they are not copied.
 
-A slab is given back when the last array over it is gone. When the connection ends, the host never writes again to what
-was not given back, so arrays may outlive it.
+The client gives a slab back when the last array over it is gone. When the connection ends, the host never writes again
+to memory that it did not get back, so arrays may outlive the connection.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ._host_connection import HostConnection
 from ._memfds import Memfds
 
 MOST_BORROWED = 24
-"""Most slabs that are borrowed at a time: 16 that wait to be handed over, and 8 in use, as at the head. Any more are
-copied, so that a program that collects batches does not use up the host's memory."""
+"""Most slabs to borrow at a time: 16 that wait to be handed over, and 8 in use, as at the head. All others are copied,
+so that a program that collects batches does not use up the host's memory."""
 
 
 class HostHere(HostConnection):
-    """See the file's head."""
+    """A connection that borrows slabs from a host on this machine."""
 
     def __init__(self, where: HostAt, timeout: float) -> None:
         """Connect.
@@ -37,7 +37,7 @@ class HostHere(HostConnection):
 
         Raises:
             OSError: the host is on another machine, or does not admit this user.
-            ProtocolError: it is no host that speaks this version.
+            ProtocolError: the peer is not a host that speaks this version.
         """
         super().__init__(where)
         if not hasattr(socket, "AF_UNIX"):
@@ -90,7 +90,7 @@ class HostHere(HostConnection):
                 yield came
 
     def close(self) -> None:
-        """Close the connection. What is borrowed stays mapped while arrays lie over it."""
+        """Close the connection. Borrowed memory stays mapped while arrays lie over it."""
         self._memfds.clear()
         self._socket.close()
 
@@ -115,7 +115,7 @@ class HostHere(HostConnection):
     def _lent(self, lent: Lent) -> Arriving:
         slab = self.asked.get(lent.seq)
         if slab is None:
-            raise ProtocolError(f"{lent} came, and nobody asked for it")
+            raise ProtocolError(f"{lent} came, but nobody asked for it")
         root = self._memfds.root(lent.memfd, slab.received.layout.nbytes, lent.seq)
         if root is None:
             raise ProtocolError(f"{lent} refers to memory that was not sent")

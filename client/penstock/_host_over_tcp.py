@@ -25,7 +25,7 @@ _AT_ONCE = 64 * 1024
 
 
 class HostOverTcp(HostConnection):
-    """See the file's head."""
+    """A connection over which a host sends slabs in chunks."""
 
     def __init__(self, where: HostAt, keys: ClientKeys | None, timeout: float, watch: Callable[[], None]) -> None:
         """Connect.
@@ -46,12 +46,12 @@ class HostOverTcp(HostConnection):
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits until there is room."""
+        """Whether messages wait for room to be sent."""
         return super().unsent or self._dealer.unsent
 
     @property
     def pending(self) -> bool:
-        """Whether something has come that no descriptor tells of."""
+        """Whether something has come that no descriptor reports."""
         return self._dealer.pending
 
     def prepare(self) -> Sequence[int]:
@@ -83,7 +83,7 @@ class HostOverTcp(HostConnection):
             if isinstance(message, Chunk):
                 slab = self.asked.get(message.seq)
                 if slab is None:
-                    raise ProtocolError(f"{message} came, and nobody asked for it")
+                    raise ProtocolError(f"{message} came, but nobody asked for it")
                 self._landing.begin(message, slab, self._frames.more)
             elif isinstance(message, NotKept):
                 yield message

@@ -1,10 +1,10 @@
 """A stream that this process makes itself (`workers=0`): no daemon, no socket and no thread.
 
-`penstock_server.in_process` makes it. Here are the three objects that take the places of those of a connection: the
-connector, the transport, and the receiver. Everything runs on the thread that waits for data.
+`penstock_server.in_process` makes the batches. This file replaces three parts of a connection: the connector, the
+transport and the receiver. Everything runs on the thread that waits for data.
 
-If the user stops user code (Ctrl-C, or quits the debugger), the generators are in no state to go on. So the stream is
-then treated like one whose connection was lost: it is made again from the consumer's position.
+If the user interrupts user code (with Ctrl-C, or by quitting the debugger), the generators cannot continue. The stream
+is then treated like one whose connection was lost: it starts again from the consumer's position.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InProcessConnector:
     Attributes:
         url: the feed's name, as the user gave it, for messages.
         identity: that of a consumer with a stream of its own.
-        keys: None: there is no daemon.
+        keys: None, because there is no daemon.
     """
 
     def __init__(self, feed: str | Feed, memory: int | None) -> None:
@@ -88,7 +88,7 @@ class InProcessConnector:
             root = pool.take(nbytes)
             return root, np.asarray(root)
 
-        feed = type(self._feed)(self._feed.declared, self._feed.plan)  # as a new worker knows it
+        feed = type(self._feed)(self._feed.declared, self._feed.plan)  # as a new worker loads it
         made: InProcess = _server.load("in_process").InProcess(feed, room, self._memory)
         try:
             views = SlabViews(made.info)
@@ -120,7 +120,7 @@ class InProcessTransport:
         return [self._received(said) if isinstance(said, tuple) else said for said in self._made.work(seconds)]
 
     def send(self, data: bytes) -> bool:
-        """Tell it something. It acts on it when it works next."""
+        """Pass a message to the stream, which acts on it the next time it works."""
         self._made.hear(codec.from_client(data))
         return True
 
@@ -136,7 +136,7 @@ class InProcessTransport:
         """Do nothing: `work` does not wait."""
 
     def receive(self) -> None:
-        """Return None: `work` returns what there is."""
+        """Return None: `work` returns all messages."""
 
     def silent(self) -> bool:
         """Return False: nothing can be lost on the way."""
@@ -149,7 +149,7 @@ class InProcessTransport:
         """Do nothing: slots are private memory."""
 
     def released(self) -> list[int]:
-        """Return no slabs, likewise."""
+        """Return an empty list: slots are private memory."""
         return []
 
     def forget(self) -> None:
@@ -157,7 +157,7 @@ class InProcessTransport:
 
 
 class InProcessReceiver:
-    """Has batches made when the consumer waits for them, on its thread."""
+    """Makes batches on the consumer's thread when it waits for them."""
 
     def __init__(self, handoff: HandOff, connector: InProcessConnector) -> None:
         self._handoff = handoff
@@ -165,13 +165,13 @@ class InProcessReceiver:
         self._working = threading.Lock()
         self._worker: int | None = None
         self._shut = False
-        work = weakref.WeakMethod(self._work)  # the hand-off must not keep this object, which keeps the hand-off
+        work = weakref.WeakMethod(self._work)  # no cycle: this object keeps the hand-off alive
         handoff.work = lambda seconds: cast(Callable[[float], None], work())(seconds)
         _process_hooks.register(self)
 
     def close(self) -> None:
         """Close the stream: iterations end with StreamClosed. If another thread is in user code, that thread ends the
-        generators when it comes out of there."""
+        generators when the code returns."""
         self._handoff.close()
         self._handoff.mailbox.close()
         self._end()
@@ -242,7 +242,7 @@ class InProcessReceiver:
         self._handoff.connect(link, positions[0], self._connector.url)
 
     def _end(self) -> None:
-        """End the generators, unless a thread works, which then does it itself."""
+        """End the generators, unless a thread is working: that thread then ends them itself."""
         if not self._working.acquire(blocking=False):
             return
         try:

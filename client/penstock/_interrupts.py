@@ -1,8 +1,8 @@
-"""Ctrl-C while the main thread waits inside TensorFlow, where Python's own handler cannot run until data comes.
+"""Handles Ctrl-C while the main thread waits inside TensorFlow, where Python's own handler cannot run until data comes.
 
-Python writes the number of each signal to a wakeup fd at once, whatever the main thread does. A thread that
-waits for data reads it here and stops waiting, so that TensorFlow returns and the handler runs. This happens only if
-nothing else uses the wakeup fd, and only while SIGINT raises KeyboardInterrupt: a handler of the user is left alone.
+Python writes the number of each signal to a wakeup fd at once, whatever the main thread does. A thread that waits for
+data reads it here and stops waiting, so that TensorFlow returns and the handler runs. This happens only if nothing else
+uses the wakeup fd, and only while SIGINT raises KeyboardInterrupt: it leaves a user's own handler alone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def unlisten() -> None:
 
 
 def heard() -> int:
-    """Return how many interrupts came since the process began to listen. A waiting thread stops when it changes."""
+    """Return how many interrupts came since the process began to listen. A waiting thread stops when this changes."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return 0
     return _listener.heard()

@@ -1,7 +1,7 @@
 """The same-host transport: a unix SOCK_SEQPACKET connection that brings memfds as fds, and slabs as places in them.
 
-Its end of file is the lease: the daemon takes back a client's slots when this connection ends. So the connection stays
-open until the last array over a slot is gone.
+The connection is the lease: when it ends, the daemon takes back the client's slots. So it stays open until the last
+array over a slot is gone.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class LocalTransport:
         return seqpacket.offer(self._socket, data)
 
     def released(self) -> list[int]:
-        """Return the slabs of this connection whose last array has died since the last call."""
+        """Return the slabs of this connection whose last array has gone since the last call."""
         return self._memfds.gone()
 
     def silent(self) -> bool:

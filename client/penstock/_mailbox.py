@@ -13,7 +13,7 @@ import select
 
 
 class WakeupPipe:
-    """Wakes a thread that polls on it. Closed when nothing refers to it, so never during `wake`.
+    """Wakes a thread that polls on it. It closes when nothing refers to it, so never during `wake`.
 
     Both ends are bare descriptors: the garbage collector may finalize an object that holds sockets before this one, and
     the sockets would then warn that nobody closed them.
@@ -29,12 +29,12 @@ class WakeupPipe:
         return self._reader
 
     def wake(self) -> None:
-        """Make it readable; never blocks."""
+        """Make the pipe readable. Never blocks."""
         with contextlib.suppress(OSError):  # full: it is readable already
             os.write(self._writer, b"\0")
 
     def clear(self) -> None:
-        """Make it unreadable."""
+        """Empty the pipe."""
         with contextlib.suppress(OSError):
             os.read(self._reader, 4096)
 
@@ -75,7 +75,7 @@ class Mailbox:
         self.wake()
 
     def shut(self) -> None:
-        """Drop the pipe: the receiver thread has ended, or is that of a parent process."""
+        """Drop the pipe: the receiver thread has ended, or belongs to a parent process."""
         self.wakeup = None
 
     def wake(self) -> None:

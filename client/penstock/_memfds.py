@@ -1,4 +1,4 @@
-"""The memory that another process on this machine shares with this one, and which of it is no longer used here."""
+"""The memory that another process on this machine shares with this one, and which parts are no longer used here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ._memory import Gone, Mapping, Root
 
 
 class Memfds:
-    """See the file's head."""
+    """The memfds that arrived over one connection, and the roots over them."""
 
     def __init__(self) -> None:
         self._mapped: dict[int, Mapping] = {}
         self._gone: collections.deque[Gone] = collections.deque()
 
     def map(self, message: Map, fd: int | None) -> None:
-        """Map memory that has come. The fd stays the caller's.
+        """Map a memfd that has come. The caller keeps the fd.
 
         Raises:
             ProtocolError: it came without its fd, or twice, or cannot be mapped.
@@ -31,18 +31,18 @@ class Memfds:
             raise ProtocolError(f"{message} cannot be mapped: {error}") from None
 
     def unmap(self, memfd: int) -> None:
-        """No message will name this memfd again. Unmap it when the last array over it is gone."""
+        """Unmap a memfd when the last array over it is gone. No message will name it again."""
         self._mapped.pop(memfd, None)
 
     def root(self, memfd: int, nbytes: int, token: object) -> Root | None:
-        """Return the root of the first bytes of a memfd; None if it was not sent, or is smaller."""
+        """Return the root of the first `nbytes` bytes of a memfd, or None if it was not sent or is smaller."""
         mapping = self._mapped.get(memfd)
         if mapping is None or nbytes > mapping.nbytes:
             return None
         return mapping.root(nbytes, self._gone.append, token)
 
     def gone(self) -> list[int]:
-        """Return the tokens of the roots over which the last array has died since the last call."""
+        """Return the tokens of the roots whose last array has gone since the last call."""
         gone = []
         while self._gone:
             gone.append(self._gone.popleft().token)

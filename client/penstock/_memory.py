@@ -30,7 +30,7 @@ class Gone(weakref.ref["Root"]):
 class Root:
     """The root of all arrays over a piece of memory. `np.asarray(root)` is the whole piece as uint8, writable.
 
-    When the last array over it is gone it calls `gone(Gone)`, on any thread and at any point of any code. So `gone`
+    When the last array over it is gone, it calls `gone(Gone)`, on any thread and at any point in any code. So `gone`
     must take no lock and do next to nothing. If that thread can be the main thread during training, `gone` should be
     written in C, such as the `append` of a deque: a finalizer in Python would swallow Ctrl-C.
     """
@@ -58,7 +58,7 @@ class Mapping:
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        """Map `nbytes` bytes of `fd`, which stays the caller's.
+        """Map `nbytes` bytes of `fd`. The caller keeps the fd.
 
         Raises:
             OSError, ValueError: it cannot be mapped, or is smaller than `nbytes`.

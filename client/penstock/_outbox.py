@@ -16,10 +16,10 @@ from ._transport import Transport
 
 
 class Outbox:
-    """See the file's head.
+    """The queue of messages to the daemon.
 
     Args:
-        state: the state of the stream, which knows what has to be acknowledged.
+        state: the state of the stream, which knows what to acknowledge.
     """
 
     def __init__(self, state: ConsumerState) -> None:
@@ -35,7 +35,7 @@ class Outbox:
         self._messages.extend(map(encode, messages))
 
     def add_close(self) -> None:
-        """Add Close, with the number of slabs that were handed over: nobody reads any further."""
+        """Add Close, with the number of slabs that were handed over, because nobody reads on."""
         self._said_close = True
         state = self._state
         self._messages.append(encode(Close(state.given if state.closed else state.handed)))

@@ -1,7 +1,8 @@
 """A private daemon: `penstock_server` as a child process that serves one feed to this process and ends with it.
 
-The child ends when its stdin closes, which happens when this process dies in any way. On stdout it says `ready
-tcp://HOST:PORT/NAME`, or `error {...}` with an ErrorReport; anything else that user code prints there goes to stderr.
+The child ends when its stdin closes, which happens when this process dies in any way. On stdout it prints `ready
+tcp://HOST:PORT/NAME`, or `error {...}` with an ErrorReport. All other lines there come from user code, and this process
+prints them on its own stderr.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class PrivateDaemon:
             raise
 
     def alive(self) -> bool:
-        """Return whether it still runs."""
+        """Return whether the daemon still runs."""
         return self._process.poll() is None
 
     def _ready(self, spec: str, watch: Callable[[], None] | None) -> str:
@@ -156,7 +157,7 @@ class PrivateDaemon:
 
 
 def _environment(directory: str | None) -> dict[str, str]:
-    """Return this process's environment, without the variables that stand for options of another `penstock serve`."""
+    """Return this process's environment, without the variables that set options of another `penstock serve`."""
     result = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_SERVE_")}
     if directory is not None:
         result["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, result.get("PYTHONPATH"))))

@@ -1,5 +1,4 @@
-"""Hooks for the end of the interpreter and for forks, for objects that must not outlive the process or live on in a
-child."""
+"""Hooks for interpreter exit and forks, for objects that must not outlive the process or live on in a child."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ Plain state without I/O; _consumer_state.py calls it. For each slab it only appe
 somebody asks for one. A count of *consumed* batches selects the position. It starts at the very beginning of the stream
 and covers all epochs and all earlier runs.
 
-Slabs that were handed over are remembered, because a training loop behind a prefetch asks for an earlier position. A
-position within a slab is the one before the slab, with the rest as `skip`. Once a position was asked for, older ones
-are forgotten. If nobody asks for a long time, slabs are joined: two become one step, with a longer `skip`.
+Slabs that were handed over are remembered, because a training loop that reads through a prefetch asks for an earlier
+position. A position within a slab is the position before the slab, and a `skip`. Once a position was asked for, older
+ones are forgotten. If nobody asks for a long time, slabs are joined: two become one step, with a longer `skip`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class _Next:
 
 
 _Step = tuple[int, "Slab | _Thinned | _Next", Before]
-"""How many batches were consumed after it; a slab, several, or an epoch's start; the messages before the slab."""
+"""The number of batches consumed up to its end; its slab, its joined slabs, or an epoch's start; and the messages
+before the slab."""
 
 
 class Progress:
@@ -95,8 +96,8 @@ class Progress:
     def position(self, consumed: int) -> Position:
         """Return the position after `consumed` batches. From then on no older position can be asked for.
 
-        After the last batch of an epoch it is the epoch's end, not the start of the next one, even if that has begun:
-        some of the ranks that stand there may not know yet that this batch was the last.
+        After the last batch of an epoch this is the end of that epoch, not the start of the next one, even if the next
+        one has begun: other ranks at the same position may not know yet that this batch was the last.
 
         Raises:
             ValueError: `consumed` is more than was handed over, or less than the oldest count that is remembered.
@@ -120,7 +121,7 @@ class Progress:
             return self._place.position(self.info)
         _, what, before = self._steps[0]
         place = self._place
-        if any(isinstance(message, PoolBegun) for message in before):  # with the records that the pool has to come by
+        if any(isinstance(message, PoolBegun) for message in before):  # the position must include the pool's records
             place = place.copy()
             _passed(place, before)
         return place.position(self.info, consumed - self._at, _slabs(what).values())
@@ -130,7 +131,7 @@ class Progress:
         return any(count == consumed and isinstance(what, _Next) and what.ended for count, what, _ in self._steps)
 
     def newest(self) -> Position:
-        """Return the position after all that was handed over."""
+        """Return the position after all batches that were handed over."""
         place = self._place.copy()
         for step in self._steps:
             self._move(place, step)
@@ -164,7 +165,7 @@ class Progress:
 
 
 def _is_behind(step: _Step, consumed: int) -> bool:
-    """Return whether the position after `consumed` batches is not before that step."""
+    """Return whether the position after `consumed` batches includes this step."""
     count, what, _ = step
     return count < consumed or (count == consumed and not (isinstance(what, _Next) and what.ended))
 
@@ -201,7 +202,8 @@ def _moved(place: Cursor, what: Slab | _Thinned, before: Before) -> None:
 def _joined(first: _Step, second: _Step) -> _Step | None:
     """Join two steps, or return None if that is impossible or would be too long.
 
-    Messages before a slab stay apart, so that a stream that resumes within a step finds the same batches there.
+    A step does not join one before it if messages came between them. So a stream that resumes within a step finds the
+    same batches there.
     """
     (_, a, before), (consumed, b, between) = first, second
     if isinstance(a, _Next) or isinstance(b, _Next) or before or between or a.batches + b.batches > SPAN:
@@ -222,9 +224,9 @@ class EpochCheck:
     """Counts what arrived of one epoch, to check it against the epoch's End.
 
     Attributes:
-        batches: in the whole epoch, including what came before the position at which the session began.
+        batches: the batches of the whole epoch, including those before the position at which the session began.
         rows: likewise.
-        slabs: of this session.
+        slabs: the slabs of this session.
     """
 
     def __init__(self, position: Position | None = None) -> None:

@@ -16,7 +16,7 @@ class Ragged:
     `ragged[i]` is row i.
 
     Attributes:
-        values: all rows one behind the other, `[sum of lengths, ...]`.
+        values: all rows, one after the other, `[sum of lengths, ...]`.
         row_splits: int64 `[rows + 1]`: row i is `values[row_splits[i] : row_splits[i + 1]]`.
     """
 

@@ -24,12 +24,12 @@ class Reading:
     """Takes batches in a thread and drops them. As a context manager, it closes the connection at its end.
 
     Args:
-        connection: what is read.
-        batches: of that connection.
+        connection: the connection to read.
+        batches: an iterator over its batches.
         step: seconds to sleep after each batch.
 
     Attributes:
-        error: with which reading failed, or None.
+        error: the error with which reading failed, or None.
     """
 
     def __init__(self, connection: Connection, batches: Iterator[Any], step: float = 0.0) -> None:
@@ -52,7 +52,7 @@ class Reading:
         self._thread.join()
 
     def goes_on(self) -> bool:
-        """Whether batches still come: no error, and no end of the last epoch."""
+        """Return whether batches still come: reading has not failed, and the last epoch has not ended."""
         return self._thread.is_alive()
 
     def _read(self) -> None:

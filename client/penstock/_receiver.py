@@ -1,8 +1,8 @@
 """The receiver thread: it receives, tends the hand-off, and connects again after a loss.
 
-It is the only thread that receives, connects and replaces the transport. It holds no lock of its own; the methods of
-the hand-off (_handoff.py) take theirs. Other threads ask it to act through the mailbox, and the methods below that they
-may call say so.
+It is the only thread that receives, connects and replaces the transport. It has no lock of its own: the methods of the
+hand-off (_handoff.py) take theirs. Other threads ask it to act through the mailbox, and may call the methods under "any
+thread" below.
 
 The thread ends when the mailbox is closed and the last array over a slot is gone.
 """
@@ -27,15 +27,15 @@ from ._reconnecting import GivenUp, Reconnector
 IDLE = 1.0
 """Longest step of the thread in seconds, while no slot is held and nothing waits to be sent."""
 STOOD = 5.0
-"""Seconds between two steps after which this process must have stood still. Steps are at most a second apart."""
+"""If two steps are this many seconds apart, this process stood still: usually they are at most a second apart."""
 _CLOSE = 1.0
-"""Seconds that `close` waits for the connection to close, twice, and then for the thread to end."""
+"""Seconds that `close` waits for the thread to end, after waiting up to twice as long for the connection to close."""
 
 logger = logging.getLogger("penstock")
 
 
 class Receiver:
-    """The receiver thread of one stream. It owns the way to the daemon, and a private daemon."""
+    """The receiver thread of one stream. It owns the connector, and with it a private daemon."""
 
     def __init__(self, handoff: HandOff, link: Link, connector: Connector, reconnect: float) -> None:
         """Start the thread.
@@ -44,7 +44,7 @@ class Receiver:
             handoff: takes what is received over `link`.
             link: the first connection.
             connector: opens other connections. This object owns it from now on, with the private daemon.
-            reconnect: seconds for which another connection is tried after a loss.
+            reconnect: how many seconds to try to reconnect after a loss.
         """
         self._handoff = handoff
         self._mailbox = handoff.mailbox
@@ -84,8 +84,8 @@ class Receiver:
     def give_up_connector(self) -> Connector:
         """Return the connector, for a stream that replaces this one.
 
-        From now on this object neither ends the private daemon nor connects again after a loss, which would take the
-        place of the other stream.
+        From now on this object neither ends the private daemon nor connects again after a loss: a new connection would
+        displace the other stream.
         """
         given_up, self._connector = self._connector, self._connector.without_daemon()
         self._replaced = True

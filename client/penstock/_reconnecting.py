@@ -1,8 +1,9 @@
 """Reconnection after a loss: for how long, at which intervals, and which error ends it.
 
-A loss lasts until a slab arrives over another connection. If that connection breaks earlier, this belongs to the same
-loss, so a daemon that accepts connections and drops them is not tried forever. But a connection that lasted longer
-than a loss may also ends it: perhaps nobody read it, such as a validation dataset between two epochs.
+A loss lasts until a slab arrives over another connection. If that connection breaks earlier, the same loss continues:
+otherwise the client would forever retry a daemon that accepts connections and drops them. But a connection that lasts
+longer than a loss is allowed to last ends the loss too: perhaps nobody reads it, as with a validation dataset between
+two epochs.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ FIRST_PAUSE = 0.05
 LAST_PAUSE = 1.0
 """Seconds between two attempts: at first, then doubling up to this."""
 ANSWER = 4.0
-"""Seconds that the daemon has for its first answer at the first attempt, then doubling. So a link that froze after the
-connection was made does not cost much time, and a slow daemon has enough in the end."""
+"""Seconds that the daemon has for its first answer at the first attempt, doubled at each further attempt. So a link
+that freezes after the connection is made costs little time, and a slow daemon gets enough time in the end."""
 
 
 class GivenUp(Exception):
@@ -37,7 +38,7 @@ class Reconnector:
 
     Attributes:
         seconds: how long a loss may last.
-        cause: why the connection was lost, or None when no loss lasts.
+        cause: why the connection was lost, or None while there is no loss.
         connections: connections made since the last loss began; all but the newest broke before a slab arrived.
     """
 
@@ -51,7 +52,7 @@ class Reconnector:
         self._pause = FIRST_PAUSE
 
     def lost(self, cause: PenstockError) -> bool:
-        """Note that a connection was lost by `cause`. Return whether a new loss begins with it."""
+        """Note that a connection was lost because of `cause`. Return whether a new loss begins with it."""
         self._newest = cause.message
         lasted = time.monotonic() - self._connected if self.connections else 0.0
         if self.cause is not None and lasted <= self.seconds:
@@ -82,7 +83,7 @@ class Reconnector:
         lost: Callable[[], LostSession],
         idle: Callable[[], None],
     ) -> Link:
-        """Open another connection while a loss lasts.
+        """Open another connection during a loss.
 
         Args:
             connector: opens it.

@@ -29,7 +29,7 @@ logger = logging.getLogger("penstock")
 TIMES = 2
 """Consecutive reads of a first epoch after which one more is worth the warning."""
 MANY = 100
-"""An epoch that was left early counts as read if so many batches were handed over."""
+"""An epoch that was left early counts as read if at least this many batches were handed over."""
 
 
 def may_repeat(info: FeedInfo) -> bool:
@@ -44,15 +44,15 @@ class StreamRegistry:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all streams. In a forked child: they are the parent's, and the lock may be held there."""
+        """Forget all streams. In a forked child they are the parent's, and the lock may be held."""
         self._lock = threading.Lock()
         self._alive: weakref.WeakSet[StreamReads] = weakref.WeakSet()
         self._times: dict[str, int] = {}
         self._warned: set[str] = set()
 
     def opened(self, feed: str | None, goes_on: bool = False) -> StreamReads:
-        """Register a stream that begins with the first epoch of `feed` (None: do not count it), or that `goes_on` from
-        a state."""
+        """Register a stream that begins with the first epoch of `feed` (None: do not count it). `goes_on`: it continues
+        from a state instead."""
         with self._lock:
             reads = StreamReads(self, feed, self._times.get(feed or "", 0), goes_on)
             self._alive.add(reads)
@@ -109,7 +109,7 @@ class StreamReads:
             )
 
     def ends(self, whole: bool) -> None:
-        """End the epoch, which was left, or read as a `whole`. May be called again."""
+        """End the epoch. `whole`: it counts as read; otherwise it was left. May be called again."""
         self._registry._ends(self, whole)
 
 

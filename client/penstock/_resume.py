@@ -46,28 +46,29 @@ class _Enough:
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves the model with its position in the data, and resumes `fit` there after a crash, even within an epoch.
 
-    Model, optimizer, seeds of random layers, epoch, and the connection's state are one checkpoint, which exists whole
-    or not at all, so they always match. A new Resume on the same directory loads the newest state into the connection
-    at once, and `fit` restores the model when it begins. Training then resumes in the interrupted epoch, and the
-    remaining batches are those of an undisturbed run. Later epochs have their full length.
+    A checkpoint holds the model, the optimizer, the seeds of random layers, the epoch, and the connection's state. It
+    exists whole or not at all, so these always match. A new Resume on the same directory loads the newest state into
+    the connection at once, and `fit` restores the model when it begins. Training then resumes in the interrupted epoch,
+    and the remaining batches are those of an undisturbed run. Later epochs have their full length.
 
     If the stream has no end (`Feed(segment=)` without `samples=`), `fit(steps_per_epoch=)` defines an epoch.
 
-    It serves one `fit`. A script that runs again makes it, and the connection, again.
+    A Resume serves one `fit`. A script that runs again must make a new connection and a new Resume.
 
     Args:
-        connection: from `penstock.connect`, without `state=` and `group=`, not read yet. `fit` gets its `dataset()`, or
-            one made from it in which an element is still one batch, in order (`map` and `prefetch`, not `shuffle`,
-            `filter`, `take` or `batch`). Nothing else may read it.
+        connection: from `penstock.connect`, without `state=` and `group=`, and not read yet. Give `fit` its
+            `dataset()`, or one made from it in which each element is still one batch, in order (`map` and `prefetch`,
+            not `shuffle`, `filter`, `take` or `batch`). Nothing else may read the connection.
         directory: the directory for the checkpoints of one training. Created if it does not exist.
-        every: steps between two checkpoints, besides those at the end of each epoch; None: only these. Checkpoints
-            within epochs need an epoch length that `fit` knows: not if the feed has no `samples=` or a `filter` hides
-            the length, nor with `steps_per_epoch=` (which needs `dataset().repeat()`), unless the stream has no end.
+        every: steps between two checkpoints, besides those at the end of each epoch; None: only the latter. Checkpoints
+            within an epoch require that `fit` knows its length. So there are none if the feed has no `samples=`, if a
+            `filter` hides the length, or with `steps_per_epoch=` (which needs `dataset().repeat()`). A stream that has
+            no end is an exception: it has them.
         keep: how many checkpoints to keep.
 
     Raises:
-        TypeError: `connection` is a URL, a dataset, or something else.
-        StateMismatch: the checkpoint was made with another feed.
+        TypeError: `connection` is not a Connection but, for example, a URL or a dataset.
+        StateMismatch: the checkpoint was made with a different feed.
         ValueError: as `Connection.load_state_dict`; another class wrote the checkpoint; or an argument is invalid.
         StreamClosed: the connection was closed.
         OSError: `directory` cannot be written.
@@ -189,7 +190,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             warnings.filterwarnings("ignore", message=r"\s*Your input ran out of data")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count, and save now and then. Called by Keras."""
+        """Count the step, and save a checkpoint if it is time. Called by Keras."""
         self._consumed = self._begin + batch + 1
         if not self._reads_it:
             self._check_source()
@@ -202,7 +203,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._every is None or self._consumed - self._saved < self._every or not self._within:
             return
         if self._endless and step >= self.params["steps"]:
-            return  # the end of the epoch saves, and comes now
+            return  # the epoch ends now, and `on_epoch_end` saves
         state = self._connection.state_dict(self._consumed)
         if self._behind(state) not in (0, self._connection.cardinality):  # likewise
             self._save(state, self._epoch, step)
@@ -244,8 +245,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def _begin_fit(self) -> None:
         if self._used:
             raise ValueError(
-                "this Resume was used by a fit before, and serves one only: connect again and make another Resume, on "
-                "the same directory to continue this training, or on another directory for another training"
+                "this Resume was used by a fit before, and a Resume serves only one: connect again and make another "
+                "Resume, on the same directory to continue this training, or on another directory for another training"
             )
         self._used = True
         if self._handoff.begun:
@@ -276,7 +277,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def _behind(self, state: dict[str, Any]) -> int:
-        """Return how many batches of its epoch a state is past; with ranks, of each rank."""
+        """Return how many batches of its epoch come before a state; with ranks, how many of each rank."""
         batches: int = state["position"]["batches"] + state["position"]["skip"]
         return -(-batches // self._connection._handle.world_size)
 
@@ -314,7 +315,7 @@ def _named(kind: str, variables: Any) -> dict[str, Any]:
 
 
 def checked(connection: Any, user: str) -> Connection:
-    """Return the connection that `user`, a class, was given. Raise TypeError if it is none."""
+    """Return `connection`, which the class `user` was given. Raise TypeError if it is not a Connection."""
     if isinstance(connection, Connection):
         return connection
     given = "a URL" if isinstance(connection, str) else "a dataset" if isinstance(connection, tf.data.Dataset) else ""

@@ -13,7 +13,8 @@ from ._connection import Connection
 def samples(connection: Connection) -> Iterator[Any]:
     """Yield the samples of one epoch, as views of the batches' memory.
 
-    If the generator makes whole batches, a sample is a row of one, or all of it if its leaves have no rows in common.
+    If the generator makes whole batches, a sample is one row of a batch, or the whole batch if its leaves do not all
+    have the same number of rows.
 
     Raises:
         PenstockError: as reading a feed.

@@ -1,4 +1,4 @@
-"""The way to the server's package, which this process uses only to run a feed in itself, or to find one's name."""
+"""Access to the server's package. This process uses it only to run a feed itself, or to find a feed's name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(module: str) -> ModuleType:
 
 
 def refuse_in_worker(feed: str) -> None:
-    """Raise StartError in a worker: its module would open itself again and again."""
+    """Raise StartError in a worker: the module that it imports would start daemons, whose workers would do the same."""
     if "PENSTOCK_WORKER" in os.environ:
         raise StartError(
             f"a Penstock worker imports code that opens {feed}, which would start daemons without end: put the "

@@ -1,6 +1,7 @@
-"""Slabs as batches: arrays over their memory, by one layout if the feed is fixed, else by the shapes of each slab.
+"""Views slabs as batches: arrays over the slabs' memory.
 
-This module knows no connection and no TensorFlow.
+If the feed is fixed, all slabs have the same layout. Otherwise the shapes of each slab define its layout. This module
+knows no connection and no TensorFlow.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class SlabViews:
                 yield array
 
     def _have_rows(self, slab: Slab) -> bool:
-        """Whether the arrays of a batch have as many rows as it says."""
+        """Return whether the arrays of a slab have as many rows as the slab says."""
         shapes = iter(slab.shapes)
         for column in self.columns:
             shape = next(shapes)
@@ -100,9 +101,9 @@ class SlabViews:
 
 
 def strings(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], column: Column, ready: bool) -> Any:
-    """Return the strings of a text leaf, whose stored arrays are given, as an array of `bytes` objects.
+    """Return the strings of a text leaf as an array of `bytes` objects, made from the arrays that store the leaf.
 
-    In a `ready` batch the leaf's own first dimension counts the rows.
+    In a `ready` batch, which the generator made as a whole, the leaf's own first dimension counts the rows.
     """
     text, ends = data.tobytes(), offsets.tolist()
     found = np.empty(len(ends) - 1, object)

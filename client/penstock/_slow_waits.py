@@ -36,11 +36,11 @@ class Missing:
         return f"{noun} {named} of {self._identity.world_size} {verb}"
 
     def clear(self) -> None:
-        """None is known to be missing: the connection is another one."""
+        """Forget the missing ranks, because the connection was lost."""
         self._ranks = ()
 
     def said(self, message: MissingRanks) -> None:
-        """Note what the daemon says.
+        """Note which ranks are missing, as the daemon says.
 
         Raises:
             ProtocolError: there are no such ranks.
@@ -50,7 +50,7 @@ class Missing:
         self._ranks = message.ranks
 
     def warn_of_wait(self, url: str, seconds: float, *, reconnected: bool) -> None:
-        """Log for how long no data has come, and the likely reason: ranks are missing, or the generator is slow.
+        """Log how long no data has come, and the likely reason: ranks are missing, or the generator is slow.
 
         Args:
             url: the URL of the feed.

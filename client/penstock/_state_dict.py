@@ -11,7 +11,7 @@ from penstock_proto.messages import FeedInfo
 from penstock_proto.position import Position, differences
 
 VERSION = 3
-"""Changes with the format, and with the order of samples in streams, because a position would mean another place."""
+"""Changes with the format, and with the order of samples in streams, since an old position would mean another place."""
 _KEYS = {"penstock", "consumed", "position"}
 
 
@@ -50,7 +50,7 @@ def for_feed(position: Position, info: FeedInfo, made: str) -> Position:
     Args:
         position: made with a feed that must give the same stream.
         info: the feed that the daemon serves now.
-        made: the beginning of the message if it does not: where the position comes from.
+        made: the beginning of the error message, which says where the position comes from.
 
     Raises:
         StateMismatch: the feeds differ; the message lists all differences, with both values.
@@ -58,8 +58,8 @@ def for_feed(position: Position, info: FeedInfo, made: str) -> Position:
     found = "; ".join(differences(position.feed, info))
     if found:
         raise StateMismatch(
-            f"{made} another feed than the daemon serves now: {found}. A stream can only continue with the feed that "
-            "it began with",
+            f"{made} a different feed than the daemon serves now: {found}. A stream can only continue with the feed "
+            "that it began with",
             feed=info.name,
         )
     return msgspec.structs.replace(position, feed=info)

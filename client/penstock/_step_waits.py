@@ -1,9 +1,10 @@
-"""How long training steps wait for their batches, and why. No I/O, and no clock.
+"""Measures how long training steps wait for their batches, and why. No I/O, and no clock.
 
 A step asks for a batch when it begins. It has waited if the batch was handed over later than that. Several steps may
-run in one call (`steps_per_execution`), of which only the beginning and the end are known. It is then assumed that all
-of them take equally long when they do not wait. After the hand-over of a step's batch, that step and those after it
-still have to run, which bounds how long a step takes. With the tightest bound the waits follow one by one.
+run in one call (`steps_per_execution`), and only the beginning and the end of the call are known. We then assume that
+all its steps take equally long apart from their waits. After the hand-over of a step's batch, that step and those after
+it still have to run, which bounds how long a step takes. The tightest bound then gives the wait of each step, one after
+the other.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ class Waits:
     """Sums over training steps.
 
     Attributes:
-        seconds: that the steps took, with their waits.
-        steps: how many there were.
-        ready: of these, how many found their batch there when they asked.
+        seconds: seconds that the steps took, including their waits.
+        steps: the number of steps.
+        ready: how many of the steps found their batch there when they asked.
         production: seconds that they waited while nothing of the batch had come: it was not made, or not sent.
         transfer: seconds that they waited while the batch was coming.
         handoff: seconds that they waited while the batch was there, until TensorFlow took it.
@@ -41,7 +42,7 @@ class Waits:
 
     @property
     def waiting(self) -> float:
-        """The share of the time that they waited."""
+        """The share of their time that the steps waited."""
         return min(1.0, self.waited / self.seconds) if self.seconds > 0 else 0.0
 
     def add(self, other: Waits) -> None:
@@ -56,8 +57,8 @@ class StepWaits:
 
     Attributes:
         sources: the streams that each step consumes a batch of.
-        skip: calls that are not counted. The first one of a training compiles the model before it asks.
-        sums: of the steps that were counted.
+        skip: how many calls to leave out. The first call of a training compiles the model before it asks.
+        sums: the sums over the steps that were counted.
         fits: whether each step has consumed one batch of each stream, as far as can be seen.
     """
 
@@ -70,14 +71,14 @@ class StepWaits:
     _short: bool = False
 
     def asks(self, now: float, steps: int = 1) -> Waits | None:
-        """A call of so many steps begins, so the one before has ended. Return the sums of that, if it counts."""
+        """Begin a call of `steps` steps. The call before has ended: return its sums, or None if it does not count."""
         before = self.ends(now)
         self.fits = self.fits and not self._short
         self._asked, self._steps = now, steps
         return before
 
     def ends(self, now: float) -> Waits | None:
-        """The call has ended, if it has not before. Return its sums, or None if it does not count."""
+        """End the call if it has not ended yet. Return its sums, or None if it does not count."""
         asked, self._asked = self._asked, None
         if asked is None:
             return None
@@ -102,12 +103,12 @@ class StepWaits:
         return sums
 
     def end_epoch(self) -> None:
-        """No further call comes in this epoch. One that has not ended found no data."""
+        """End the epoch. A call that has not ended found no data."""
         self._asked, self._short = None, False
 
 
 def spread(asked: float, ended: float, batches: Sequence[HandOver]) -> Iterator[tuple[float, float, HandOver]]:
-    """Yield for each step of a call when it asked, how long it waited, and its batch."""
+    """Yield, for each step of a call, when it asked, how long it waited, and its batch."""
     steps = len(batches)
     work = (ended - asked) / steps
     for number, one in enumerate(batches):

@@ -1,4 +1,4 @@
-"""The handle on an open stream that everything that reads it shares. The stream closes when the handle is gone."""
+"""The handle on an open stream, which all its readers share. The stream closes when the handle is gone."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class StreamHandle:
         views: views slabs as batches.
         info: the daemon's description of the feed.
         cardinality: batches in an epoch (for a rank: of this rank), `math.inf` if it has no end, or None if unknown.
-        rank: the rank as which it reads the stream, or None.
-        world_size: how many ranks read the stream, this one included; else 1.
+        rank: the rank of this consumer, or None.
+        world_size: how many ranks read the stream, including this one; 1 without ranks.
         handoff: hands slabs over.
         receiver: receives them.
         shares: whether it shares a group's stream, and so receives only some of the batches.
-        by_dataset: whether TensorFlow reads the stream, and so takes more than is consumed.
-        unread: how many batches of the last slab were not read yet, in a list of one; each slab has its own list.
+        by_dataset: whether TensorFlow reads the stream, and so takes batches ahead.
+        unread: how many batches of the last slab were not read yet, as a list of one number. Each slab has its own
+            list.
     """
 
     handoff: HandOff
@@ -130,10 +131,10 @@ class StreamHandle:
 
     @property
     def error(self) -> PenstockError | None:
-        """The error that ended the stream, or None: the same object as long as anything holds it.
+        """The error that ended the stream, or None: the same object as long as anything else holds it.
 
-        It is held weakly. Once raised it holds the frames that it passed through, and these the handle: a cycle, which
-        would keep the stream and a private daemon until a garbage collection.
+        The handle holds it weakly. Once raised, the error holds the frames that it passed through, and these hold the
+        handle: a cycle, which would keep the stream and a private daemon until a garbage collection.
         """
         kept = self._error() if self._error is not None else None
         if kept is None and self.handoff.error is not None:
@@ -175,6 +176,6 @@ class StreamHandle:
     def _raised(self, error: PenstockError) -> PenstockError:
         kept = self.error
         if kept is not None and error is self.handoff.error:
-            cause = kept.__cause__  # of user code that ran in this process: a post-mortem debugger ends up there
+            cause = kept.__cause__  # raised by user code in this process: where a post-mortem debugger should begin
             return kept.with_traceback(None if cause is None else cause.__traceback__)
         return renewed(error)

@@ -1,6 +1,6 @@
 """A connection to a daemon over TCP: it introduces the client, asks, and receives frames.
 
-Every session begins with one, also if its batches come through shared memory.
+Every session begins with one, even if its batches come through shared memory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ STEP = 0.1
 """Longest wait in seconds for the daemon's answer before other events are checked."""
 _LINGER = 0.5
 _CONNECT = 3.0
-"""Seconds after which a connection attempt that nobody answers is repeated: the network may be back."""
+"""Repeat a connection attempt after this many seconds without an answer: the network may be back."""
 _AGAIN = 0.1
 """Seconds between two attempts."""
 
 
 class TcpConnection:
-    """A connection to the daemon at `address`, with the client's keys if there are any. `hello` makes it.
+    """A connection to the daemon at `address`, with the client's keys if there are any. `hello` opens it.
 
     Attributes:
         endpoint: the daemon's `tcp://host:port`.
@@ -51,7 +51,7 @@ class TcpConnection:
 
     @property
     def dealer(self) -> Dealer | LibzmqDealer:
-        """The frames, as bytes."""
+        """The ZeroMQ connection, for frames as bytes."""
         assert self._dealer is not None  # `hello` was called
         return self._dealer
 
@@ -143,7 +143,7 @@ class TcpConnection:
         return ConnectionLost(f"the connection to the daemon at {self.endpoint} broke again")
 
     def close(self) -> None:
-        """Close the connection, after half a second at most to send what is due."""
+        """Close the connection. Messages that are due have up to half a second to be sent."""
         if self._dealer is None:
             return
         if not isinstance(self._dealer, Dealer):
@@ -151,7 +151,7 @@ class TcpConnection:
         self._dealer.close(_LINGER)
 
     def _settle(self, dealer: LibzmqDealer) -> None:
-        """Wait until the daemon has read everything: it answers a Ping after all that came before. (libzmq would close
+        """Wait until the daemon has read everything: it answers a Ping after all earlier messages. (libzmq would close
         the connection with unread bytes, which resets it, and the daemon would lose what it has not read.)"""
         deadline = time.monotonic() + _LINGER
         with contextlib.suppress(OSError, ProtocolError):

@@ -1,7 +1,7 @@
 """The transport of sessions over TCP.
 
 A slab arrives as its message and then in chunks, each received straight into the slab's aligned buffer (_zmtp.py).
-With keys libzmq receives and decrypts them, and they are copied there (penstock_proto/libzmq.py).
+With keys, libzmq receives and decrypts the chunks, which are then copied there (penstock_proto/libzmq.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TcpTransport:
     name = "tcp"
     sends_anywhere = False
     quota = None
-    """Nothing is aliased: every slab lies in private memory."""
+    """The daemon's slots are not aliased: slabs lie in private memory, or in memory that a host lends."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class TcpTransport:
         self._said = self._heard = self._pinged = time.monotonic()
 
     def limit(self, quota: int) -> None:
-        """Do nothing: slabs lie in private memory, which the daemon does not limit."""
+        """Do nothing: slabs do not lie in the daemon's memory."""
 
     def wait(self, timeout: float, for_room: bool) -> None:
         """Wait at most `timeout` seconds for data, a wakeup, or (with `for_room`) room to send.
@@ -115,7 +115,7 @@ class TcpTransport:
         Raises:
             ConnectionLost: the daemon was silent for too long.
         """
-        if self.silent():  # even if data has arrived now: the daemon ends sessions of clients that were silent as long
+        if self.silent():  # even if data has just come: after an equally long silence the daemon ends the session
             raise ConnectionLost(
                 f"the daemon at {self._connection.endpoint} was silent for {LOST_AFTER:g} s: it hangs, the network is "
                 "down, or this process stood still"
@@ -133,7 +133,7 @@ class TcpTransport:
         now = time.monotonic()
         if came:
             self._heard = now
-        if now - min(self._said, max(self._heard, self._pinged)) >= PING_AFTER:  # each side must hear of the other
+        if now - min(self._said, max(self._heard, self._pinged)) >= PING_AFTER:  # each side must hear from the other
             self.send(encode(Ping()))
             self._pinged = now
 
@@ -177,7 +177,7 @@ class TcpTransport:
             ) from None
 
     def _read(self) -> bool:
-        """Receive the next message of the daemon, or a part of a slab. Return whether that can go on."""
+        """Receive the next message of the daemon, or a part of a slab. Return whether more may have come."""
         if self._landing:
             slab = self._landing.go_on(self._dealer)
             if slab is not None:
@@ -205,7 +205,8 @@ class TcpTransport:
         return True
 
     def _drop_unfinished(self) -> None:
-        """The stream has failed, so missing bytes will not come. Keep the slabs before the first unfinished one."""
+        """Drop the first unfinished slab and everything after it: the stream has failed, so missing bytes will not
+        come."""
         while not all(item.is_whole for item in self._due if isinstance(item, Arriving)):
             self._due.pop()
 
@@ -236,7 +237,7 @@ class TcpTransport:
         """Do nothing: the daemon shares no memory with this client."""
 
     def close(self) -> None:
-        """Close the connection, after half a second at most to send what is due."""
+        """Close the connection. Messages that are due have up to half a second to be sent."""
         self._fetches.close()
         self._connection.close()
 

@@ -1,11 +1,13 @@
 """A stream as a `tf.data.Dataset`. Only this module and keras.py import TensorFlow.
 
-A slab comes out of `from_generator` as one uint8 tensor, which aliases its slot. The graph cuts it into leaves, each
-with all batches of the slab, by slice and bitcast, and these into batches by `from_tensor_slices`. So a slab costs
-TensorFlow one component however many leaves it has, and a batch next to nothing. Slices alias if they begin and end at
-a multiple of 64. So a large leaf with another end comes as a component of its own if a slab is one batch, and so does a
-leaf that is alone. All leaves of a feed that is not fixed do. While no data has arrived the generator yields elements
-without batches, so that TensorFlow notices a `break`.
+A slab comes out of `from_generator` as one uint8 tensor, which aliases its slot. By slice and bitcast, the graph cuts
+this tensor into leaves, each with all batches of the slab. Then `from_tensor_slices` cuts the leaves into batches. So a
+slab costs TensorFlow one component, however many leaves it has, and a batch costs next to nothing.
+
+Slices alias if they begin and end at a multiple of 64. So if a slab is one batch, a large leaf that ends elsewhere is a
+component of its own, and so is a large leaf that is the only one. If a feed is not fixed, each of its leaves is.
+
+While no data has arrived, the generator yields elements without batches, so that TensorFlow notices a `break`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from ._slab_views import SlabViews
 from ._stream_handle import StreamHandle
 
 OWN_COMPONENT = 16 * 1024
-"""A leaf of this many bytes or more is a component of its own if it is alone or the graph could only cut a copy."""
+"""A leaf of this many bytes or more is a component of its own if it is the only leaf, or if the graph would copy it."""
 _FIRST, _BATCHES = 4, 5
 """The words of a slab's first header that tell the graph the slab's place in the slot and its number of batches."""
 
@@ -60,20 +62,21 @@ def dataset(handle: StreamHandle) -> tf.data.Dataset:
         result = result.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     elif handle.cardinality is not None:
         # Keras counts its steps by the cardinality. With `assert_cardinality` the first epoch after a resume, which is
-        # shorter, would be an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
+        # shorter, would be an error. An empty dataset, repeated forever, counts as infinite, and adds no batch.
         nothing = form.structured(tf.data.Dataset.from_tensors(form.nothing()).flat_map(form.batches)).repeat()
         counted = tf.data.Dataset.zip(result.concatenate(nothing), tf.data.Dataset.range(handle.cardinality))
         result = counted.map(lambda batch, _: batch)  # TensorFlow runs this without a function call
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # Its thread can delay the end of an iterator, so that `break` sometimes takes seconds, in plain tf.data too.
+    # The autotuner's thread can delay the end of an iterator, so that `break` sometimes takes seconds, in plain tf.data
+    # too.
     options.autotune.enabled = False
     return result.with_options(options)
 
 
 def cached(dataset: tf.data.Dataset, count: int, cardinality: int | float | None) -> tf.data.Dataset:
-    """Return a dataset that repeats copies of the next `count` batches: `cardinality` in each epoch, or `count` if that
-    is None."""
+    """Return a dataset that repeats copies of the next `count` batches. An epoch has `cardinality` batches, or `count`
+    if that is None."""
     if cardinality is not None:
         count = int(min(count, cardinality))
     bare = not isinstance(dataset.element_spec, tuple)
@@ -110,9 +113,9 @@ class _Form:
     """How the batches of a feed pass through TensorFlow.
 
     Attributes:
-        views: the feed's, of which `spec` is that of a batch.
-        leaves: its leaves, with the batch dimension if there is one.
-        places: their places in a slot of a fixed feed, else empty.
+        views: views the feed's slabs as batches.
+        leaves: the leaves of a batch, with the batch dimension if there is one.
+        places: the places of the leaves in a slot of a fixed feed, else empty.
         own: which leaves are components of their own.
     """
 
@@ -123,8 +126,8 @@ class _Form:
 
     def signature(self) -> Any:
         """Return the specs of the components: the slot from the slab's first header on if any leaf is cut from it, then
-        the leaves that are components. A single component has no tuple around it, which saves TensorFlow a fifth of its
-        time."""
+        the leaves that are components of their own. A single component has no tuple around it, which saves TensorFlow a
+        fifth of its time."""
         specs = [] if all(self.own) else [tf.TensorSpec([None], tf.uint8)]
         for leaf, own, column in zip(self.leaves, self.own, self.views.columns, strict=True):
             if column.kind is RAGGED:
@@ -155,7 +158,7 @@ class _Form:
         parts = []
         if not all(self.own):
             parts.append(slot[HEADER * slab.first :])
-            # The header belongs to the consumer now. It has room for the slab's place in the slot, for the graph.
+            # The header now belongs to the consumer, and has room to tell the graph the slab's place in the slot.
             parts[0][:HEADER].view(np.int64)[_FIRST : _BATCHES + 1] = slab.first, slab.batches
         if self.places:
             if any(self.own):
@@ -187,13 +190,13 @@ class _Form:
         return tf.data.Dataset.from_tensor_slices(tuple(flat) if self.ragged else unflatten(self.views.spec, flat))
 
     def structured(self, flat: tf.data.Dataset) -> tf.data.Dataset:
-        """Return what `batches` yields as batches in the feed's structure."""
+        """Return the batches that `batches` yields, in the feed's structure."""
         return flat.map(self.joined) if self.ragged else flat
 
     @property
     def ragged(self) -> bool:
-        """Whether a leaf is ragged: then `batches` yields flat batches, which `joined` gives their structure. A map for
-        each slab would take TensorFlow longer than all else."""
+        """Whether a leaf is ragged. Then `batches` yields flat batches, and `joined` gives them their structure. A map
+        for each slab would take TensorFlow longer than everything else."""
         return any(column.kind is RAGGED for column in self.views.columns)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -306,12 +309,12 @@ _numbers = itertools.count()
 
 
 def handles() -> list[StreamHandle]:
-    """Return the handles of all datasets that live."""
+    """Return the handles of all live datasets."""
     return list({id(handle): handle for handle, _ in list(_read.values())}.values())
 
 
 def _begin(token: npt.NDArray[np.uint8]) -> _Epoch:
-    # A function of the module, because from_generator never releases its generator.
+    # A module-level function, because from_generator never releases its generator.
     return _Epoch(*_read[int(token.view(np.int64)[0])])
 
 
@@ -319,8 +322,8 @@ def _token(handle: StreamHandle, form: _Form) -> tf.Tensor:
     """Return a tensor that keeps the handle alive as long as any TensorFlow object can read the stream.
 
     Weak references to a dataset are not enough: a traced function or another dataset can hold its C++ half alone. That
-    half holds this tensor, as the generator's argument, and the memory under the tensor reports when it is gone. A
-    dataset's numpy_function makes the tensor, because it uses the memory as it is; tf.constant would copy.
+    half holds this tensor, as the generator's argument, and the memory under the tensor reports when the tensor is
+    gone. A dataset's numpy_function makes the tensor, because it uses the memory as it is. (tf.constant would copy.)
     """
     number = next(_numbers)
     memory = np.zeros(2 * ALIGN, np.uint8)
@@ -338,9 +341,9 @@ def _token(handle: StreamHandle, form: _Form) -> tf.Tensor:
 
 @atexit.register
 def _at_exit() -> None:
-    # A thread of TensorFlow that runs Python when the interpreter ends dies there, and a thread that waits for it hangs
-    # (every from_generator has this fault). After the end TensorFlow no longer calls Python. So close all streams, and
-    # wait for the calls that still come: a few after each error, to fill TensorFlow's buffers.
+    # If a thread of TensorFlow runs Python when the interpreter ends, it dies there, and a thread that waits for it
+    # hangs (every from_generator has this fault). Once a stream has ended, TensorFlow no longer calls Python for it. So
+    # close all streams, and wait for the calls that still come: a few after each error, to fill TensorFlow's buffers.
     for handle, _ in list(_read.values()):
         handle.close()
     quiet, deadline = 0, time.monotonic() + 1

@@ -1,4 +1,4 @@
-"""What `penstock top` keeps of earlier statuses: how fast each feed was between the latest looks. No I/O."""
+"""Remembers for `penstock top` how fast each feed was between the latest looks at the status. No I/O."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import deque
 from typing import Any
 
 HISTORY = 30
-"""Looks that it goes back."""
+"""How many looks it remembers."""
 
 
 class Looks:
-    """The latest status of a daemon, and what is kept of those before."""
+    """The latest status of a daemon, and the speeds of its feeds at earlier looks."""
 
     def __init__(self) -> None:
         self._status: dict[str, Any] = {}
@@ -22,7 +22,7 @@ class Looks:
         return self._status
 
     def add(self, status: dict[str, Any]) -> None:
-        """Add a status. Those of an earlier daemon at the same address are forgotten."""
+        """Add a status. Forget the statuses of an earlier daemon at the same address."""
         before, self._status = self._status, status
         if before.get("id") != status["id"]:
             self._rates.clear()
@@ -35,5 +35,5 @@ class Looks:
                 self._rates.setdefault(feed["name"], deque(maxlen=HISTORY)).append(more / seconds)
 
     def rates(self, feed: str) -> tuple[float, ...]:
-        """Return the batches a second of a feed between the latest looks."""
+        """Return the batches per second of a feed between the latest looks."""
         return tuple(self._rates.get(feed, ()))

@@ -26,7 +26,7 @@ _OF_HOST = "name state workers lanes rates awaited".split()
 _OF_WORKER = "number name host restarts shares".split()
 _OF_CONSUMER = "feed client transport rank epoch reading waiting limit headline verdict".split()
 ONCE = 1
-"""Looks after the first before the screen is printed once."""
+"""How many looks follow the first before the screen is printed once."""
 
 
 def show(looks: Looks) -> None:
@@ -40,8 +40,8 @@ def watch(status: Callable[[], dict[str, Any]], every: float, *, live: bool = Fa
 
     Args:
         status: returns the daemon's status.
-        every: seconds.
-        live: show the screen all the time, until Ctrl-C. Otherwise end after `ONCE` looks.
+        every: seconds between two looks.
+        live: show the screen all the time, until Ctrl-C. Otherwise end after `ONCE` more looks.
 
     Raises:
         PenstockError: the daemon has not answered; with `live`, only before the first answer.
@@ -161,7 +161,7 @@ def _workers(status: dict[str, Any], unicode: bool) -> Table:
 
 
 def _name_of(worker: dict[str, Any]) -> str:
-    """A worker's name, in which that of its host is cut off if it is long."""
+    """Return a worker's name, in which a long host name is shortened."""
     host, slash, number = str(worker.get("name", worker["number"])).rpartition("/")
     return _shortened(host) + slash + number
 
@@ -171,7 +171,7 @@ def _shortened(host: str) -> str:
 
 
 def _state_of(worker: dict[str, Any]) -> Text | None:
-    """What is special about a worker that does not simply work."""
+    """Return the state of a worker, or None if it is simply working."""
     for name, said in (("given_up", "given up: see the log"), ("stopped", "stopped by a signal")):
         if worker[name]:
             return Text(said, "red")
@@ -207,7 +207,7 @@ def _table(*columns: str) -> Table:
 
 
 def _bar(shares: dict[str, float], unicode: bool) -> Text:
-    """A bar of all states, in their order and colours."""
+    """Return a bar of all states, in their order and colours."""
     text, drawn, total = Text(), 0, 0.0
     for name, style in _STATES:
         total += shares[name]

@@ -17,12 +17,12 @@ from ._stream_handle import StreamHandle
 class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]
     """The batches of a connection as tensors. Each iteration is one epoch of the stream, in order.
 
-    Use it as it is, or give it to `DataLoader(batches, batch_size=None)`. The loader must have no workers of its own
-    (`num_workers=0`): the stream is made by Penstock's, and a loader's worker could not read it.
+    Iterate over it, or pass it to `DataLoader(batches, batch_size=None)`. The loader must not have workers of its own
+    (`num_workers=0`): Penstock's workers make the batches, and a loader's worker could not read the stream.
 
-    A batch has the feed's structure of dicts and tuples (as lists, behind a `DataLoader`). Its tensors have the dtypes
-    and shapes of the feed's element spec, and alias the batch's memory, which is freed when they are gone. Text stays a
-    NumPy array of objects, since PyTorch has no tensors of text.
+    A batch has the feed's structure of dicts and tuples (a `DataLoader` turns the tuples into lists). Its tensors have
+    the dtypes and shapes of the feed's element spec, and alias the batch's memory, which is freed when they are gone.
+    Text stays a NumPy array of objects, since PyTorch has no tensors of text.
     """
 
     def __init__(self, handle: StreamHandle) -> None:
@@ -54,11 +54,11 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position behind the batches that were yielded, as `Connection.state_dict`."""
+        """Return the state after the batches that were yielded, as `Connection.state_dict` does."""
         return self._handle.state(None)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin where `state` was taken, as `Connection.load_state_dict`."""
+        """Continue where `state` was taken, as `Connection.load_state_dict` does."""
         self._handle.load(state)
 
 

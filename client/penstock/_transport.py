@@ -36,7 +36,7 @@ class Transport(Protocol):
 
 
 class LostTransports:
-    """Transports whose connection was lost, each with the slabs over whose slots arrays still lie.
+    """Transports whose connection was lost, each with the slabs that arrays still use.
 
     Each stays open until the last of these arrays is gone, because the daemon at its other end may still live, and
     would use the slots again.
@@ -55,7 +55,7 @@ class LostTransports:
         self.close_unused()
 
     def close_unused(self) -> None:
-        """Close the transports over whose slots no array lies any longer."""
+        """Close the transports whose slots no array uses any longer."""
         for transport, slabs in self._held:
             slabs.difference_update(transport.released())
             if not slabs:

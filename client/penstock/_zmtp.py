@@ -1,7 +1,7 @@
 """The client's end of a ZeroMQ connection: a DEALER over a plain socket.
 
 libzmq receives each message on a thread of its own into its own memory, from where it must be copied. Here the kernel
-writes bytes where they stay, in as few calls as possible: half the CPU for large batches.
+writes bytes where they stay, in as few calls as possible, which takes half the CPU for large batches.
 
 The bytes of ZMTP are built and parsed in penstock_proto/zmtp.py. This file knows no message of Penstock.
 """
@@ -20,7 +20,7 @@ from penstock_proto import zmtp as codec
 from penstock_proto.zmtp import Silent
 
 _STAGE = 16 * 1024
-"""Bytes that are read ahead: those behind a frame whose body goes elsewhere, and small frames. A whole command fits."""
+"""Most bytes to read ahead: small frames, and bytes after a frame whose body goes elsewhere. A whole command fits."""
 _AT_ONCE = 1 << 20
 """Most bytes that a poll waits for."""
 _STEP = 0.1
@@ -39,7 +39,7 @@ class Dealer:
         self._socket = connection
         self._poll = select.poll()
         self._stage = memoryview(bytearray(_STAGE))
-        self._start = self._end = 0  # of what is there in the stage
+        self._start = self._end = 0  # of the bytes in the stage
         self._unsent = b""
         self._wakes_at = 1
         self.left = 0
@@ -96,7 +96,7 @@ class Dealer:
         return True
 
     def flush(self) -> None:
-        """Send what waits, as far as there is room. (If the connection is broken, reading raises.)"""
+        """Send unsent bytes, as far as there is room. (If the connection is broken, reading raises.)"""
         while self._unsent:
             try:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -147,12 +147,12 @@ class Dealer:
         return count
 
     def close(self, linger: float) -> None:
-        """Close the connection. What was sent last has `linger` seconds to arrive."""
+        """Close the connection. Bytes that are under way have `linger` seconds to arrive."""
         deadline = time.monotonic() + linger
         with contextlib.suppress(OSError):
             while self._unsent and self.wait(deadline - time.monotonic()):
                 self.flush()
-            # If it were closed with unread bytes, it would be reset, and the peer would lose what it has not read.
+            # Closing with unread bytes would reset the connection, and the peer would lose what it has not read.
             self._socket.shutdown(socket.SHUT_WR)
             while self.wait(deadline - time.monotonic()):
                 if not self._socket.recv(1 << 20):
@@ -164,7 +164,7 @@ class Dealer:
         self._socket.close()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until bytes come, or there is room for what waits. Return whether that was within `timeout` seconds."""
+        """Wait until bytes come, or there is room for unsent ones. Return whether that was within `timeout` seconds."""
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         return timeout > 0 and bool(self._poll.poll(timeout * 1000))
 
@@ -203,7 +203,7 @@ class Dealer:
         self._read_ahead()
 
     def _read_ahead(self) -> bool:
-        """Read into the stage, behind its contents. Return whether anything came."""
+        """Read into the stage, after its contents. Return whether anything came."""
         if self._start:
             here = bytes(self._stage[self._start : self._end])
             self._stage[: len(here)] = here
@@ -261,7 +261,7 @@ def connected(host: str, port: int, timeout: float, watch: Callable[[], None]) -
     try:
         raise error
     finally:
-        del error  # it holds this frame, which would hold it, and through `watch` a session that looks for its daemon
+        del error  # a cycle: it holds this frame, which would hold it, and through `watch` a session that reconnects
 
 
 def _connect(connection: socket.socket, place: object, deadline: float, watch: Callable[[], None]) -> None:

@@ -34,13 +34,14 @@ class CheckpointState(tf.train.experimental.PythonState):  # type: ignore[misc]
                                          data=penstock.keras.CheckpointState(connection, consumed=step))
 
     Restoring loads the state into the connection, which must not have been read before (see
-    `Connection.load_state_dict`). This happens at `restore`, or when the object is added to the checkpoint, if later.
+    `Connection.load_state_dict`). This happens at `restore`, or, if that is later, when the object is added to the
+    checkpoint.
     """
 
     def __init__(self, connection: Connection, consumed: Callable[[], int] | tf.Variable | None = None) -> None:
-        """`consumed`: the number of batches that the training loop has consumed since the very beginning of the stream,
-        including earlier runs: a function that returns it, or a variable that holds it (and is restored with the same
-        checkpoint). None if the loop reads `Connection.batches`, which counts them.
+        """`consumed`: a function that returns, or a variable that holds, the number of batches that the training loop
+        has consumed since the very beginning of the stream, including earlier runs. (A variable is restored with the
+        same checkpoint.) None if the loop reads `Connection.batches`, which counts them.
         """
         super().__init__()
         self._connection = checked(connection, "CheckpointState")

@@ -11,7 +11,7 @@ from penstock_server import Feed
 def scenes(split: int, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, int]]:
     """Yield images and labels."""
     for _ in range(100):
-        time.sleep(0.01)  # in place of work
+        time.sleep(0.01)  # instead of work
         yield rng.random((64, 64), dtype=np.float32), split
 
 

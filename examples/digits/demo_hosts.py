@@ -2,9 +2,9 @@
 
     python demo_hosts.py
 
-Each host is a network namespace with an address of its own, if this user may make some (root). Otherwise they are
-processes. The head, which the trainer reads from, has no workers of its own. Exits with 0 only if the trainer was
-handed the very bytes that a single host serves. Leaves nothing behind, even if it fails or is interrupted.
+If this user may create network namespaces (root may), each host is one, with its own address. Otherwise the hosts are
+plain processes. The head, which the trainer reads from, has no workers of its own. Exits with 0 only if the trainer
+received exactly the bytes that a single host serves. Leaves nothing behind, even if it fails or is interrupted.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from pathlib import Path
 from prepare import prepare
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parents[1] / "tests"))  # for namespaces
+sys.path.append(str(HERE.parents[1] / "tests"))  # for namespaces.py
 
 FEEDS = [f"{HERE}/slow_digits.py:train", f"{HERE}/slow_digits.py:val"]
 HOSTS = ("a", "b", "c")
 PENSTOCK = [sys.executable, "-m", "penstock_server"]
-KILLED, AGAIN = 4, 6  # host b is killed in the middle of one epoch, and starts again after the other
+KILLED, AGAIN = 4, 6  # host b is killed in the middle of epoch 4, and starts again after epoch 6
 
 
 class Hosts:
-    """Processes of Penstock on several hosts. They end with `stack`, the head first."""
+    """Penstock's processes on several hosts. They end when `stack` closes, the head first."""
 
     def __init__(self, network, data, stack):
         self.network = network
@@ -41,7 +41,7 @@ class Hosts:
         stack.callback(self.end)
 
     def start(self, name, words, at=None):
-        """Run a command on the host of this name, or on `at`, with its log in a file."""
+        """Run a command on the host `name`, or on the host `at`, with its log in a file."""
         within = self.network[at or name].within if self.network else ()
         with (self.logs / name).open("a") as log:
             process = subprocess.Popen(
@@ -63,11 +63,11 @@ class Hosts:
         return ready[0][1].rsplit("/", 1)[0]
 
     def join(self, name, url):
-        """Start a host."""
+        """Start a host that joins the head."""
         self.start(name, [*PENSTOCK, "join", url, *FEEDS, "--workers", "2", "--memory", "64M", "--host-name", name])
 
     def status(self, url):
-        """Return the state of each host that has joined, and the bytes that the head has received from it."""
+        """Return, for each joined host, its state and the bytes that the head has received from it."""
         within = self.network["head"].within if self.network else ()
         done = subprocess.run([*within, *PENSTOCK, "status", url, "--json"], capture_output=True, text=True, check=True)
         return {host["name"]: (host["state"], host["received_bytes"]) for host in json.loads(done.stdout)["hosts"]}
@@ -92,7 +92,7 @@ class Hosts:
 
 
 def read(url, epochs, batch_done=lambda images, labels: None, epoch_done=lambda epoch: None):
-    """Read epochs of the stream, and return the number of batches and the SHA-256 of their bytes."""
+    """Read `epochs` epochs of the stream, and return the number of batches and the SHA-256 of their bytes."""
     import penstock
 
     found, count = hashlib.sha256(), 0
@@ -107,7 +107,7 @@ def read(url, epochs, batch_done=lambda images, labels: None, epoch_done=lambda 
 
 
 def train(url, epochs):
-    """Train on what it reads. Print a line of JSON in the middle and at the end of each epoch, and at the end."""
+    """Train on the feeds. Print a line of JSON in the middle and at the end of each epoch, and one at the end."""
     import keras
     from train import network
 
@@ -138,7 +138,7 @@ def show(text, color=0):
 
 
 def made(before, after):
-    """What each host has made since, as text."""
+    """Return as text the share of the bytes that each host made between two calls of `Hosts.status`."""
     parts = {
         name: received - before.get(name, ("", 0))[1] for name, (state, received) in after.items() if state == "working"
     }
@@ -149,7 +149,7 @@ def made(before, after):
 
 
 def with_hosts(data, network, epochs):
-    """Train while three hosts work and one is killed. Return what the trainer found at the end."""
+    """Train while three hosts work and one is killed. Return the trainer's final results."""
     with contextlib.ExitStack() as stack:
         hosts = Hosts(network, data, stack)
         url = hosts.serve(workers=0)
@@ -216,7 +216,7 @@ def main():
 
 
 def laid(stack):
-    """Return a network of namespaces for the hosts, or None where none can be made."""
+    """Return a network of namespaces for the hosts, or None if this user cannot create any."""
     from namespaces import Network
 
     try:

@@ -1,4 +1,4 @@
-"""The code that a user writes: lists of splits, generators, and the feeds made of them.
+"""The code that a user writes: lists of splits, generators, and the feeds that use them.
 
     DIGITS_DIR=/tmp/digits penstock serve digits.py:train digits.py:val --workers 2
 
@@ -18,7 +18,7 @@ DIGITS = Path(os.environ["DIGITS_DIR"])  # where prepare.py wrote its files
 
 
 def files(kind):
-    """The splits: paths of the "train" or the "test" files, one split each."""
+    """Return the splits: the paths of the "train" or the "test" files, one split each."""
     found = sorted(DIGITS.glob(f"{kind}-*.h5"))
     if not found:
         raise FileNotFoundError(f"no {kind}-*.h5 in {DIGITS}; write them with: prepare.py {DIGITS}")
@@ -26,7 +26,7 @@ def files(kind):
 
 
 def count(kind):
-    """The samples of an epoch. With this number, Keras knows the number of steps from the start."""
+    """Return the number of samples in an epoch. With it, Keras knows the number of steps from the start."""
     total = 0
     for path in files(kind):
         with h5py.File(path) as file:
@@ -35,7 +35,7 @@ def count(kind):
 
 
 def upright(path):
-    """Yield one file's digits unchanged: image float32 (8, 8, 1) from 0 to 1, label int64."""
+    """Yield one file's digits as they are: image float32 (8, 8, 1) from 0 to 1, label int64."""
     with h5py.File(path) as file:
         images, labels = file["images"][:], file["labels"][:]
     yield from zip(images.astype(np.float32)[..., np.newaxis] / 16, labels, strict=True)
@@ -45,7 +45,7 @@ def scenes(path, rng):
     """Yield one file's digits, each rotated by up to 15 degrees.
 
     Penstock passes `rng`, seeded from the feed's seed, the epoch and the split. So each epoch rotates the digits
-    differently, and a second run, with any number of workers, yields the same.
+    differently, but a second run yields the same digits, with any number of workers.
     """
     for image, label in upright(path):
         yield rotate(image, rng.uniform(-15, 15), reshape=False, order=1), label

@@ -8,7 +8,7 @@ from penstock_server import Feed
 
 
 def slow_scenes(path, rng):
-    """Yield what `digits.scenes` yields, more slowly."""
+    """Yield the samples of `digits.scenes`, more slowly."""
     for sample in digits.scenes(path, rng):
         time.sleep(0.003)
         yield sample

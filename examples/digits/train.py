@@ -17,7 +17,7 @@ from penstock.keras import Feeding
 
 
 def network():
-    """A convolutional network with some 190,000 weights: images (n, 8, 8, 1) to logits (n, 10)."""
+    """Return a convolutional network with about 190,000 weights: images (n, 8, 8, 1) to logits (n, 10)."""
     model = keras.Sequential([keras.Input((8, 8, 1))])
     for filters in (32, 64, 64):
         model.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
@@ -45,11 +45,11 @@ def main():
 
     keras.utils.set_random_seed(options.seed)
     model = network()
-    # The learning rate falls to zero, so that the last epochs agree with each other.
+    # The learning rate falls to zero, so that the last epochs have about the same accuracy.
     rate = keras.callbacks.LearningRateScheduler(lambda epoch: 2e-3 * (1 - epoch / options.epochs))
 
-    # A dataset is all that training needs. The connection is only for the statistics. Feeding shows how long training
-    # waits for data, and says at the end what limits it.
+    # Training needs only a dataset. The connection is for the statistics. Feeding shows how long training waits for
+    # data, and says at the end what limits it.
     val = penstock.dataset(f"{options.url}/val")
     with penstock.connect(f"{options.url}/train") as train:
         start = time.perf_counter()

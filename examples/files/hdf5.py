@@ -14,7 +14,7 @@ import penstock
 from penstock_server import Feed
 
 feed = Feed.from_hdf5(
-    "digits.h5",  # or a pattern, a URL, a list of these
+    "digits.h5",  # or a pattern, a URL, or a list of these
     {"image": "images", "label": "labels"},  # leaves of a sample: the datasets that hold them
     batch_size=32,
     shuffle=1000,

@@ -1,4 +1,4 @@
-"""A folder of images, with a folder for each class, as a feed. No files need to be converted.
+"""A folder of images, with a subfolder for each class, as a feed. You need not convert any files.
 
     python image_folder.py
 
@@ -17,7 +17,7 @@ FOLDER = Path("digits")
 
 
 class ImageFolder:
-    """Image and label by index. The label is the place of the folder among the sorted folders."""
+    """Images and labels by index. A label is the index of the image's folder among the sorted folders."""
 
     def __init__(self, folder):
         self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir())

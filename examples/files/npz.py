@@ -20,7 +20,7 @@ feed = Feed.from_numpy(
 
 
 def write(path):
-    """Write 2,000 random images and their labels. Without compression workers map the file and share its memory."""
+    """Write 2,000 random images and their labels, uncompressed, so that workers map the file and share its memory."""
     rng = np.random.default_rng(0)
     np.savez(path, images=rng.integers(0, 17, (2000, 8, 8), dtype=np.uint8), labels=rng.integers(0, 10, 2000))
 

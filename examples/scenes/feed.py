@@ -1,6 +1,7 @@
-"""All that Penstock needs to run `SceneGenerator` in worker processes.
+"""All the code that Penstock needs to run `SceneGenerator` in worker processes.
 
-Each worker constructs objects of its own. After 200 batches a run ends, and another begins with other random numbers.
+Each worker constructs its own objects. A segment is 200 batches: then the generator starts again, with other random
+numbers.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""A data class as many projects have one. It knows nothing of Penstock, and it is not edited for it.
+"""A data class such as many projects have. It knows nothing about Penstock, and needs no change for it.
 
-Its generator never ends: it goes over its HDF5 files again and again, in another order each time, and crops at random.
+Its generator never ends: it reads its HDF5 files again and again, in a new order each time, and crops at random.
 """
 
 import random

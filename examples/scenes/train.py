@@ -1,4 +1,4 @@
-"""Train on `SceneGenerator`, in this process or with Penstock. The two differ in one line.
+"""Train on `SceneGenerator`, in this process or with Penstock. Only one line differs.
 
 python prepare.py /tmp/scenes
 SCENES_DIR=/tmp/scenes python train.py              # from_generator: the class runs in the trainer

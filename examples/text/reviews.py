@@ -21,7 +21,7 @@ feed = Feed(
     reviews,
     splits=range(8),
     batch_size=32,
-    batching="pad",  # "tokens" is filled up with 0 to the first of these lengths that is long enough
+    batching="pad",  # pads "tokens" with 0 to the shortest bucket that is long enough
     buckets=[8, 16, 32, 40],
     shuffle=4000,
     samples=4000,

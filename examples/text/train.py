@@ -1,4 +1,4 @@
-"""Trains a classifier on rows of token ids that are padded to few lengths, and shows the text beside them.
+"""Train a classifier on rows of token ids, which are padded to one of a few lengths. Show the text beside them.
 
 python train.py
 """

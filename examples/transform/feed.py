@@ -2,8 +2,9 @@
 
     python feed.py
 
-`readings` follows a log from its first line to its last: what it yields depends on all lines before. That is cheap. The
-spectrum of each window is not, so it is a transform: every lane of the feed runs `readings`, and transforms its share.
+`readings` follows a log from its first line to its last, as each window depends on all lines before it. That is cheap,
+but computing the spectrum of a window is not. So the spectrum is a transform: every lane of the feed runs all of
+`readings`, and transforms only its share.
 """
 
 import numpy as np
@@ -22,7 +23,7 @@ def readings():
 
 
 def spectrum(sample, rng):
-    """Make ((image, line), target) of a window. The noise is the same whichever worker adds it."""
+    """Make ((image, line), target) from a window. The noise is the same on every worker."""
     window = sample["level"] + rng.normal(scale=0.1, size=256)
     pieces = np.lib.stride_tricks.sliding_window_view(window, 64)[::8]
     image = np.abs(np.fft.rfft(pieces * np.hanning(64))).astype(np.float32)

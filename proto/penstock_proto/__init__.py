@@ -1,7 +1,7 @@
 """Shared by both ends of Penstock: messages and their codec, the slab's layout, the element spec, and the errors.
 
-Imports neither the client nor the server. PROTOCOL.md describes the protocol. What needs NumPy is loaded when it is
-first used, so that the command line starts quickly.
+Imports neither the client nor the server. PROTOCOL.md describes the protocol. Names that need NumPy are loaded on first
+use, so that the command line starts quickly.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 """Small NumPy arrays inside control messages: msgpack-numpy behind a guard.
 
 msgpack-numpy alone unpickles arrays of dtype object (so any peer could run code), takes any map with a key `nd` for an
-array, and reads raw pointers for a descriptor such as `|O`. So packing and unpacking allow only plain numeric dtypes
-here, check every size before NumPy sees it, and refuse everything else. Batches never pass through here.
+array, and reads raw pointers for a descriptor such as `|O`. So this file packs and unpacks only plain numeric dtypes,
+checks every size before NumPy sees it, and refuses everything else. Batches never pass through here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Unpack what `pack` made. Arrays come back read-only, tuples as lists.
+    """Unpack the output of `pack`. Arrays come back read-only, tuples as lists.
 
     Raises:
         ProtocolError: `data` was not made by `pack`.
@@ -63,7 +63,8 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(value: dict[Any, Any]) -> Any:
-    # msgpack-numpy marks its maps by a bytes key: b'nd' (arrays have kind and shape, scalars have not) or b'complex'.
+    # msgpack-numpy marks its maps by a bytes key: b'nd' (arrays also have kind and shape; scalars do not) or
+    # b'complex'.
     if not any(isinstance(key, bytes) for key in value):
         return value
     is_array = value.get(b"nd")

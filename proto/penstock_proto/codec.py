@@ -1,4 +1,4 @@
-"""Encodes and decodes messages, strictly: anything but a message of the expected set is a ProtocolError."""
+"""Encodes and decodes messages strictly: any input that is not a message of the expected set is a ProtocolError."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_STATUS = 1024 * 1024
 """Largest message in bytes over ZeroMQ, which only Status may need."""
 
 MAX_CHUNK = 4 * 1024 * 1024
-"""Most bytes of a slab in one message over ZeroMQ; the daemon sends as many."""
+"""Most bytes of a slab in one message over ZeroMQ. The daemon sends pieces of this size."""
 
 M = TypeVar("M")
 _encoder = msgspec.msgpack.Encoder()

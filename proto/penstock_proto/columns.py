@@ -1,12 +1,12 @@
-"""Which arrays hold a batch: a leaf whose samples have one size is one array, any other leaf is stored as follows.
+"""Which arrays hold a batch. A leaf whose samples all have one size is one array; other leaves are stored as follows.
 
     stacked   values [rows, ...]                             all samples have this shape
     padded    values [rows, ...]                             samples are filled up to the largest, or to a bucket
-    ragged    values [sum of lengths, ...], offsets [rows + 1]   one sample behind the other
-    text      bytes [sum of lengths], offsets [strings + 1]  one string behind the other
+    ragged    values [sum of lengths, ...], offsets [rows + 1]   one sample after another
+    text      bytes [sum of lengths], offsets [strings + 1]  one string after another
 
 Sample (or string) i of a ragged leaf (or text) is `values[offsets[i] : offsets[i + 1]]`; offsets are int64. TensorFlow
-calls them row splits. The *sizes* of some rows say how much room they need: for each leaf a tuple, which is empty for a
+calls them row splits. The *sizes* of some rows say how much room they need, as a tuple for each leaf: empty for a
 stacked leaf, the largest dimensions for a padded one, and the sum of lengths for ragged leaves and text.
 
 This file knows no slot and no message.
@@ -26,7 +26,7 @@ import numpy as np
 from .spec import Leaf, Spec, leaf_list, numpy_dtype
 
 Sizes: TypeAlias = tuple[tuple[int, ...], ...]
-"""See the file's head."""
+"""How much room some rows need; see the file's head."""
 
 
 class Kind(Enum):
@@ -65,7 +65,7 @@ class Column:
 
     @property
     def has_length(self) -> bool:
-        """Whether its samples have a length by which they belong to a bucket: its first dimension varies."""
+        """Whether its samples have a length that decides their bucket: its first dimension varies."""
         return self.kind is PADDED and self.leaf.shape[0] is None
 
     @property
@@ -85,7 +85,7 @@ class Columns:
 
     Attributes:
         columns: one for each leaf, in the order of the spec.
-        arrays: the dtype and shape of each stored array, with None for what varies; leaves in order.
+        arrays: the dtype and shape of each stored array, with None for dimensions that vary; leaves in order.
     """
 
     def __init__(self, spec: Spec, batch_size: int | None, buckets: Sequence[int] = ()) -> None:
@@ -115,7 +115,7 @@ class Columns:
         return tuple(found)
 
     def joined(self, parts: Iterable[Sizes]) -> Sizes:
-        """Return the sizes of rows that consist of these parts."""
+        """Return the sizes of all rows of these parts together."""
         total = [[0] * _size_length(column) for column in self.columns]
         for part in parts:
             for column, sums, size in zip(self.columns, total, part, strict=True):
@@ -137,7 +137,7 @@ class Columns:
         return bisect_left(self._buckets, length)
 
     def _filled_up(self, column: Column, size: tuple[int, ...]) -> tuple[int, ...]:
-        """The dimensions of a padded leaf's samples, where the largest of a batch are `size`."""
+        """Return the dimensions of a padded leaf's filled-up samples. `size`: the largest of the batch."""
         place = self.bucket(size[0]) if column.has_length else len(self._buckets)
         return (self._buckets[place], *size[1:]) if place < len(self._buckets) else size
 

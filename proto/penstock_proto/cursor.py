@@ -1,6 +1,6 @@
-"""The cursor moves a position forward: the one place that adds up what was read, batch by batch and lane by lane.
+"""The cursor moves a position forward. It is the only place that adds up the batches read, lane by lane.
 
-A client moves it by what it handed over, a daemon with a state file by what a group did. Plain state, no I/O.
+A client moves it when it hands batches over, a daemon with a state file when a group does. Plain state, no I/O.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Cursor:
 
     `ahead`: a later record of each lane that may have batches within `skip`.
 
-    Within a pool the position is its start, and what was read of it counts as `skip`. `pools`: those that have begun,
-    and were not read to their ends. (Of ranks there may be two, as the others' batches of a round come first.)
+    Within a pool the position is the pool's start, and batches read of the pool count as `skip`. `pools`: those that
+    have begun and were not read to their ends. (Ranks may have two, as the others' batches of a round come first.)
     """
 
     __slots__ = ("ahead", "batches", "digest", "ended", "epoch", "merged", "places", "pools", "rows", "skip")
@@ -48,14 +48,14 @@ class Cursor:
         return other
 
     def begin(self, epoch: int) -> None:
-        """Move to the start of an epoch, if it is a later one."""
+        """Move to the start of the epoch if it is a later one."""
         if epoch > self.epoch:
             self.epoch, self.batches, self.rows, self.digest, self.merged, self.skip = epoch, 0, 0, b"", 0, 0
             self.places, self.ended, self.ahead = {}, {}, {}
             self.pools = ()
 
     def read(self, some: Slab | SentElsewhere) -> None:
-        """Move behind batches that were read, or sent elsewhere."""
+        """Move past batches that were read or sent elsewhere."""
         if some.lane == POOL_LANE:
             self.read_pooled(some.batches)
             return
@@ -64,18 +64,18 @@ class Cursor:
         self.stand(some)
 
     def stand(self, some: Slab | SentElsewhere) -> None:
-        """Move their lane's place behind these batches, without counting them."""
+        """Move the lane's place past these batches, without counting them."""
         if some.lane < 0:
             self.merged = max(self.merged, some.index + some.batches)
         elif some.record and some.lane not in self.ended:  # an indexable feed has no records, and no lanes
             index, _ = self.places.get(some.lane, (0, b""))
-            if some.index + some.batches > index:  # a rank's own batch comes behind those of its round
+            if some.index + some.batches > index:  # a rank's own batch comes after the others of its round
                 self.places[some.lane] = (some.index + some.batches, some.record)
                 self.ahead.pop(some.lane, None)
 
     def begin_pool(self, pool: PoolBegun) -> list[int]:
-        """Note that a pool begins here. It comes again after a lost connection, and what was read of it then comes as
-        `SentElsewhere`. Return the lanes that have moved: those of a pool without a batch."""
+        """Note that a pool begins here. Return the lanes that have moved: those of a pool without a batch. After a lost
+        connection the pool comes again, and batches read of it come as `SentElsewhere`."""
         before = tuple(other for other in self.pools if other.number < pool.number)
         begun = self.pools[len(before)] if len(before) < len(self.pools) else None
         if begun is not None and begun.more:
@@ -86,7 +86,7 @@ class Cursor:
         return self.read_pooled(0)
 
     def read_pooled(self, batches: int) -> list[int]:
-        """Move behind this many batches of pools. Return the lanes that have moved: those of pools now over."""
+        """Move past `batches` batches of pools. Return the lanes that have moved: those of pools that are now over."""
         self.skip += batches
         moved = []
         while self.pools and not self.pools[0].more and self.skip >= self.pools[0].batches:
@@ -112,7 +112,7 @@ class Cursor:
         self.ended[lane.lane] = (lane.number, lane.index, lane.leftover, lane.record)
 
     def position(self, info: FeedInfo, more: int = 0, through: Iterable[Slab] = ()) -> Position:
-        """Return the position here, or `more` batches further on, which belong to the slabs `through`."""
+        """Return the position here, or `more` batches further on. Those batches belong to the slabs `through`."""
         ahead = self.ahead | {slab.lane: slab.record for slab in through if slab.record and slab.lane not in self.ended}
         if self.skip + more:
             ahead |= {lane.lane: lane.record for pool in self.pools for lane in pool.lanes if lane.record}

@@ -7,18 +7,18 @@
     ├── KeyRefused               one side has no key, or a key that the other side does not accept
     ├── ConnectionLost           the daemon, or the way to it, is gone while a stream was open
     ├── DaemonStopped            the daemon said that it stops
-    ├── StreamClosed             the connection, or another rank's, was closed, a newer iterator took the stream, or a
-    │                            group's stream that was read does not exist any longer
+    ├── StreamClosed             the connection or another rank's was closed, a newer iterator took the stream over, or
+    │                            the group's stream no longer exists
     ├── EndOfStream              the feed has `epochs=` and all of them were read
-    ├── MemoryBound              the memory that is allowed (or free) does not suffice
+    ├── MemoryBound              not enough memory is allowed (or free)
     ├── StartError               `serve` cannot start: what was asked for does not exist or cannot work
     └── FeedError                the feed itself is wrong or failed
         ├── UnknownFeed          the daemon serves no feed of that name
         ├── SpecError            samples do not fit the element spec, or have none that can be served
         ├── GeneratorError       user code raised; carries the worker's traceback
-        ├── WorkerDied           a split ended its worker process again and again, or no worker can start
-        ├── StateMismatch        the stream cannot continue from a position, which was made with another feed
-        └── IncompleteEpoch      an epoch's counts are not what they must be
+        ├── WorkerDied           a split killed its worker process again and again, or no worker can start
+        ├── StateMismatch        the stream cannot continue from a position that was made with another feed
+        └── IncompleteEpoch      an epoch's counts are wrong
 
 An error crosses the wire as an `ErrorReport` (see messages/base.py) and is raised at the other end as the same class.
 """
@@ -32,7 +32,7 @@ class PenstockError(Exception):
     Attributes:
         feed: name of the feed, or None.
         worker: number of the worker process, or None.
-        split: a short text that shows the split that was being read, or None.
+        split: a short text that shows the split being read, or None.
         remote_traceback: the traceback of the process in which it happened, or None.
     """
 
@@ -95,8 +95,8 @@ class DaemonStopped(PenstockError):
 
 
 class StreamClosed(PenstockError):
-    """The connection, or that of another rank, was closed, a newer iterator took its stream over, or a group's stream
-    that was read does not exist any longer."""
+    """The connection or another rank's was closed, a newer iterator took the stream over, or the group's stream no
+    longer exists."""
 
 
 class EndOfStream(PenstockError):
@@ -104,7 +104,7 @@ class EndOfStream(PenstockError):
 
 
 class MemoryBound(PenstockError):
-    """The memory that is allowed, or that the machine has left, does not suffice."""
+    """There is not enough memory: the allowed amount, or what the machine has left, is too small."""
 
 
 class StartError(PenstockError):
@@ -128,15 +128,15 @@ class GeneratorError(FeedError):
 
 
 class WorkerDied(FeedError):
-    """A split ended its worker process again and again, or no worker process can start."""
+    """A split killed its worker process again and again, or no worker process can start."""
 
 
 class StateMismatch(FeedError):
-    """The stream cannot continue from a position: the feed or its splits are not those that it was made with."""
+    """The stream cannot continue from a position that was made with another feed or other splits."""
 
 
 class IncompleteEpoch(FeedError):
-    """An epoch's counts are not what they must be."""
+    """An epoch's counts are wrong."""
 
 
 def _tree(cls: type[PenstockError]) -> dict[str, type[PenstockError]]:

@@ -1,4 +1,4 @@
-"""The figures of a measured feed, how the figures of several slices are joined, and how figures are written."""
+"""The figures of a measured feed: their type, joining those of several slices, and formatting them as text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ COMPUTES = 0.5
 
 @dataclass(frozen=True, slots=True)
 class WorkerShares:
-    """How a worker spent its time, as shares: `generating`, `idle`, `cpu_wait` (ready to run, without a CPU); the rest
-    is collating. `cpu` is the share in which it ran on a CPU. `name`: as the status has it, if it is not the number.
+    """How a worker spent its time, as shares: `generating`, `idle`, `cpu_wait` (ready to run, but without a CPU); the
+    rest is collating. `cpu` is the share in which it ran on a CPU. `name`: its name in the status, if that is not its
+    number.
     """
 
     number: int
@@ -42,11 +43,12 @@ class Figures:
         url: the URL of the feed.
         transport: "local" or "tcp".
         consumer: "NumPy" or "TensorFlow".
-        seconds, batches, samples, nbytes: how much was read, and in how many seconds.
+        seconds, batches, samples, nbytes: how long the measurement took, and how much was read in it.
         first_batch_seconds: from connecting (including the start of a private daemon) to the first batch.
-        waiting, receiving, step: shares of the consumer's time: waiting for a batch, taking it, in the training step.
-        workers: workers that ran for the whole time.
-        daemon_cpu, consumer_cpu: CPUs that these used, on average.
+        waiting, receiving, step: the shares of the consumer's time in which it waited for a batch, took it, and was in
+            the training step.
+        workers: the workers that ran for the whole time.
+        daemon_cpu, consumer_cpu: CPUs that the daemon and the consumer used, on average.
         cpus: CPUs that the daemon, and hosts that have joined it, may use.
         lanes: how many workers can work on an epoch at once; None: any number.
         others: other consumers that the daemon had at the end.
@@ -60,12 +62,12 @@ class Figures:
         tcp_asked: whether the user asked for TCP.
         slots: slots in which batches of the stream can be made at once; None if unknown.
         memory: bytes that the daemon may use for batches; None if unknown.
-        ranks_share, sending_share: the shares of its waits in which the consumer waits for other ranks, and in which
-            a batch is coming to it, or its connection takes no more.
+        ranks_share, sending_share: the shares of the consumer's waits in which it waits for other ranks, and in which a
+            batch is on its way to it, or its connection takes no more.
         slow_rank: the rank that others wait for most, or None.
         without_makers: whether the daemon has no worker that makes batches, and waits for hosts to join.
         holding_up: the share of its time in which other ranks wait for this consumer.
-        slices: the measurements of consecutive parts of the time, which together are this one.
+        slices: the measurements of consecutive parts of the time that make up this one.
     """
 
     url: str
@@ -124,12 +126,12 @@ class Figures:
 
     @property
     def idle(self) -> float:
-        """The share of their time in which workers were idle."""
+        """The share of the workers' time in which they were idle."""
         return sum(worker.idle for worker in self.workers) / len(self.workers)
 
     @property
     def idle_while_waiting(self) -> float:
-        """The least share of the time in which the consumer waited and workers were idle, at once."""
+        """The smallest share of the time in which the consumer must have waited while workers were idle."""
         return max(0.0, self.waiting + self.idle - 1)
 
     @property
@@ -139,12 +141,12 @@ class Figures:
 
     @property
     def short_of_slots(self) -> bool:
-        """Whether fewer batches can be made at once than workers could. One slot is kept for the next in order."""
+        """Whether slots allow fewer batches at once than workers could make. One slot is kept for the next in order."""
         return self.slots is not None and max(1, self.slots - 1) < self.usable
 
     @property
     def wait_for_io(self) -> bool:
-        """Whether workers mostly wait for something else than a CPU."""
+        """Whether workers mostly wait for something other than a CPU."""
         return sum(one.cpu + one.cpu_wait for one in self.workers) < COMPUTES * sum(one.busy for one in self.workers)
 
     @property

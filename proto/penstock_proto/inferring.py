@@ -1,4 +1,4 @@
-"""From a sample to its spec, and from values to arrays: what can be served, and what to yield instead of the rest."""
+"""Infers the spec of a sample and converts values to arrays. Errors say what to yield instead of unsupported values."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
 def as_text(value: Any) -> npt.NDArray[Any] | None:
     """Return text as an array of `bytes` objects (dtype object): of a `str` or `bytes`, of a list or an array of them.
 
-    `str` becomes UTF-8. Return None if `value` is no text. An empty list or array of objects is none.
+    `str` becomes UTF-8. Return None if `value` is not text. An empty list or array of objects is not.
 
     Raises:
         SpecError: a `str` is not valid Unicode.
@@ -157,7 +157,7 @@ def as_text(value: Any) -> npt.NDArray[Any] | None:
 
 
 def _first_of(value: Any) -> Any:
-    """Return the first item of nested lists that is no list; `value` itself if it is none."""
+    """Return the first item of nested lists that is not a list, or `value` itself if it is not one."""
     for _ in range(MAX_DIMS):
         if not isinstance(value, list) or not value:
             break
@@ -169,7 +169,7 @@ def _as_bytes(value: str | bytes) -> bytes:
     if isinstance(value, bytes):
         return bytes(value)
     try:
-        return str.__str__(value).encode(errors="surrogateescape")  # file names that are no UTF-8 keep their bytes
+        return str.__str__(value).encode(errors="surrogateescape")  # file names that are not UTF-8 keep their bytes
     except UnicodeEncodeError:
         raise SpecError(f"{shown(value)} is not valid Unicode, so it has no UTF-8: yield bytes") from None
 

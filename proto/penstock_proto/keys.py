@@ -1,9 +1,9 @@
-"""The files of keys: the folder of a client or of a joined host, and the reading and checking of any key file.
+"""Key files: reads the key folder of a client or a joined host, and reads and checks any key file.
 
 A client's folder holds `client.key_secret`, its own two keys, and `server.key`, by which it recognizes the daemon. A
-host's folder is the same, with `host.key_secret`. The files are ZeroMQ certificates (Z85 text), which libzmq's other
-tools read too. The server's folder is read by penstock_server/keys.py, and penstock_server/keygen.py makes all of them.
-Encryption itself is libzmq's (see libzmq.py).
+host's folder has `host.key_secret` instead. The files are ZeroMQ certificates (Z85 text), which libzmq's other tools
+read too. penstock_server/keys.py reads the server's folder, and penstock_server/keygen.py makes all folders. libzmq
+does the encryption (see libzmq.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from .errors import StartError
 
 Kind: TypeAlias = Literal["client", "host"]
-"""Who has a key: a client, which reads feeds, or a host, which joins with workers (`penstock join`)."""
+"""Whose a key is: a client's, which reads feeds, or a host's, which joins with workers (`penstock join`)."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SERVER = "server.key"
 """The daemon's public key, in the folder of a client or host."""
@@ -37,7 +37,7 @@ class KeyPair(NamedTuple):
 
 
 class ClientKeys(NamedTuple):
-    """What a client or a host needs to connect.
+    """The keys that a client or a host needs to connect.
 
     Attributes:
         folder: where the keys are.
@@ -58,7 +58,8 @@ class ClientKeys(NamedTuple):
 
 
 def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
-    """Read a client's keys from `folder`; None: from the folder in PENSTOCK_KEYS. Return None if that is not set.
+    """Read a client's keys from `folder`, or if that is None from the folder in PENSTOCK_KEYS. Return None without
+    either.
 
     Raises:
         StartError: the folder is not a client's, a file is damaged, others can read the secret key, or pyzmq is
@@ -68,16 +69,16 @@ def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
 
 
 def host_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
-    """Read a host's keys for `penstock join --keys`, from where `client_keys` reads a client's.
+    """Read a host's keys for `penstock join --keys`, as `client_keys` reads a client's.
 
     Raises:
-        StartError: as `client_keys`, of a host's folder.
+        StartError: as `client_keys`, for a host's folder.
     """
     return _keys("host", "--keys {}", folder)
 
 
 def any_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
-    """Read the keys of a client or a host, for `penstock status`, which both may ask for.
+    """Read the keys of a client or a host, for `penstock status`, which both may use.
 
     Raises:
         StartError: as `client_keys`.
@@ -89,12 +90,12 @@ def any_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
 
 
 def secret_name(kind: Kind) -> str:
-    """Return the name of the file of its own keys, in the folder of a client or host."""
+    """Return the name of the file with its own keys in the folder of a client or host."""
     return f"{kind}.key_secret"
 
 
 def needs_key(daemon: str) -> str:
-    """Return what a client or a host without keys is told that meets a daemon with keys."""
+    """Return the error text for a client or host without keys that connects to a daemon with keys."""
     return (
         f"{daemon} admits only clients with keys: give keys= (on the command line --keys) or set {VARIABLE}, each the "
         "folder of a client (for `penstock join`: of a host) that `penstock keygen` made"
@@ -102,10 +103,10 @@ def needs_key(daemon: str) -> str:
 
 
 def require_zmq(source: str) -> None:
-    """Check that pyzmq is there and can encrypt.
+    """Check that pyzmq is installed and can encrypt.
 
     Raises:
-        StartError: names `source`, which needs it, and the package to install.
+        StartError: it is not. The text names `source`, which needs it, and the package to install.
     """
     try:
         import zmq
@@ -119,7 +120,7 @@ def require_zmq(source: str) -> None:
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """Raise StartError, with what to do, where a folder of keys may not be read."""
+    """Turn a PermissionError for a folder of keys into a StartError that says what to do."""
     try:
         yield
     except PermissionError as error:

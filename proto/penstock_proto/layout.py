@@ -1,16 +1,16 @@
 """How batches lie in a slot: their headers, then leaf by leaf, each leaf of all batches one after another.
 
-So a leaf of consecutive batches is one array [batches, batch size, ...], which TensorFlow splits without work for each
+So a leaf of consecutive batches is one array [batches, batch size, ...], which TensorFlow splits without any work per
 batch. `tf.data.Dataset.from_generator` takes an array without a copy only if its address is a multiple of 64, so each
-leaf begins at one. A slot with room for n batches is
+leaf begins at such an address. A slot with room for n batches is
 
     0     headers, 64 bytes each: int64 (native order) rows, epoch, lane, index in its lane; the rest is the consumer's
-    64 n  leaf 0 of batch 0, of batch 1, ...; padded to a multiple of 64 behind the last
+    64 n  leaf 0 of batch 0, of batch 1, ...; padded to a multiple of 64 after the last
     ...   leaf 1, ...
 
-A slab is a run of those batches, from place `first` on. Only the last batch of an epoch may have fewer rows than the
-others, and then it is a slab of its own. Each slot of a *fixed* feed (batch size and every sample dimension known) has
-room for a turn. Any other feed has one batch in a slot, and the message carries its shapes.
+A slab is some consecutive batches of a slot, from place `first` on. Only the last batch of an epoch may have fewer rows
+than the others, and then it is a slab of its own. Each slot of a *fixed* feed (batch size and every sample dimension
+known) has room for a turn. Any other feed has one batch in a slot, and the message carries its shapes.
 
 This file knows no memfd and no message.
 """
@@ -43,7 +43,8 @@ def aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeafPlace:
-    """Where a leaf lies in a slot: the byte offset in the first batch; dtype, whole shape and bytes in each batch."""
+    """Where a leaf lies in a slot: its byte offset in the first batch, and its dtype, whole shape and bytes per
+    batch."""
 
     offset: int
     dtype: np.dtype[Any]
@@ -53,7 +54,7 @@ class LeafPlace:
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """Where everything lies in a slot that has room for `batches` batches, `nbytes` in all (a multiple of 64)."""
+    """The layout of a slot with room for `batches` batches, `nbytes` bytes in all (a multiple of 64)."""
 
     places: tuple[LeafPlace, ...]
     batches: int
@@ -71,7 +72,7 @@ class SlotLayout:
         ]
 
     def regions(self, first: int, batches: int) -> list[tuple[int, int]]:
-        """Return where the bytes of a slab lie in its slot, as (start, stop), in order."""
+        """Return where the bytes of a slab lie in its slot, as (start, stop) pairs in order."""
         if batches == self.batches:
             return [(0, self.nbytes)]
         found = [(HEADER * first, HEADER * (first + batches))]
@@ -100,7 +101,7 @@ def lay_out(dtypes: Sequence[str], shapes: Sequence[Sequence[int]], batches: int
 
 
 def is_fixed(spec: Spec, batch_size: int | None) -> bool:
-    """Whether all batches of the feed except for the last of an epoch have the same size."""
+    """Return whether all batches of the feed have the same size, except for the last of an epoch."""
     return batch_size is not None and all(leaf.sized for leaf in leaf_list(spec))
 
 

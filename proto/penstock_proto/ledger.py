@@ -1,8 +1,9 @@
 """The ledger: one page of shared memory for each same-host session, in which the client counts slabs handed over.
 
 The client writes the count *before* it gives a slab to TensorFlow, which may write into the memory from then on. When
-the connection of a group's consumer ends, the daemon reads which slabs go to another one (those not counted). Slabs are
-handed over in the order of their sequence numbers, so one 64-bit count suffices, and storing it is one aligned write.
+the connection of a group's consumer ends, the daemon sends the slabs that are not counted to another consumer. Slabs
+are handed over in the order of their sequence numbers, so one 64-bit count suffices, and storing it is one aligned
+write.
 
     0    uint64 handed (native order)
     64   16 bytes: the nonce that the client repeats in Open, which proves that it maps the daemon's memory

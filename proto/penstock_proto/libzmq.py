@@ -1,8 +1,8 @@
-"""A DEALER of libzmq at the client's end of one connection to a daemon, with keys (CURVE) or without.
+"""A libzmq DEALER at the client's end of one connection to a daemon, with keys (CURVE) or without.
 
-libzmq encrypts, and receives each frame as a whole. Its socket connects again by itself; this one never does, because a
-session belongs to one connection. libzmq says nothing about a handshake that fails, but its monitor does: from there
-come the errors.
+libzmq encrypts, and receives each frame as a whole. Its sockets reconnect on their own, but this one never does,
+because a session belongs to one connection. libzmq reports a failed handshake only through its monitor, so errors come
+from there.
 
 This file knows no message of Penstock.
 """
@@ -24,17 +24,17 @@ from .keys import SERVER, ClientKeys, needs_key
 from .zmtp import Silent
 
 OVERHEAD = 64
-"""Bytes by which encryption makes a frame larger; rounded up."""
+"""Bytes that encryption adds to a frame, rounded up."""
 UNDECIPHERED = 300
-"""With this code the daemon ends a handshake that it cannot decipher. (A key that it does not know has 400, libzmq's
-own.)"""
+"""The code with which the daemon ends a handshake that it cannot decipher. (For an unknown key it is libzmq's own,
+400.)"""
 
 _STEP = 100
 """Milliseconds between two calls of `watch` during a wait."""
 _NEVER = 3_600_000
-"""Milliseconds until libzmq would connect again. (-1 would also drop messages that came and are not read.)"""
+"""Milliseconds until libzmq would reconnect. (-1 would also drop messages that came and were not read.)"""
 _AHEAD = 16
-"""Messages that libzmq receives ahead, or holds until they are sent."""
+"""How many messages libzmq receives ahead, or holds until they are sent."""
 
 
 class LibzmqDealer:
@@ -47,7 +47,7 @@ class LibzmqDealer:
     def __init__(self, keys: ClientKeys | None) -> None:
         self.left = 0
         self.unsent = False
-        """libzmq holds what waits to be sent."""
+        """Whether libzmq holds messages that wait to be sent."""
         self._keys = keys
         self._frame = memoryview(b"")
         self._more = False
@@ -66,7 +66,7 @@ class LibzmqDealer:
         self._monitor = self._socket.get_monitor_socket()
 
     def connect(self, endpoint: str, deadline: float, watch: Callable[[], None]) -> None:
-        """Connect and shake hands, once and with one address. Raises as `dealer`."""
+        """Connect to one address and shake hands, without another try. Raises the errors of `dealer`."""
         self._socket.connect(endpoint)
         connected = False
         while (event := self._next_event()) != zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -82,8 +82,7 @@ class LibzmqDealer:
                     raise Silent("it accepts connections, and says nothing") if connected else TimeoutError("silence")
 
     def send(self, data: bytes, body: memoryview | None = None) -> bool:
-        """Send a message, perhaps with a second frame, if there is room. Both are copied. Return whether it was sent,
-        or will be."""
+        """Send a message, perhaps with a second frame, if there is room. Copies both. Return whether libzmq took it."""
         try:
             self._socket.send(data, zmq.NOBLOCK if body is None else zmq.NOBLOCK | zmq.SNDMORE)
             if body is not None:
@@ -94,7 +93,7 @@ class LibzmqDealer:
 
     @property
     def own_address(self) -> str:
-        """The address of this end, without its port; "" if the connection has ended."""
+        """The address of this end, without its port, or "" if the connection has ended."""
         try:
             with socket.socket(fileno=os.dup(self._fd)) as connection:
                 return str(connection.getsockname()[0])
@@ -103,12 +102,13 @@ class LibzmqDealer:
 
     @property
     def pending(self) -> bool:
-        """Whether a frame has come. The descriptors may not say so, if something was sent since they were looked at."""
+        """Whether a frame has come. The descriptors may not show this if something was sent since they were last
+        checked."""
         return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """Two descriptors that become readable once whenever something may have changed."""
+        """Two descriptors that become readable once each time something may have changed."""
         return int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
 
     def frames(self) -> list[bytes] | None:
@@ -128,7 +128,7 @@ class LibzmqDealer:
         """Begin the next frame of a message. The one before must have been read to its end.
 
         Returns:
-            Its size, and whether the message has another frame; None if it has not come.
+            Its size, and whether the message has another frame. None if the frame has not come.
 
         Raises:
             ConnectionResetError: the connection broke.
@@ -144,7 +144,7 @@ class LibzmqDealer:
         return self.left, self._more
 
     def read_into(self, target: memoryview) -> int:
-        """Copy bytes of the current frame into `target`, as many as fit. Return their number."""
+        """Copy as many bytes of the current frame into `target` as fit. Return their number."""
         count = min(self.left, len(target))
         at = len(self._frame) - self.left
         target[:count] = self._frame[at : at + count]
@@ -155,7 +155,7 @@ class LibzmqDealer:
 
     def message(self, timeout: float) -> bytes | None:
         """Wait for the next message and return its first frame, or None if none comes within `timeout` seconds. Skip
-        the rest of the message that has begun.
+        the rest of a message that was only read in part.
 
         Raises:
             ConnectionResetError: the connection broke.
@@ -173,7 +173,7 @@ class LibzmqDealer:
             self.left = 0
 
     def wait(self, timeout: float) -> bool:
-        """Wait until a frame comes, or the connection breaks. Return whether that was within `timeout` seconds."""
+        """Wait up to `timeout` seconds for a frame or for a broken connection. Return whether either came."""
         return self.wait_beside((), timeout, False)[0]
 
     def wait_beside(self, others: Collection[int], timeout: float, for_room: bool) -> tuple[bool, set[int]]:
@@ -193,7 +193,7 @@ class LibzmqDealer:
         return self._monitor in ready or bool(ready.get(self._socket, 0) & zmq.POLLIN), ready.keys() & others
 
     def close(self, linger: float) -> None:
-        """Close the connection. What was sent last has `linger` seconds to arrive."""
+        """Close the connection. Give libzmq `linger` seconds to send the last messages."""
         self._frame = memoryview(b"")
         self._socket.disable_monitor()
         self._context.destroy(linger=int((0 if self._lost else linger) * 1000))
@@ -205,12 +205,12 @@ class LibzmqDealer:
                 os.close(self._fd)
 
     def _broken(self) -> bool:
-        """Whether the connection has ended, and all that came over it was read."""
+        """Return whether the connection has ended and all that came over it was read."""
         self._lost = self._lost or self._next_event() == zmq.Event.DISCONNECTED
         return self._lost and not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN
 
     def _next_event(self) -> int | None:
-        """Return what the monitor says next, or None if it says nothing.
+        """Return the monitor's next event, or None if there is none.
 
         Raises:
             KeyRefused: the handshake failed because of keys.
@@ -257,7 +257,7 @@ class LibzmqDealer:
 
 
 def dealer(keys: ClientKeys | None, host: str, port: int, timeout: float, watch: Callable[[], None]) -> LibzmqDealer:
-    """Connect to the first of the addresses of `host` that answers, and shake hands.
+    """Connect to the first address of `host` that answers, and shake hands.
 
     Args:
         keys: the keys of this end; None: do not encrypt.
@@ -291,4 +291,4 @@ def dealer(keys: ClientKeys | None, host: str, port: int, timeout: float, watch:
     try:
         raise error
     finally:
-        del error  # it holds this frame, which would hold it, and through `watch` a session that looks for its daemon
+        del error  # it and this frame hold each other, and, through `watch`, a session that looks for its daemon

@@ -1,9 +1,9 @@
-"""Where a consumer stands in a stream: enough to continue behind any batch, with other workers or in another daemon.
+"""A consumer's place in a stream: enough to continue after any batch, with other workers or in another daemon.
 
-A consumer can add a position up by itself: the last restart record of each lane, which lanes have ended with how many
+A consumer can add up a position on its own: the last restart record of each lane, which lanes have ended with how many
 rows left over, and counts. A client sends it when it comes back after a cut or to another daemon, and a checkpoint
-holds it (with `skip`, as a training loop may stand within a slab). The daemon trusts nothing in it: it decodes a
-position strictly, and the worker that gets a record checks it.
+holds it (with `skip`, as a training loop may be within a slab). The daemon trusts nothing in it: it decodes a position
+strictly, and the worker that gets a record checks it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ MAX_POSITION = 8 * 1024 * 1024
 MAX_LANES = 2**16
 
 MAX_SKIP = 512
-"""Most batches of several slabs that a position may pass over. Those of one slab come on top."""
+"""Most batches that a position may skip, in addition to those of one slab."""
 
 MAX_SKIP_FAST = 2**20
-"""The same in fast order, where a consumer that resumes within a slab again and again passes over more each time."""
+"""The same in fast order, where a consumer that resumes within a slab again and again skips more each time."""
 
 
 class Place(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The progress of a lane: `index` batches were read, and `record` is the restart record after the last one.
 
-    `ahead`: if batches of it lie within the position's `skip`, a later restart record of the lane, behind these or
-    further on. A run that continues here passes that record, and so finds out whether the batches are what they were.
-    (`index` may be 0, and `record` empty: the lane's start.)
+    `ahead`: if some of the lane's batches lie within the position's `skip`, a later restart record of the lane, after
+    these batches or further on. A run that continues here passes that record, and so finds out whether the batches are
+    the same again. (`index` may be 0, and `record` empty: the lane's start.)
     """
 
     lane: Index
@@ -61,9 +61,9 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
     `batches` and `rows` of epoch `epoch` come before it; of these, `merged` batches were merged from leftovers.
     `places`: the lanes that have begun and not ended; none for an indexable feed. `ended`: the lanes that have ended,
     in the order in which their leftovers count. `digest`: the SHA-256 of the epoch's list of splits, or empty if
-    nothing of it was read. `skip` batches behind all that were read too: the daemon makes them again and drops them.
-    They lie within one slab, or within one pool, or are few: in exact order at most `MAX_SKIP` more than a slab, or a
-    pool, can hold.
+    nothing of it was read. `skip` batches after all of these were read too: the daemon makes them again and drops them.
+    They lie within one slab or one pool, or are few: in exact order at most `MAX_SKIP` more than a slab or a pool can
+    hold.
     """
 
     feed: FeedInfo
@@ -85,7 +85,7 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def differences(was: FeedInfo, now: FeedInfo) -> Iterator[str]:
-    """Name what decides the stream and differs between two feeds, with both values."""
+    """Yield a text for each property that determines the stream and differs between two feeds, with both values."""
     for field in _DECIDING:
         before, after = getattr(was, field), getattr(now, field)
         if before != after:
@@ -115,7 +115,7 @@ def pack(position: Position) -> bytes:
     """Encode `position`.
 
     Raises:
-        ProtocolError: they are more than `MAX_POSITION`.
+        ProtocolError: it takes more than `MAX_POSITION` bytes.
     """
     data = msgspec.msgpack.encode(position)
     if len(data) > MAX_POSITION:
@@ -127,7 +127,7 @@ def unpack(data: bytes | bytearray) -> Position:
     """Decode a position.
 
     Raises:
-        ProtocolError: `data` are not those of a position, or are too many.
+        ProtocolError: `data` is not a position, or is too large.
     """
     if len(data) > MAX_POSITION:
         raise ProtocolError(f"a position of {len(data)} bytes; at most {MAX_POSITION} are read")

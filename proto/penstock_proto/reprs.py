@@ -1,4 +1,4 @@
-"""Values as short texts for messages: any value, also of user code, and texts that cannot be sent as they are."""
+"""Values as short texts for messages: any value, even of user code, and texts that cannot be sent as they are."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def _shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape what cannot be sent or printed: lone surrogates, which undecodable file names contain."""
+    """Escape characters that cannot be sent or printed: lone surrogates, which undecodable file names contain."""
     return text.encode(errors="backslashreplace").decode()

@@ -22,8 +22,8 @@ _ROOM_FOR_FDS = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 
 
 class _Buffer(threading.local):
-    """Where a thread's datagrams arrive. Allocating room for the largest each time would cost 10 us and more, because
-    malloc maps blocks of that size separately."""
+    """A thread's buffer for arriving datagrams. Allocating one of the largest size each time would cost 10 us or more,
+    because malloc maps blocks of that size separately."""
 
     def __init__(self) -> None:
         self.bytes = bytearray(MAX_MESSAGE + 1)
@@ -46,8 +46,8 @@ def send(connection: socket.socket, data: bytes, fd: int | None = None) -> None:
 
 
 def offer(connection: socket.socket, data: bytes) -> bool:
-    """Send one datagram over a non-blocking connection if there is room. Return whether it was sent, or need not be
-    because the peer is gone: `receive` reports that, after the datagrams that came before."""
+    """Send one datagram over a non-blocking connection. Return False if there is no room. A peer that is gone counts as
+    sent: `receive` reports it after the datagrams that came before."""
     try:
         connection.send(data)
     except BlockingIOError:
@@ -80,7 +80,7 @@ def receive(connection: socket.socket) -> tuple[bytes, int | None]:
 
 
 def _fds(control: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the fds in ancillary data, which is cut off if there was no room for all."""
+    """Return the fds in ancillary data, which may be cut off within one if there was no room for all."""
     fds = array.array("i")
     for level, kind, data in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -1,4 +1,4 @@
-"""The element spec: the structure, dtypes and shapes of what a feed yields, as a small frozen tree.
+"""The element spec: the structure, dtypes and shapes of a feed's samples or batches, as a small frozen tree.
 
 A spec is a `Leaf`, a `TupleSpec` or a `DictSpec` of specs. It crosses the wire in this form, because msgpack does not
 tell tuples from lists. The order of leaves is that of the tree, dictionary keys sorted.
@@ -29,16 +29,16 @@ MAX_DIMS = 16
 MAX_DIM = 2**40
 MAX_KEY = 256
 MAX_SPEC = 80 * 1024
-"""Bytes that a spec may take in a message, in which other specs and restart records need room too."""
+"""Most bytes of a spec in a message. Other specs and restart records need room there too."""
 MAX_NBYTES = 2**50
-"""Bytes of a sample."""
+"""Most bytes of a sample."""
 
 DTYPES: frozenset[str] = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
     "float16 float32 float64 bfloat16 complex64 complex128 string".split()
 )
 """Names of the dtypes that can be served. bfloat16 is that of the package ml_dtypes. Text is "string": bytes of any
-length, in which `str` is UTF-8."""
+length, with `str` encoded as UTF-8."""
 
 Dim: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DIM)] | None
 
@@ -46,11 +46,11 @@ Dim: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DIM)] | None
 class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True, omit_defaults=True):
     """One array: its dtype's name (one of `DTYPES`) and its shape, with None for each dimension that varies.
 
-    Where dimensions vary, samples are padded to one shape; or, with `ragged`, a batch holds them one behind the other,
+    If dimensions vary, samples are padded to one shape. With `ragged`, a batch holds them one after another instead,
     and is a `tf.RaggedTensor`. Only the first dimension of a ragged leaf may vary.
 
-    Users may give anything that NumPy takes for a dtype of such a name (`np.float32`), `str` or `bytes` for text, and a
-    list or a single number for the shape: `Leaf(np.float32, 3)` is `Leaf("float32", (3,))`.
+    Users may give anything that NumPy accepts as a dtype of such a name (`np.float32`), `str` or `bytes` for text, and
+    a list or a single number as the shape: `Leaf(np.float32, 3)` is `Leaf("float32", (3,))`.
     """
 
     dtype: Annotated[str, Meta(max_length=32)]
@@ -127,7 +127,7 @@ class DictSpec(Struct, frozen=True, eq=False, tag="dict", forbid_unknown_fields=
     """A dictionary of specs; `keys` are sorted, and `items[i]` belongs to `keys[i]`.
 
     The user's dictionaries may have another order: key `order[i]` comes at place i. An empty `order` is the sorted one.
-    Batches are given to the trainer in that order. The data do not depend on it, so specs are equal whatever it is.
+    The trainer gets batches in that order. The data do not depend on it, so it does not matter when specs are compared.
     """
 
     keys: Annotated[tuple[Annotated[str, Meta(max_length=MAX_KEY)], ...], Meta(max_length=MAX_LEAVES)]
@@ -156,7 +156,7 @@ class DictSpec(Struct, frozen=True, eq=False, tag="dict", forbid_unknown_fields=
         return isinstance(other, DictSpec) and (self.keys, self.items) == (other.keys, other.items)
 
     def __ne__(self, other: object) -> bool:
-        return not self == other  # a Struct has one of its own, which compares identity
+        return not self == other  # a Struct has its own __ne__, which compares identity
 
     def __hash__(self) -> int:
         return hash((self.keys, self.items))
@@ -169,7 +169,8 @@ Spec: TypeAlias = Leaf | TupleSpec | DictSpec
 
 
 def check_size(spec: Spec | None) -> None:
-    """Refuse a spec that is deeper or wider than any that `infer` makes, so that functions can recurse into the others.
+    """Refuse a spec that is deeper or wider than any that `infer` makes, so that functions can safely recurse into
+    specs.
 
     Raises:
         ValueError: it is deeper or wider; the message says which.
@@ -228,7 +229,7 @@ def _unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
 
 
 def map_leaves(change: Callable[[Leaf], Leaf], spec: Spec) -> Spec:
-    """Return `spec` with `change(leaf)` in place of each leaf."""
+    """Return `spec` with each leaf replaced by `change(leaf)`."""
     if isinstance(spec, Leaf):
         return change(spec)
     if isinstance(spec, TupleSpec):

@@ -1,8 +1,8 @@
 """Rates, worker states and verdicts, from a series of a daemon's statuses. No I/O.
 
-A status counts what there was since the daemon started, so the difference of two statuses is what there was between
-them. The daemon keeps its own statuses of the last seconds, and adds what follows from them to the one that it answers
-with. A trainer compares the statuses at the beginning and the end of its training.
+A status has counts since the daemon started, so the difference of two statuses has those of the time between them. The
+daemon keeps its own statuses of the last seconds, and adds rates and verdicts from them to each status that it sends. A
+trainer compares the statuses at the beginning and the end of its training.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .figures import Figures, WorkerShares
 from .verdict import verdict
 
 WINDOW = 10.0
-"""Seconds that the figures are averaged over."""
+"""Seconds over which the figures are averaged."""
 
 LEAST = 1.0
-"""Fewest seconds of reading before there is a verdict on a consumer."""
+"""Least seconds of reading that a verdict on a consumer needs."""
 
 LEAST_WAITED = 0.5
-"""Fewest seconds of waiting before hosts are given shares of it."""
+"""Least seconds of waiting before hosts get shares of it."""
 
 WAITS = ("production", "ranks", "sending")
-"""The causes for which a consumer waits, as the daemon sees them."""
+"""The causes of a consumer's waits, as the daemon sees them."""
 
 Status: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[Any, ...]
@@ -46,7 +46,7 @@ class History:
             self._kept.popleft()
 
     def figures(self, since: float, least: float) -> dict[Key, Figures]:
-        """Return the figures of each stream that was read, measured from `since` on; nothing if that is less than
+        """Return the figures of each stream that was read, measured from `since` on. Return none if that is less than
         `least` seconds, or if a worker that makes batches has not run for all of that time."""
         kept = [status for status in self._kept if status["seconds"] >= since]
         if not kept or kept[-1]["seconds"] - kept[0]["seconds"] < least:
@@ -61,12 +61,12 @@ class History:
     def described(self, status: Status) -> Status:
         """Return the status with averages of the last seconds.
 
-        A feed gets `rates`: batches, samples and bytes a second. A worker gets `shares`: of its time, as `WorkerShares`
-        has them; None if it has not run for all of it. A joined host gets `rates`: bytes of batches a second, to the
-        head and to consumers; and `awaited`: the share that it has of the time in which consumers waited for batches to
-        be made, None if they hardly waited. A stream gets `waiting`: the share of the time in which its
-        consumer had nothing to take, None if it did not read for long enough; and `limit`, `headline` and `verdict`
-        (see `Verdict`), empty then.
+        A feed gets `rates`: batches, samples and bytes a second. A worker gets `shares` of its time, as in
+        `WorkerShares`, or None if it has not run for all of that time. A joined host gets `rates`: bytes of batches a
+        second, to the head and to consumers. It also gets `awaited`: its share of the time in which consumers waited
+        for batches to be made, or None if they hardly waited. A stream gets `waiting`: the share of the time in which
+        its consumer had nothing to take, or None if it did not read for long enough. It also gets `limit`, `headline`
+        and `verdict` (see `Verdict`), empty if `waiting` is None.
         """
         spans = [Span(kept, status) for kept in self._kept] or [Span(status, status)]
         first, shares = spans[0].first, {worker.number: worker for worker in spans[0].workers}
@@ -92,7 +92,7 @@ def keyed(status: Status) -> Streams:
 
 
 def worker_shares(before: Status, after: Status) -> Iterator[WorkerShares]:
-    """Yield how workers that make batches spent the time between two statuses, if they ran for all of it."""
+    """Yield the shares of each worker that makes batches and ran for all of the time between two statuses."""
     spent = {(one["number"], one["pid"]): one["spent"] for one in before["workers"] if one["spent"]}
     for worker in after["workers"]:
         if not worker.get("makes_batches", True):
@@ -140,13 +140,13 @@ class Span:
 
     @cached_property
     def workers(self) -> tuple[WorkerShares, ...]:
-        """How workers spent the time."""
+        """How the workers spent the time."""
         return tuple(worker_shares(self.first, self.last))
 
 
 def figures_of(span: Span, key: Key) -> Figures | None:
-    """Return the figures of a stream, given by its key (see `keyed`); None if it was not there, or has read too little
-    in this time."""
+    """Return the figures of the stream with this key (see `keyed`), or None if it did not exist or read too little in
+    this time."""
     first, last, before, after = span.first, span.last, span.before, span.after
     seconds = last["seconds"] - first["seconds"]
     if key not in before or key not in after or seconds <= 0:
@@ -197,7 +197,8 @@ def figures_of(span: Span, key: Key) -> Figures | None:
 
 
 def _judged(spans: Sequence[Span], key: Key) -> Status:
-    """Return what `History.described` adds to a stream. `spans` end with the same status, and the longest is first."""
+    """Return the entries that `History.described` adds to a stream. `spans` end with the same status, the longest
+    first."""
     # Workers may have been idle before the consumer began to read.
     span = next((span for span in spans if key in span.before and span.before[key]["reading"]), None)
     seen = figures_of(span, key) if span is not None and span.after[key]["reading"] else None
@@ -216,7 +217,7 @@ def _waited(before: Status, after: Status) -> dict[str, float]:
 
 
 def _sent(first: Status, last: Status, feed: Status) -> dict[str, int]:
-    """Return what was sent of a feed between two statuses; all of it if the feed was not ready in the first."""
+    """Return how much of a feed was sent between two statuses; all of it if the feed was not ready in the first."""
     before: dict[str, int] = next((one["sent"] for one in first["feeds"] if one["name"] == feed["name"]), {})
     return {name: value - before.get(name, 0) for name, value in feed["sent"].items()}
 
@@ -227,12 +228,12 @@ def _rates(first: Status, last: Status, feed: Status) -> dict[str, float]:
 
 
 def _of_host(span: Span, host: Status) -> Status:
-    """Return what `History.described` adds to a joined host."""
+    """Return the entries that `History.described` adds to a joined host."""
     first, last = span.first, span.last
     same = ("name", "address")
     before = next((one for one in first["hosts"] if all(one[name] == host[name] for name in same)), None)
     if before is None or before["awaited_seconds"] > host["awaited_seconds"]:
-        before = {"received_bytes": 0, "fetched_bytes": 0, "awaited_seconds": 0.0}  # it has joined since, or again
+        before = {"received_bytes": 0, "fetched_bytes": 0, "awaited_seconds": 0.0}  # it has joined since, perhaps again
     seconds = last["seconds"] - first["seconds"]
     nbytes = sum(host[name] - before[name] for name in ("received_bytes", "fetched_bytes"))
     waited = sum(feed["waits"]["production"] for feed in last["feeds"])

@@ -1,8 +1,8 @@
 """Abstract unix addresses, `penstock-UID-RANDOM`. UID is the user who listens.
 
-Anybody can read such names in /proc/net/unix, and listen at one where nobody does: on another machine, or when the
-daemon is gone. A client learns the name from the daemon, whom it knows by its address or key. So it asks the kernel who
-listens, and talks to nobody but the user in the name.
+Anybody can read such names in /proc/net/unix, and listen at a name that nobody uses: on another machine, or when the
+daemon is gone. A client learns the name from the daemon, which it knows by its address or key. So it asks the kernel
+who listens, and talks only to the user in the name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def connect(connection: socket.socket, name: str) -> None:
     """Connect to an address.
 
     Raises:
-        OSError: nobody listens there, or another user than the name says, or it is no such address.
+        OSError: nobody listens there, the listener is not the user in the name, or `name` is not such an address.
     """
     said = _NAME.fullmatch(name)
     if said is None:
@@ -39,6 +39,6 @@ def connect(connection: socket.socket, name: str) -> None:
 
 
 def user(connection: socket.socket) -> int:
-    """Return the user at the other end: who connected, or who listens."""
+    """Return the uid of the user at the other end, which connected or listens."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid) & 0xFFFFFFFF

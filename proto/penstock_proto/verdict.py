@@ -1,6 +1,6 @@
-"""The verdict on a measured feed: says in words what limits it, without I/O.
+"""The verdict on a measured feed: says in words what limits it. No I/O.
 
-`verdict` interprets one set of figures, whoever measured them: `penstock bench`, the daemon, or a trainer.
+`verdict` interprets one set of figures, measured by `penstock bench`, the daemon, or a trainer.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ WAITS = 0.1
 """A consumer that waits for less than this share of its time counts as not waiting."""
 
 BUSY = 0.8
-"""A worker or daemon with at least this share of busy time counts as always busy: there are always short pauses."""
+"""A worker or daemon that is busy for at least this share of the time counts as always busy. Short pauses are
+normal."""
 
 EVEN = 0.8
-"""If a worker is less than this times as busy as another one, the work is divided unevenly."""
+"""If one worker is less than this fraction as busy as another, the work is divided unevenly."""
 
 ALL_CPUS = 0.85
-"""If at least this share of a host's CPUs is needed, the CPUs are the limit."""
+"""If work needs at least this share of a host's CPUs, the CPUs are the limit."""
 
 OTHERS = 0.2
-"""Reports mention other work that uses at least this share of a host's CPUs."""
+"""Reports mention other work if it uses at least this share of a host's CPUs."""
 
 FEW = 10
-"""Fewer batches than these do not tell a connection's rate."""
+"""With fewer batches than this, a connection's rate is unknown."""
 
 MOSTLY = 0.5
 """A cause that makes up at least this share of a consumer's waits is the limit."""
@@ -50,7 +51,7 @@ class Verdict:
 
 
 def verdict(seen: Figures) -> Verdict:
-    """Return what limits the speed according to these figures, and what that means."""
+    """Return the limit of the speed according to these figures, and what that means."""
     if seen.waiting < WAITS:
         cause = _bottleneck(seen)
         return Verdict("consumer", cause, cause, _keeps_up(seen))
@@ -122,7 +123,7 @@ def _limit(seen: Figures) -> tuple[str, str, str]:
 
 
 def _connection(seen: Figures) -> tuple[str, str, str]:
-    # A few batches do not tell the rate of a connection, and other consumers may have had some of them.
+    # A few batches do not show a connection's rate, and other consumers may have received some of them.
     rate = f"{number(seen.megabytes)} MB/s" if seen.batches >= FEW and not seen.others else ""
     return (
         "transport",
@@ -199,7 +200,7 @@ def _bottleneck(seen: Figures) -> str:
 
 
 def _busy(seen: Figures) -> str:
-    """Return how busy workers are, and what to do, in few words."""
+    """Return in a few words how busy workers are and what to do."""
     busy = f"workers are busy {percent(sum(worker.busy for worker in seen.workers) / len(seen.workers))}"
     workers, more = len(seen.workers), _next(seen)
     if more is not None:
@@ -231,14 +232,14 @@ def _no_cpus(seen: Figures) -> str:
     if is_busy_with_others(seen):
         return f"{text}, and other work uses them too. More workers would not help."
     lacked = sum(worker.cpu_wait for worker in seen.workers)
-    if lacked < seen.generating + seen.collating:  # else it is uncertain where the rest of the time went
+    if lacked < seen.generating + seen.collating:  # otherwise it is unclear where the rest of the time went
         heaviest = "in the generator" if seen.generating >= seen.collating else "collating"
         text += f", and workers spend most of their working time {heaviest}"
     return f"{text}. More workers would not help: make the work cheaper, or serve the feed from a host with more CPUs."
 
 
 def is_busy_with_others(seen: Figures) -> bool:
-    """Whether other work uses much of the CPUs of the feed's host."""
+    """Return whether other work uses much of the CPUs of the feed's host."""
     return seen.other_cpu is not None and seen.other_cpu >= OTHERS * seen.cpus
 
 
@@ -264,7 +265,7 @@ def _each(seen: Figures) -> str:
 
 
 def _next(seen: Figures) -> int | None:
-    """Return with how many workers to try next, or None if more would not help."""
+    """Return how many workers to try next, or None if more would not help."""
     workers = len(seen.workers)
     if seen.lanes is not None and seen.lanes <= workers:
         return None

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from .errors import ProtocolError
 
 MORE, LONG, COMMAND = 1, 2, 4
-"""Flags of a frame: another frame of its message follows, its size takes eight bytes, it is a command."""
+"""Flags of a frame: another frame of its message follows; its size takes eight bytes; it is a command."""
 
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32)
 """The first bytes that each side sends."""
@@ -20,7 +20,7 @@ CURVE = "CURVE"
 """The security mechanism with keys."""
 
 MAX_COMMAND = 8 * 1024
-"""Largest command in bytes that is read. Most have fewer than 50."""
+"""Size in bytes of the largest command that is read. Most have fewer than 50."""
 
 MAX_CONTEXT = 16
 """Most bytes of a PING that its PONG repeats."""
@@ -34,7 +34,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Silent(TimeoutError):
-    """A peer accepts connections and says nothing."""
+    """A peer accepts connections but sends nothing."""
 
 
 class Head(NamedTuple):
@@ -60,7 +60,7 @@ class Ping(NamedTuple):
 
 
 def mechanism(greeting: Buffer) -> str:
-    """Return the security mechanism of a greeting, which has as many bytes as ours: NULL, or CURVE with keys.
+    """Return the security mechanism of a greeting of the same length as ours: NULL, or CURVE with keys.
 
     Raises:
         ProtocolError: it is not a greeting of ZMTP 3.
@@ -72,10 +72,10 @@ def mechanism(greeting: Buffer) -> str:
 
 
 def check_greeting(greeting: Buffer) -> None:
-    """Check the other side's greeting, which has as many bytes as ours.
+    """Check the other side's greeting, of the same length as ours.
 
     Raises:
-        ProtocolError: it does not speak ZMTP 3, or wants encryption.
+        ProtocolError: the other side does not speak ZMTP 3, or wants encryption.
     """
     wanted = mechanism(greeting)
     if wanted != "NULL":
@@ -83,7 +83,7 @@ def check_greeting(greeting: Buffer) -> None:
 
 
 def wants(mechanism: str) -> str:
-    """Return what is said of a peer that wants a security mechanism where none is used."""
+    """Return the error text for a peer that wants a security mechanism where none is used."""
     return f"it wants ZeroMQ's security mechanism {mechanism!r}"
 
 
@@ -143,7 +143,7 @@ def parse_ready(body: Buffer) -> bytes:
     """Parse the command with which the other side ends the handshake.
 
     Returns:
-        Its type of socket; "" if it names none.
+        The type of its socket, or "" if it names none.
 
     Raises:
         ProtocolError: it is not READY. If it is ERROR, the message says why the other side refuses the connection.
@@ -157,7 +157,7 @@ def parse_ready(body: Buffer) -> bytes:
 
 
 def socket_type(data: bytes) -> bytes:
-    """Find the type of socket among the properties of a READY; "" if it is not there.
+    """Return the type of socket among the properties of a READY, or "" if it is not there.
 
     Raises:
         ProtocolError: `data` are not properties.
@@ -177,7 +177,7 @@ def socket_type(data: bytes) -> bytes:
 
 
 def reason(data: bytes) -> str:
-    """Decode why the other side refuses the connection, from the data of its ERROR."""
+    """Decode the reason why the other side refuses the connection, from the data of its ERROR."""
     return data[1 : 1 + data[0]].decode(errors="replace") if data else ""
 
 
@@ -197,4 +197,4 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 PING = command(b"PING", bytes(2))
-"""Asks for a sign of life. Its patience is 0, so the receiver need not fear for the connection."""
+"""Asks for a sign of life. Its patience is 0, so the receiver never closes the connection because of it."""

@@ -1,6 +1,6 @@
-"""The console command `penstock`: the server's commands, and those that use the client as well, a file for each.
+"""The console command `penstock`: the server's commands, and one file for each command that also uses the client.
 
-The only package that imports both the server and the client.
+This is the only package that imports both the server and the client.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from penstock_server.cli import main
 
 # isort: split
-from .bench import bench  # after the server's command line, which says what to install if click is missing
+from .bench import bench  # after penstock_server.cli, which says what to install if click is missing
 from .peek import peek
 from .profile import profile
 from .reading import read_for_check
@@ -18,4 +18,4 @@ __all__ = ["main"]
 
 for command in (bench, profile, top, peek):
     main.add_command(command)
-main.context_settings["obj"] = read_for_check  # for `check URL`, which is the server's command
+main.context_settings["obj"] = read_for_check  # for `check URL`: a server command, which cannot import the client

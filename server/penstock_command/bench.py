@@ -1,4 +1,4 @@
-"""`penstock bench`: the speed of a feed."""
+"""`penstock bench`: measures the speed of a feed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=None,
     metavar="N",
-    help="Stop after this many batches, if that is sooner.",
+    help="Stop after N batches, if that is sooner.",
 )
 @click.option(
     "--warmup",
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=None,
     metavar="N",
-    help="Afterwards read N batches from memory again and again, as from an infinitely fast loader.",
+    help="Then read N batches from memory again and again, as from an infinitely fast loader.",
 )
 @click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
 @click.option(
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "local", "tcp"]),
     default="auto",
     show_default=True,
-    help="How batches come: local by shared memory, tcp over the network, auto by the better one that works.",
+    help="How to read batches: local (shared memory), tcp (the network), or auto (local if that works).",
 )
 @client_keys_option
 @click.option(
@@ -99,8 +99,8 @@ def bench(
 ) -> None:
     """Read a feed for a while, then report its speed, where the time went, and what to do about it.
 
-    Give the URL of a running daemon's feed, which serves this command as one more consumer, or MODULE:ATTR to start a
-    private daemon that ends with this command.
+    Give the URL of a running daemon's feed, to read it as one more consumer. Or give MODULE:ATTR, to start a private
+    daemon that ends with this command.
 
     \b
     Examples:
@@ -119,7 +119,7 @@ def bench(
         raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
     if report is not None and report.suffix.lower() != ".html":
         raise click.UsageError(f"--report writes a page: its name must end in .html, got {str(report)!r}")
-    own = client_keys(keys) if "://" in feed else None  # a private daemon has none
+    own = client_keys(keys) if "://" in feed else None  # a private daemon uses no keys
     profiler = _Profiler(min(seconds, 10.0), own)
     with bar() as tell:
         seen = measure(
@@ -153,8 +153,8 @@ class _Profiler:
     """Profiles the workers for `bench --report`, if the daemon allows it.
 
     Attributes:
-        profile: what was sampled, or None.
-        why_not: why it is None.
+        profile: the sampled profile, or None.
+        why_not: why there is no profile, or an empty text.
     """
 
     def __init__(self, seconds: float, keys: ClientKeys | None) -> None:

@@ -1,4 +1,4 @@
-"""`penstock peek`: what a feed or data files hold."""
+"""`penstock peek`: shows the contents of a feed or of data files."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str | None, as_json: bool) -> None:
     """Show what a feed or data files hold: leaves, shapes, ranges, lengths, some values.
 
-    Of data files (HDF5, NumPy, TFRecord, Parquet, tar; a path, a pattern or a URL) it also shows how they are stored,
-    and the command and the module that would serve them. Of several files it reads the first.
+    For data files (HDF5, NumPy, TFRecord, Parquet, tar; a path, a pattern or a URL) it also shows how they are stored,
+    and a command and a module that serve them. Of several files it reads only the first.
 
-    MODULE:ATTR runs in this process, as with workers=0. The URL of a daemon's feed is read with a stream of its own
-    from epoch 0 on, so no other consumer misses a batch.
+    A feed given as MODULE:ATTR runs in this process, as with workers=0. A daemon's feed, given as a URL, is read from
+    epoch 0 on with a separate stream, so no other consumer misses a batch.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str
 
 
 def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFeed:
-    """Read samples of one feed, with a stream that belongs to nobody else."""
+    """Read samples of one feed, with a stream of its own."""
     import penstock
     from penstock._samples import samples
     from penstock_server import control
@@ -76,7 +76,7 @@ def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFe
 
     running = data_files.is_url_of_feed(feed)
     if running:
-        control.status(feed, 5.0, client_keys(keys))  # says at once if nobody listens there
+        control.status(feed, 5.0, client_keys(keys))  # raises soon if no daemon listens there
     summary, error = Summary(), ""
     with penstock.connect(feed, workers=None if running else 0, reconnect=0, keys=keys) as connection:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""`penstock profile`: where workers spend their time."""
+"""`penstock profile`: shows where workers spend their time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .options import workers_option
     default=10.0,
     metavar="SECONDS",
     show_default=True,
-    help="How long to look.",
+    help="How long to sample.",
 )
 @click.option(
     "--out",
@@ -38,11 +38,11 @@ def profile(
 ) -> None:
     """Show which lines of your code take the workers' time.
 
-    Samples the stacks of all workers 100 times a second. No right to trace processes is needed, and workers that nobody
-    profiles pay nothing.
+    Samples the stacks of all workers 100 times a second. This needs no permission to trace processes, and costs nothing
+    while nobody profiles.
 
-    Give the URL of a daemon that you run on this host, to look at its workers, and at those of hosts that have joined
-    it, while trainers read. Or give MODULE:ATTR to start a private daemon, which this command reads as fast as it can.
+    Give the URL of a daemon that you run on this host, to profile its workers, and those of hosts that have joined it,
+    while trainers read. Or give MODULE:ATTR to start a private daemon, which this command reads as fast as it can.
     Ctrl-C ends the profile early.
 
     \b

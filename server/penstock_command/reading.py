@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_for_check(url: str, seconds: float, keys: str | None) -> Read:
-    """Read a feed for some seconds from its first batch on, which may take 10 s, as a trainer does."""
+    """Read a feed as a trainer does, for `seconds` seconds from its first batch on. Wait up to 10 s for that batch."""
     import penstock
     from penstock._reading import Reading, epochs
     from penstock_server import control

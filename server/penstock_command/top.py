@@ -1,4 +1,4 @@
-"""`penstock top`: what a daemon does now."""
+"""`penstock top`: shows what a daemon is doing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock_server.parameters import client_keys_option
 
 @click.command()
 @click.argument("url")
-@click.option("--once", is_flag=True, help="Look twice, print the screen once, and end.")
+@click.option("--once", is_flag=True, help="Print the screen once, after --every seconds, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Likewise, but print JSON.")
 @client_keys_option
 @click.option(
@@ -21,12 +21,12 @@ from penstock_server.parameters import client_keys_option
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two updates.",
 )
 def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> None:
-    """Show what a daemon does now: feeds, workers, consumers, and what limits each consumer.
+    """Show what a daemon is doing: its feeds, workers and consumers, and what limits each consumer.
 
-    URL is a daemon's or a feed's address. The figures are averages of the last ten seconds.
+    URL is a daemon's or a feed's address. The figures are averages over the last ten seconds.
 
     \b
     Examples:

@@ -1,4 +1,5 @@
-"""Who may connect over TCP: everybody on this host, clients and hosts with keys, or (`--insecure`) everybody."""
+"""Decides who may connect over TCP: everybody on this host, clients and hosts with keys, or (`--insecure`)
+everybody."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .sessions import Sessions
 log = logging.getLogger(__name__)
 
 _MOST_NAMES = 20
-"""Most clients that a line of the log names."""
+"""Most clients that one log line names."""
 _LISTENING = {"event": "listening"}
 
 
@@ -25,7 +26,7 @@ class Access:
 
     Args:
         bind: the `tcp://address:port` on which the daemon will listen.
-        folder: with the daemon's keys and those of the clients and hosts that may connect; None: no keys.
+        folder: the folder with the daemon's keys and those of the clients and hosts that may connect; None: no keys.
         insecure: whether other hosts may reach `bind` without keys.
 
     Attributes:
@@ -62,7 +63,7 @@ class Access:
             )
 
     def read_again(self, sessions: Sessions, router: Router, hosts: Hosts) -> None:
-        """Read again which clients and hosts may connect, and cut off those whose keys were removed."""
+        """Read again which clients and hosts may connect, and disconnect those whose keys were removed."""
         assert self.keys is not None
         before = self.keys.admitted
         try:

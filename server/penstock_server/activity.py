@@ -1,8 +1,8 @@
-"""The activity page: what a worker is doing, in a page of shared memory that outlives it.
+"""The activity page: a page of shared memory that shows what a worker is doing, and outlives the worker.
 
-The worker writes the page before and after each call of user code. The supervisor reads it at any time, above all when
-the worker has died or hangs. A write takes about a microsecond, no lock and no message. The page also adds up where the
-worker's time goes:
+The worker writes the page before and after each call of user code. The supervisor can read it at any time. It does so
+above all when the worker has died or hangs. A write takes about a microsecond and needs no lock and no message. The
+page also adds up the worker's time:
 
     0    int64 sequence (0: never written, odd: being written), run, number, samples, monotonic ns, state, text bytes
     64   up to 256 bytes of UTF-8 text for the split
@@ -10,7 +10,7 @@ worker's time goes:
          not), ns in user code, monotonic ns since when it is in user code (0: it is not)
     552  int64 number of the run that it works on, in user code or not, plus 1 (0: none)
 
-This file knows no messages, and not who made the page.
+This file must not know messages, or who made the page.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ NBYTES = 4096
 """Bytes of a page."""
 
 LOOK_NS = 1_000_000
-"""Least ns between two calls of `on_leave`, which take some microseconds."""
+"""Least ns between two calls of `on_leave`, because a call takes some microseconds."""
 
 MAX_TEXT = 256
-"""Bytes of text in it; longer texts are cut."""
+"""Most bytes of the text in a page; longer texts are cut."""
 
 Page: TypeAlias = mmap.mmap | bytearray | memoryview
 
@@ -58,16 +58,16 @@ class Activity:
 
     Attributes:
         run: the daemon's number of the run for which user code runs, or ran last; -1 while modules are imported.
-        number: of the split within its lane (for an indexable feed, of the batch); -1 if no lane is read: splits are
-            listed, or a first sample is looked at.
+        number: number of the split within its lane (for an indexable feed, of the batch); -1 if the worker reads no
+            lane, but lists splits or makes a first sample.
         split: a short text for the split.
-        samples: read of it so far; exact only if samples are counted (see ActivityPage).
-        since_seconds: since anything here changed.
+        samples: samples read from it so far; exact only if samples are counted (see ActivityPage).
+        since_seconds: seconds since anything here changed.
         in_user_code: whether user code runs for this run now.
         importing: whether the user's modules are being imported.
-        waits: whether it has no work.
-        cut_off: whether user code, of this run if there is one, has closed the worker's connection.
-        works_on: the run that it works on, in user code or not; -1 for none.
+        waits: whether the worker has no work.
+        cut_off: whether user code (of this run, if there is one) has closed the worker's connection.
+        works_on: the run that the worker works on, in user code or not; -1 for none.
     """
 
     run: int
@@ -84,13 +84,13 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where a worker's time went since it was ready, including the present call.
+    """How a worker has spent its time since it was ready, including the present call of user code.
 
     Attributes:
-        seconds: in all.
-        idle_seconds: without work.
-        user_seconds: in user code, less the estimated time for checking and copying samples there (which the present
-            call still includes). The rest is the worker's own.
+        seconds: seconds in total.
+        idle_seconds: seconds without work.
+        user_seconds: seconds in user code, without the estimated time for checking and copying samples there (which the
+            present call still includes). The rest is Penstock's own.
     """
 
     seconds: float
@@ -99,11 +99,11 @@ class Spent:
 
 
 class ActivityPage:
-    """The worker's side, which writes. Only one thread may write.
+    """The worker's side of the page, which writes it. Only one thread may write.
 
     Args:
         page: NBYTES of writable memory; by default private memory, for a worker that nobody watches.
-        ticks: count every sample, so that a hang can be told from slow work.
+        ticks: count every sample, to distinguish a hang from slow work.
 
     Attributes:
         on_leave: called when user code has returned, before the page shows it; at most once in `LOOK_NS`.
@@ -123,7 +123,7 @@ class ActivityPage:
 
     @classmethod
     def inherited(cls, fd: int, *, ticks: bool = False) -> ActivityPage:
-        """Make a page over the memfd `fd`, and close that."""
+        """Make a page over the memfd `fd`, and close `fd`."""
         try:
             return cls(mmap.mmap(fd, NBYTES), ticks=ticks)
         finally:
@@ -134,11 +134,12 @@ class ActivityPage:
         self._write(-1, -1, text, 0, _IMPORTING)
 
     def enter(self, run: int, number: int, text: str, samples: int = 0) -> None:
-        """Note that user code is about to run for this split, of which `samples` samples were read."""
+        """Note that user code is about to run for this split, after `samples` samples of it."""
         self._write(run, number, text, samples, _IN_USER_CODE)
 
     def leave(self, copying: int = 0) -> None:
-        """Note that user code has returned; `copying` ns were not its own. The page keeps showing what ran."""
+        """Note that user code has returned; `copying` ns of its time do not count as user code. The page goes on
+        showing the split."""
         now = time.monotonic_ns()
         if now - self._looked > LOOK_NS:
             self._looked = now
@@ -149,7 +150,7 @@ class ActivityPage:
         _SUM_SINCE.pack_into(self._page, _USER, self._user_ns, 0)
 
     def cut_off(self) -> None:
-        """Note that user code has closed the worker's connection. The page keeps showing what ran."""
+        """Note that user code has closed the worker's connection. The page goes on showing the split."""
         self._words[_STATE] = _CUT_OFF
 
     def detach(self) -> None:
@@ -164,7 +165,7 @@ class ActivityPage:
         _SPENT.pack_into(self._page, _READY, time.monotonic_ns(), 0, 0, 0, 0)
 
     def works_on(self, run: int) -> int:
-        """Note that the worker works on this run from now on (-1: on none). Returns the run before."""
+        """Note that the worker works on this run from now on (-1: on none). Return the run before."""
         before, self._run = self._run, run
         _SEQUENCE.pack_into(self._page, _WORK, run + 1)
         return before
@@ -185,11 +186,11 @@ class ActivityPage:
         self._words[_CHANGED] = time.monotonic_ns()
 
     def counting(self, samples: Iterator[T]) -> Iterator[T]:
-        """Return `samples`, with a tick for each if samples are to be counted."""
+        """Return `samples`. If samples are counted, each one makes a tick."""
         return map(self._ticked, samples) if self._ticks else samples
 
     def beating(self, samples: Iterator[T]) -> Iterator[T]:
-        """Return `samples`, with a sign of life for each, which counts as no sample, if samples are to be counted."""
+        """Return `samples`. If samples are counted, each one makes a sign of life, but is not counted."""
         return map(self._beaten, samples) if self._ticks else samples
 
     def _beaten(self, sample: Any) -> Any:
@@ -221,7 +222,7 @@ def _nothing() -> None:
 
 
 def read(page: Page) -> Activity | None:
-    """Read a page; None if nothing was written yet, or the writer died in the middle of a write."""
+    """Read a page. Return None if nothing was written yet, or if the writer died in the middle of a write."""
     for _ in range(_TRIES):
         sequence, run, number, samples, changed, state, nbytes = _WORDS.unpack_from(page)
         text = bytes(page[_TEXT : _TEXT + max(0, min(nbytes, MAX_TEXT))])
@@ -250,7 +251,7 @@ def read(page: Page) -> Activity | None:
 
 
 def spent(page: Page) -> Spent | None:
-    """Read where the worker's time went; None before it was ready."""
+    """Read how the worker has spent its time. Return None before it was ready."""
     ready, idle, waiting, user, entered = _SPENT.unpack_from(page, _READY)
     if not ready:
         return None
@@ -273,13 +274,13 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 
 
 def where(dump: bytes) -> str:
-    """Return where a thread is: "FILE:LINE in FUNCTION" of the innermost frame of user code.
+    """Return the position of a thread: "FILE:LINE in FUNCTION" of the innermost frame of user code.
 
     Args:
-        dump: what faulthandler wrote for one thread; of several dumps the last one counts.
+        dump: faulthandler's output for one thread. If it has several dumps, the last one counts.
 
     Returns:
-        The innermost frame if none is the user's; empty if there is no frame.
+        The innermost frame if none is user code; empty if there is no frame.
     """
     last = dump[max(0, dump.rfind(b"(most recent call first)")) :]
     frames = [tuple(part.decode(errors="replace") for part in frame) for frame in _FRAME.findall(last)]

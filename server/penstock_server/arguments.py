@@ -1,6 +1,7 @@
-"""Which parameter of a user's function gets what: the split, a value of `args` or `kwargs`, or an argument by name.
+"""Assigns an argument to each parameter of a user's function: the split, a value of `args` or `kwargs`, or an argument
+by name.
 
-This file calls nothing of the user's.
+This file calls no user code.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 """Kinds of parameters that take one positional argument."""
 
 BY_NAME = ("rng", "epoch", "shard")
-"""The values for parameters of these names that neither `args` nor `kwargs` gives."""
+"""Names of parameters that Penstock fills, unless `args` or `kwargs` gives them."""
 
 _VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 _LARGE = 16 << 20
-"""Bytes of an array in `args` from which on a run gets a read-only view of it, and not a copy of its own."""
+"""Bytes of the largest array in `args` or `kwargs` that each run gets a copy of. Of a larger one it gets a read-only
+view."""
 
 _PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
-"""Types of values that cannot be changed."""
+"""Types whose values are immutable."""
 
 
 class Arguments:
     """The arguments of one function: maps each parameter to its value.
 
     Args:
-        name: of the function, for errors.
-        signature: without `self`.
+        name: name of the function, for errors.
+        signature: its signature, without `self`.
         args: positional arguments, after the split.
         kwargs: keyword arguments.
 
     One of the `fit_` methods must be called first.
 
     Raises:
-        TypeError: `kwargs` names a parameter that is not there.
+        TypeError: `kwargs` names a parameter that does not exist.
     """
 
     def __init__(
@@ -55,11 +57,11 @@ class Arguments:
         self._args = args
         self._values: dict[str, Any] = {}
         self._given = self._check_names(dict(kwargs or {}))
-        self._of_run: dict[str, str] = {}  # what a parameter gets in each run, by the parameter's name
+        self._of_run: dict[str, str] = {}  # parameter -> the argument that it gets in each run
         self._split_in_rest = False
 
     def takes(self, what: str) -> bool:
-        """Whether a parameter gets `what`: "split", "rng", "epoch" or "shard"."""
+        """Return whether a parameter gets `what`: "split", "rng", "epoch" or "shard"."""
         return what in self._of_run.values() or (what == "split" and self._split_in_rest)
 
     def bound(self, arguments: Mapping[str, Any]) -> BoundArguments:
@@ -129,7 +131,7 @@ class Arguments:
         if split and (not others or (self._rest is None and len(free) <= len(self._args))):
             raise TypeError(
                 f"neither {method} nor the constructor of {name} has a parameter left for the split, which comes "
-                "before args=: leave the argument in args= out that the splits replace, or leave splits= out"
+                "before args=: leave out the argument in args= that the splits replace, or leave splits= out"
             )
         if split:
             self._check_first(others[0], "split")
@@ -148,11 +150,12 @@ class Arguments:
 
     @property
     def _rest(self) -> str | None:
-        """The name of its `*args` parameter."""
+        """The name of its `*args` parameter, or None."""
         return next((p.name for p in self._parameters if p.kind is p.VAR_POSITIONAL), None)
 
     def _check_names(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Check that the function has a parameter for each of `kwargs`, and note their values."""
+        """Note the values of `kwargs`, and check that the function has a parameter for each. Return those with a
+        parameter of their own, that is, not in its `**kwargs`."""
         names = {p.name for p in self._parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         unknown = {name: value for name, value in kwargs.items() if name not in names}
         rest = next((p.name for p in self._parameters if p.kind is p.VAR_KEYWORD), None)
@@ -165,12 +168,12 @@ class Arguments:
         return {name: value for name, value in kwargs.items() if name in names}
 
     def _others(self) -> list[Parameter]:
-        """The parameters that can get the split: positional ones that get nothing by name, and `*args`."""
+        """Return the parameters that can get the split: positional ones that get no argument by name, and `*args`."""
         kinds = (*POSITIONAL, Parameter.VAR_POSITIONAL)
         return [p for p in self._parameters if p.kind in kinds and p.name not in self._given and p.name not in BY_NAME]
 
     def _check_first(self, parameter: Parameter, what: str) -> None:
-        """Check that `parameter`, which is to get the split, comes first."""
+        """Check that `parameter`, which is to get the split, is the first free one."""
         free = [p for p in self._parameters if p.name not in self._given]
         if parameter is not free[0]:
             raise TypeError(
@@ -180,10 +183,10 @@ class Arguments:
             )
 
     def _placed(self, *, split: bool) -> dict[str, Any]:
-        """Return the positional parameters that get the split or a value of `args`.
+        """Return the positional parameters that get the split or a value of `args`, with those values.
 
         Raises:
-            TypeError: there are too many, or `kwargs` gives one of them too.
+            TypeError: `args` has too many values, or `kwargs` gives one of the parameters too.
         """
         parameters = [p for p in self._parameters if p.kind in POSITIONAL]
         if split:
@@ -203,7 +206,7 @@ class Arguments:
         return placed
 
     def _missing(self, placed: Mapping[str, Any]) -> list[str]:
-        """Return the parameters that need an argument and have none, with the positional ones in `placed` given."""
+        """Return the parameters that need an argument and have none, apart from those in `placed`."""
         return [
             p.name
             for p in self._parameters
@@ -215,7 +218,7 @@ class Arguments:
         ]
 
     def _place(self, *, split: bool) -> None:
-        """Settle which parameter gets what."""
+        """Decide which argument each parameter gets."""
         placed = self._placed(split=split)
         rest = (["split", *self._args] if split else list(self._args))[len(placed) :]
         for parameter in self._parameters:
@@ -261,10 +264,11 @@ def check_arguments(args: Any, kwargs: Any) -> None:
 
 
 def _fresh(value: Any) -> Any:
-    """Return a copy that a run may change without a trace in the next one: a list of files that is shuffled in place.
+    """Return a copy that a run may change without affecting the next run, such as a list of files that it shuffles in
+    place.
 
-    Containers, arrays and random generators are copied. An array that is too large for that cannot be written to. Any
-    other object is shared by all runs of a process.
+    Containers, arrays and random generators are copied. An array that is too large to copy becomes read-only. All runs
+    of a process share any other object.
     """
     kind = type(value)
     if kind in (list, tuple, set, deque):

@@ -20,12 +20,12 @@ class AutoScaling:
     """See the file's head.
 
     Args:
-        scaling: changes the number.
+        scaling: changes the number of workers.
         status: knows the figures of the last seconds.
-        workers: the workers that there are.
+        workers: the current workers.
 
     Attributes:
-        on: False from when a user has asked for a number.
+        on: whether the number follows the load. False once a user has asked for a number.
     """
 
     def __init__(self, scaling: Scaling, status: CurrentStatus, workers: Workers) -> None:
@@ -37,13 +37,13 @@ class AutoScaling:
         self._readings: deque[cpus.CpuReading] = deque(maxlen=1 + round(WINDOW))  # one reading a second
 
     def off(self) -> None:
-        """Leave the number alone from now on."""
+        """Stop adjusting the number of workers."""
         if self.on:
             self.on = False
             log.info("the number of workers is no longer adjusted", extra={"event": "auto_scaling_off"})
 
     def another_second(self) -> None:
-        """Look, and perhaps change the number."""
+        """Read the figures, and perhaps change the number of workers. Called once a second."""
         if not self.on:
             return
         now = self._status.seconds
@@ -60,6 +60,6 @@ class AutoScaling:
                 self._decides.limit(after)
 
     def _idle_cpus(self) -> float:
-        """Return how many CPUs were idle, on average, in the time that the figures are of."""
+        """Return how many CPUs were idle, on average, in the time that the figures cover."""
         kept = [reading for reading in self._readings if reading.seconds >= self._decides.since]
         return cpus.idle(kept[0], kept[-1]) if len(kept) >= 2 else 0.0

@@ -1,18 +1,18 @@
-"""Decides how many workers a daemon should have, from what it measures (`serve --workers auto`), or how many hosts
-with a number of workers each (`serve --on ray --hosts MIN:MAX`). No I/O.
+"""Decides from measured figures how many workers a daemon should have (`serve --workers auto`), or how many hosts with
+a fixed number of workers each (`serve --on ray --hosts MIN:MAX`). No I/O.
 
-Workers are added while a trainer waits for them, they are always busy, and CPUs are free, or workers wait for
-something else than a CPU. They are removed when fewer could do the same with room to spare, for a minute. The counts
-that it tries are useful ones: of 16 lanes 8 workers make 2 each, and with 9 one of them would still make 2.
+Workers are added while a trainer waits for them and they are always busy, provided that CPUs are free or workers wait
+for something other than a CPU. They are removed when, for a minute, fewer could do the same with room to spare. Only
+useful counts are tried: of 16 lanes, 8 workers make 2 each, and with 9 workers one would still make 2.
 
-What it tries is judged when the new workers have got their lanes, which may take until a split has ended. If a trainer
-still waits, and batches come hardly faster, the step is taken back. A step that was taken back, or had to be taken
-again, doubles the time that it waits before the next one of that kind. So the number settles under a steady load, and
-under one that comes and goes it stays where the load needs it most.
+A step is judged when the new workers have got their lanes, which may take until a split has ended. If a trainer still
+waits, and batches come hardly faster, the step is taken back. A step that was taken back, or had to be repeated,
+doubles the waiting time before the next step of that kind. So under a steady load the number settles. Under a load that
+comes and goes, it stays at the number that the load needs at its peaks.
 
-Hosts are counted by their workers, which come and go in steps of a host. They bring CPUs, so it does not matter whether
-CPUs are idle. It may take minutes until one that was asked for is there. Until then nothing is judged, and no more are
-asked for. If no trainer waits any longer, it is not waited for.
+Hosts are counted by their workers, which come and go in steps of a host. They bring CPUs, so idle CPUs do not matter.
+It may take minutes until a requested host has joined. Until then no step is judged, and no further hosts are requested.
+If no trainer waits any longer, the request is withdrawn.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from penstock_proto.status_history import Key
 from penstock_proto.verdict import BUSY, WAITS, verdict
 
 LOOKED = 5.0
-"""Seconds that are measured, at least, before a decision. The time before `AutoWorkers.since` does not count."""
+"""Least seconds of measurement before a decision. The time before `AutoWorkers.since` does not count."""
 
 CALM = 60.0
-"""Seconds for which fewer workers must be enough before some are removed, and for which a count that did not help is
-not tried again. They double each time that this was too short, up to LONGEST_CALM."""
+"""Seconds for which fewer workers must suffice before some are removed, and for which a count that did not help is not
+tried again. Each of the two doubles when it was too short, up to LONGEST_CALM."""
 
 LONGEST_CALM = 3600.0
 
 _SETTLE = 2.0
-"""Seconds after a change that are not measured."""
+"""Seconds after a change that the measurement leaves out."""
 
 _ROOM = 0.6
-"""How busy the remaining workers may be, at most, if some are removed."""
+"""Largest busy share of the remaining workers for which some are removed."""
 
 _GAIN = 0.25
-"""The part of the possible gain that a step must bring. (From 2 to 4 workers it is possible to gain 100 %.)"""
+"""Least share of the possible gain that a step must bring. (From 2 to 4 workers the possible gain is 100 %.)"""
 
 _PER_CPU = 4
-"""The most workers for each CPU, however little of it they use."""
+"""Most workers for each CPU, however little of it they use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Workers were added: what there was before."""
+    """A step that added workers, and the state before it."""
 
     streams: frozenset[Key]
     rate: float
@@ -69,13 +69,13 @@ class AutoWorkers:
     """See the file's head.
 
     Args:
-        cpus: of this host that the daemon may use; None if workers bring CPUs, as hosts do.
-        step: workers that come or go together: those of a host.
+        cpus: CPUs of this host that the daemon may use; None if workers bring CPUs, as those of hosts do.
+        step: workers that come or go together, such as those of a host.
         least: fewest workers.
         most: most workers; None: four for each CPU.
 
     Attributes:
-        since: when the next figures may begin. They must not contain a change of the number.
+        since: the earliest start of the next figures. They must not contain a change of the number.
     """
 
     def __init__(self, cpus: int | None, *, step: int = 1, least: int = 1, most: int | None = None) -> None:
@@ -85,7 +85,7 @@ class AutoWorkers:
         self._least = least
         self._most = max(1, _PER_CPU * (cpus or 1)) if most is None else most
         self._trial: _Trial | None = None
-        self._no_more = self._most  # the most workers until the next time
+        self._no_more = self._most  # the most workers until `_no_more_until`
         self._no_more_until = 0.0
         self._no_more_for = CALM
         self._calm_since: float | None = None
@@ -98,26 +98,26 @@ class AutoWorkers:
         return min(2, cpus)
 
     def changed(self, now: float) -> None:
-        """The number of workers was changed."""
+        """Note that the number of workers was changed."""
         self.since = now + _SETTLE
         self._calm_since = None
 
     def limit(self, workers: int) -> None:
-        """The daemon cannot have more workers than these."""
+        """Note that the daemon cannot have more than `workers` workers."""
         self._most = workers
 
     def decide(
         self, now: float, workers: int, seen: Mapping[Key, Figures], idle_cpus: float, coming: int = 0
     ) -> Decision | None:
-        """Return how many workers there should be; None if nothing is to change.
+        """Return how many workers there should be, or None for no change.
 
         Args:
-            now: seconds, on any clock that only goes forward.
-            workers: how many of those that are counted make batches.
-            seen: the figures of each stream that was read, measured at `since` or later, for LOOKED seconds or more.
+            now: seconds on any monotonic clock.
+            workers: how many of the counted workers make batches.
+            seen: the figures of each stream that was read, measured from `since` or later, over LOOKED seconds or more.
                 All workers have run for that time.
-            idle_cpus: how many CPUs that the daemon may use were idle in that time, on average.
-            coming: how many more were asked for, and are not there yet.
+            idle_cpus: how many of the CPUs that the daemon may use were idle in that time, on average.
+            coming: how many further workers were requested and are not there yet.
         """
         if not seen:
             self._calm_since = None
@@ -139,7 +139,7 @@ class AutoWorkers:
         return self._fewer(now, workers, seen)
 
     def _wait_for(self, now: float, workers: int, coming: int, *, waits: bool) -> Decision | None:
-        """Go on waiting for workers while a trainer waits for them."""
+        """Go on waiting for requested workers while a trainer waits for them. Otherwise withdraw the request."""
         target = max(workers, self._least)
         calm = self._calm_for(now, calm=not waits and target < workers + coming)
         if calm is None:
@@ -148,7 +148,7 @@ class AutoWorkers:
         return Decision(target, f"no trainer has waited for {calm:.0f} s, and {coming} workers have not come yet")
 
     def _calm_for(self, now: float, *, calm: bool) -> float | None:
-        """Return for how many seconds there was calm, if that is long enough."""
+        """Return for how many seconds there has been `calm`, if that is long enough."""
         if not calm:
             self._calm_since = None
             return None
@@ -157,7 +157,7 @@ class AutoWorkers:
         return now - self._calm_since if now - self._calm_since >= self._calm else None
 
     def _taken_back(self, now: float, trial: _Trial, seen: Mapping[Key, Figures], *, waits: bool) -> Decision | None:
-        """Judge the last step. `waits`: whether a trainer still waits."""
+        """Judge the last step, and take it back if it did not help. `waits`: whether a trainer still waits."""
         gain, possible = _rate(seen) / max(trial.rate, 1e-9) - 1, trial.after / trial.before - 1
         if gain >= _GAIN * possible or not waits:
             self._no_more_for = CALM
@@ -180,7 +180,7 @@ class AutoWorkers:
             found = verdict(figures)
             if found.limit not in ("generator", "collating") and not (self._brings_cpus and found.limit == "cpus"):
                 continue
-            here = len(figures.workers)  # with those that are not counted
+            here = len(figures.workers)  # including those that are not counted
             counts = _useful(figures.lanes, here + self._most, self._step, here - workers)
             wanted = min(2.0, 1 / max(0.01, 1 - figures.waiting)) * _at_work(figures.lanes, here)
             limit = here + most - workers
@@ -227,8 +227,8 @@ def _rate(seen: Mapping[Key, Figures]) -> float:
 
 
 def _fitting(figures: Figures, idle_cpus: float) -> int:
-    """Return how many workers the CPUs have room for, if each uses as much as now. Those that mostly wait for something
-    else always find some."""
+    """Return how many workers the CPUs have room for, if each uses as much as now. Workers that mostly wait for
+    something else always have room."""
     if figures.wait_for_io:
         return len(figures.workers) + _PER_CPU * figures.cpus
     each = sum(worker.cpu + worker.cpu_wait for worker in figures.workers) / len(figures.workers)
@@ -237,14 +237,15 @@ def _fitting(figures: Figures, idle_cpus: float) -> int:
 
 
 def _at_work(lanes: int | None, workers: int) -> float:
-    """Return how many workers work at a time, on average, as each makes whole lanes."""
+    """Return how many workers work at once, on average, given that each makes whole lanes."""
     return workers if lanes is None else lanes / -(-lanes // workers)
 
 
 def _useful(lanes: int | None, most: int, step: int = 1, others: int = 0) -> list[int]:
-    """Return the counts up to `most` with which a worker has fewer lanes than with one step less.
+    """Return the counts up to `most` with which the busiest worker has fewer lanes than with one step less.
 
-    Where any number of workers can work at once: 1, 2, 3, 4, 6, 8, 12, 16 steps and so on. The `others` always work.
+    If any number of workers can work at once, return 1, 2, 3, 4, 6, 8, 12, 16 steps and so on. All counts include the
+    `others`.
     """
     counts = [count for count in range(others + step, most + 1, step) if count > 0]
     if lanes is None:

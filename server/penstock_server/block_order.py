@@ -1,10 +1,10 @@
 """The order of an indexable feed with `block=`: blocks of neighbours are permuted, then nearby samples are mixed.
 
 The indices 0 to n - 1 are cut into blocks of `block` neighbours; the last block may be shorter. The blocks are put into
-a random order, and the indices in a block keep theirs. The sequence that results is cut into windows of `shuffle`
+a random order, and the indices within a block keep their order. The resulting sequence is cut into windows of `shuffle`
 indices, and each window is permuted. So a window reads from at most `shuffle / block + 3` blocks.
 
-Any position of the order can be computed by itself, as for `permute`.
+Any position of the order can be computed on its own, as with `permute`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class BlockOrder:
     """The order of one epoch.
 
     Args:
-        seed: the feed's.
-        epoch: from 0.
+        seed: the feed's seed.
+        epoch: the epoch, from 0.
         length: number of indices, 1 or more.
         block: indices in a block.
         shuffle: indices in a window.
@@ -33,7 +33,7 @@ class BlockOrder:
         self._shuffle = min(shuffle, length)
         self._full, self._rest = divmod(length, block)
         self._key = make_key(seed, epoch, "blocks")
-        # The short block has a place of its own among the others, so that no place must be searched.
+        # The short block has its own place among the others, so that no search is needed.
         self._place = permute(make_key(seed, epoch, "short block"), self._full + 1, 0)
 
     def at(self, start: int, stop: int) -> npt.NDArray[np.int64]:
@@ -47,7 +47,7 @@ class BlockOrder:
         return range(start // self._shuffle, -(-stop // self._shuffle))
 
     def _window(self, window: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the positions before mixing of those positions from `start` to `stop` that are in this window."""
+        """Return the positions before mixing, for those positions from `start` to `stop` that are in this window."""
         first = window * self._shuffle
         count = min(self._shuffle, self._length - first)
         inside = np.arange(max(start, first), min(stop, first + count), dtype=np.int64) - first
@@ -55,7 +55,7 @@ class BlockOrder:
 
     def _unmixed(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the indices at these positions of the permuted blocks."""
-        begin = self._place * self._block  # of the short block
+        begin = self._place * self._block  # where the short block begins
         short = (positions >= begin) & (positions < begin + self._rest)
         places, inside = np.divmod(np.where(positions < begin, positions, positions - self._rest), self._block)
         blocks = permute(self._key, self._full, np.where(short, 0, places)) if self._full else places

@@ -1,4 +1,4 @@
-"""Unexpected errors: counted, and logged with a traceback, once for each place that raises them.
+"""Unexpected errors: all are counted, and one for each place that raises them is logged with its traceback.
 
 The status shows the number, so that a daemon that goes on after such an error does not hide it, and the tests check
 that it is 0.
@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class Bugs:
-    """Counts and logs them.
+    """Counts and logs unexpected errors.
 
     Attributes:
-        count: how many there were.
+        count: number of errors so far.
     """
 
     def __init__(self) -> None:

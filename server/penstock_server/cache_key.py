@@ -1,9 +1,9 @@
-"""What identifies the samples of a cached split: the generator, its arguments, the split, and `cache_version`.
+"""The keys of cached splits, made from the generator, its arguments, the split, and `cache_version`.
 
-Pickles of equal objects can differ, as they remember which parts are one object. So values are encoded here part by
-part: plain data by what they hold, functions and classes by their names, and other objects as what pickle would make
-them of. Equal values have equal digests, in every process. The source code of a function is no part of its digest, with
-one exception: functions without a name of their own (lambdas).
+Pickles of equal objects can differ, because a pickle records which parts are the same object. So values are encoded
+here part by part: plain data by its contents, functions and classes by their names, and other objects by the parts from
+which pickle would rebuild them. Equal values have equal digests, in every process. The source code of a function is not
+part of its digest, with one exception: functions without a name of their own (lambdas).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .feed_options import FeedOptions
 from .sources.reader import Reader
 
 FORMAT = 1
-"""Part of every key. To be raised when the same key would stand for other samples, or for another file format."""
+"""Part of every key. Raise it when the same key would mean other samples, or another file format."""
 
 
 class NoKey(TypeError):
-    """A value cannot be told apart from others, as it cannot be pickled."""
+    """A value cannot be distinguished from others, because it cannot be pickled."""
 
 
 def digest(*values: Any) -> bytes:
@@ -39,11 +39,12 @@ def digest(*values: Any) -> bytes:
 
 
 def feed_directory(feed: FeedOptions) -> str:
-    """Return the absolute path of the directory that holds the cached splits of `feed`: of all feeds with the same
-    generator, arguments and `cache_version`.
+    """Return the absolute path of the directory that holds the cached splits of `feed`. All feeds with the same
+    generator, arguments and `cache_version` share it.
 
     Raises:
-        TypeError: the generator or its arguments cannot be told apart from others.
+        TypeError: the generator or its arguments cannot be pickled, so that the cache cannot distinguish them from
+            others.
     """
     generate = feed.generate
     name = str(getattr(generate, "__name__", type(generate).__name__))
@@ -69,7 +70,8 @@ def feed_directory(feed: FeedOptions) -> str:
 
 
 class _Digest:
-    """Encodes values to a hash. Objects within themselves are encoded as how far out they are."""
+    """Encodes values to a hash. If an object contains itself, the inner one is encoded as the number of levels up to
+    the outer one."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -143,7 +145,7 @@ class _Digest:
                     self._add(constant)
 
     def _add_reduced(self, value: Any) -> None:
-        """Add what pickle would make the object of: a function, its arguments, a state, and items."""
+        """Add the parts from which pickle would rebuild the object: a function, its arguments, a state, and items."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception as error:
@@ -159,14 +161,14 @@ class _Digest:
 
 
 def _is_builtin(value: Any) -> bool:
-    """Whether this is a function in C, and no method of an object."""
+    """Return whether this is a function in C, and not a method of an object."""
     return isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType | None)
 
 
 def _is_full(cell: types.CellType) -> bool:
     try:
         _ = cell.cell_contents
-    except ValueError:  # it is assigned later
+    except ValueError:  # its variable is assigned later
         return False
     return True
 
@@ -176,7 +178,8 @@ def _global_name(value: Any) -> str:
 
 
 def _module_name(value: Any) -> str:
-    """Return the name of a value's module, as workers import it: a script that is run is `__main__` only there."""
+    """Return the name of a value's module as workers import it. A script is `__main__` only in the process that runs
+    it."""
     name = str(getattr(value, "__module__", None))
     if name != "__main__":
         return name

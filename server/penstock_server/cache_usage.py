@@ -1,4 +1,4 @@
-"""How the caches of feeds are used, added up from what workers say, for the status and the log."""
+"""The use of the feeds' caches, added up from workers' messages, for the status and the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CacheUsage:
         hits: splits that were read from it.
         misses: splits for which the generator ran.
         written: splits that were written to it.
-        nbytes: in its directory: counted at the start, and what was written since.
+        nbytes: bytes in its directory: those at the start, and those written since.
         problem: why a split was not written or not read, such as "not written: No space left on device"; empty if one
             was written since.
     """
@@ -40,12 +40,12 @@ class CacheUsages:
         self._used: dict[tuple[str, str], CacheUsage] = {}
 
     def status(self, feed: str, part: str, directory: str | None) -> dict[str, object] | None:
-        """Describe the cache of a feed as JSON types; None if it has none (no `directory`).
+        """Describe the cache of a feed as JSON types. Return None if it has none (no `directory`).
 
         Args:
-            feed: its name.
-            part: which of the feeds of a mix, or "".
-            directory: of the cache.
+            feed: name of the feed.
+            part: name of one of the feeds of a mix, or "".
+            directory: the cache's directory.
         """
         if directory is None:
             return None
@@ -60,7 +60,7 @@ class CacheUsages:
         }
 
     def note(self, said: CacheUsed) -> None:
-        """Add what a worker says."""
+        """Add a worker's report."""
         used = self._used.setdefault((said.feed, said.part), CacheUsage())
         used.hits += said.hits
         used.misses += said.misses
@@ -73,7 +73,7 @@ class CacheUsages:
 
 
 def warning_of(said: CacheUsed) -> str:
-    """Return the words for the log on a problem."""
+    """Return the log message for a problem."""
     name = f"{said.feed}, {said.part}" if said.part else said.feed
     return (
         f"feed {name}, cache: {said.problem}. The stream goes on: the generator runs again for splits that are not in "

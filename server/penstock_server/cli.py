@@ -44,7 +44,7 @@ from .scale_command import scale
 def main() -> None:
     """Keep TensorFlow trainers fed: run preprocessing generators in worker processes and serve their batches.
 
-    An environment variable can stand for each option of each command: PENSTOCK_SERVE_WORKERS=8 for --workers 8 of
+    Each option of each command can also be set by an environment variable: PENSTOCK_SERVE_WORKERS=8 is --workers 8 of
     `serve`.
 
     \b
@@ -79,7 +79,7 @@ def main() -> None:
     default=None,
     metavar="DIR",
     show_default="none",
-    help="Admit only clients and hosts with keys, and encrypt; DIR is what `penstock keygen` made.",
+    help="Admit only clients and hosts with keys, and encrypt; DIR is the one that `penstock keygen` made.",
 )
 @click.option(
     "--insecure", is_flag=True, help="Let other hosts connect without keys, when --bind is more than this host."
@@ -248,7 +248,7 @@ def serve(
                 engine=placed,
             )
     except PenstockError as error:
-        if until_stdin_closes:  # the trainer that started us raises it
+        if until_stdin_closes:  # the trainer that started this daemon raises the error
             import msgspec
 
             from penstock_proto.messages import ErrorReport
@@ -324,7 +324,7 @@ def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
 
     def still_waiting(state: dict[str, Any]) -> None:
         if line.drawn:
-            line.show(f"{words(state)}; Ctrl-C waits no longer")
+            line.show(f"{words(state)}; Ctrl-C stops waiting")
         else:
             streams = len(state["streams"]) + state["more_streams"]
             why = f" ({hosts})" if (hosts := needs_hosts(state)) else ""

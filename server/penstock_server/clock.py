@@ -1,4 +1,4 @@
-"""The daemon's clock: calls its parts once a second. A part that fails is noted as a bug, and the others go on."""
+"""The daemon's clock: calls its parts once a second. If a part fails, that is noted as a bug, and the others go on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock:
 
     Args:
         parts: called once a second, with the seconds since the clock was started.
-        bugs: where errors are noted that nobody expected.
+        bugs: counts and logs unexpected errors.
         stopped: called with the error if the clock itself fails.
     """
 

@@ -1,6 +1,6 @@
-"""What all commands of `penstock` have in common: errors, exit codes, environment variables, and examples in the help.
+"""Behaviour that all commands of `penstock` share: errors, exit codes, environment variables, and examples in the help.
 
-A command gets its part of this when it is added to the group. Its own file only describes its options.
+A command gets this behaviour when it is added to the group. Its own file only describes its options.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+"""The exit code after Ctrl-C, as in shells: 128 + SIGINT."""
 
 
 class PenstockGroup(click.Group):
-    """Penstock's own errors end a command with one message and exit code 1, and Ctrl-C ends it with 130.
+    """A group of commands. Penstock's own errors end a command with one message and exit code 1; Ctrl-C ends it with
+    130.
 
     Every option can be set by an environment variable: `--hang-timeout` of `serve` by PENSTOCK_SERVE_HANG_TIMEOUT. The
-    examples that end a command's docstring end its help.
+    examples at the end of a command's docstring come at the end of its help.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,7 +44,7 @@ class PenstockGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; warn of variables that look like a misspelt one of its variables."""
+        """Find the command, and warn of environment variables that look like a misspelling of one of its variables."""
         name, command, rest = super().resolve_command(ctx, args)
         if name and command is not None and not ctx.resilient_parsing:
             for warning in _misspelt(name, command):
@@ -60,7 +61,7 @@ class PenstockGroup(click.Group):
             click.echo(f"penstock: {error}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
-            click.echo(err=True)  # ends the terminal's line with ^C
+            click.echo(err=True)  # ends the terminal's line that shows ^C
             ctx.exit(_INTERRUPTED)
 
 
@@ -73,7 +74,7 @@ def variables(name: str, command: click.Command) -> Iterator[tuple[click.Option,
 
 
 def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the names of files, for an argument that may be one."""
+    """Let the shell complete file names for an argument that may be a file."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
@@ -87,7 +88,7 @@ def _end_in_examples(command: click.Command) -> None:
 
 
 def _with_variable(error: click.BadParameter) -> click.BadParameter:
-    """Return the error; if the wrong value came from an environment variable, one that says so."""
+    """Return the error. If the wrong value came from an environment variable, return an error that says so."""
     option, ctx = error.param, error.ctx
     if option is None or ctx is None or option.name is None:
         return error
@@ -101,6 +102,6 @@ def _misspelt(name: str, command: click.Command) -> Iterator[str]:
     prefix = f"PENSTOCK_{name}_".replace("-", "_").upper()
     for given in sorted(os.environ):
         if given.startswith(prefix) and given not in known:
-            # Kubernetes sets variables with such names too, so only those that are close to one of ours.
+            # Kubernetes sets variables with such names too, so warn only of those that are close to one of ours.
             for meant in difflib.get_close_matches(given, known, n=1, cutoff=0.85):
                 yield f"{given} sets nothing; did you mean {meant}?"

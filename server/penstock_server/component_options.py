@@ -1,7 +1,7 @@
-"""What a feed may set if `Feed.zip` or `Feed.mix` combines it with others: what makes its samples, and nothing else.
+"""The options that a component of `Feed.zip` or `Feed.mix` may set: those that define its samples, and no others.
 
-Options of the order, of batches and of failures hold for all components together. So they are given to the combined
-feed, and a component that sets one is refused: to ignore it in silence would be worse.
+Options for the order, for batches and for failures apply to all components together. So users give them to the combined
+feed. A component that sets one is refused, because ignoring it silently would be worse.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .feed_options import FeedOptions
 from .permutation import make_key
 
 _OWN = frozenset(("generate", "method", "args", "kwargs", "transform", "splits", "segment", "batch_size", "name"))
-"""Options that a component may set. Its name is that under which it is served by itself, and has no effect here."""
+"""Options that a component may set. Its `name` is for serving it on its own, and has no effect in a combined feed."""
 
 _DEFAULTS = {field.name: field.default for field in fields(FeedOptions) if field.name not in _OWN and field.kw_only}
 
@@ -24,14 +24,14 @@ _DEFAULTS = {field.name: field.default for field in fields(FeedOptions) if field
 def check_component(
     label: str, feed: Any, combining: str, *, also: Sequence[str] = (), instead: Mapping[str, str] | None = None
 ) -> None:
-    """Check that a component is a feed, and sets only what makes its samples.
+    """Check that a component is a feed, and sets only options that define its samples.
 
     Args:
         label: the component's name, for errors.
-        feed: what the user gave.
+        feed: the component, as the user gave it.
         combining: "Feed.zip" or "Feed.mix".
         also: further options that it may set.
-        instead: for options that the combined feed cannot take over, why not and what to do.
+        instead: for options that the combined feed cannot have either: the reason, and what to do instead.
 
     Raises:
         TypeError, ValueError: it cannot be combined.
@@ -47,10 +47,10 @@ def check_component(
 
 
 def agreed_batch_size(feeds: Mapping[str, FeedOptions], combining: str, options: Mapping[str, Any]) -> int | None:
-    """Return the batch size of a combined feed: from `options`, or else that of its components.
+    """Return the batch size of a combined feed: the one in `options`, or else that of its components.
 
     Raises:
-        ValueError: they differ, or ready batches and samples would be combined.
+        ValueError: they differ, or some components yield whole batches and others samples.
     """
     sizes = {label: feed.batch_size for label, feed in feeds.items()}
     found: set[int | None] = set(sizes.values())
@@ -63,8 +63,8 @@ def agreed_batch_size(feeds: Mapping[str, FeedOptions], combining: str, options:
     listed = ", ".join(f"{label} has batch_size={size}" for label, size in sizes.items())
     if None in found:
         raise ValueError(
-            f"{listed}: with None a feed yields whole batches, so all of them must have None, or none and {combining} "
-            "neither"
+            f"{listed}: with None a feed yields whole batches: give batch_size=None to all of them and to "
+            f"{combining}, or to none"
         )
     raise ValueError(f"{listed}: give {combining} a batch_size=, or all of them the same")
 

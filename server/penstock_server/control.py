@@ -1,4 +1,5 @@
-"""Requests to a running daemon: its status over ZeroMQ; stop, scale and stacks over its unix connection."""
+"""Sends requests to a running daemon: for the status over ZeroMQ; to stop, scale and profile over its unix
+connection."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def status(url: str, timeout: float, keys: ClientKeys | None = None) -> str:
 
     Args:
         url: the daemon's or a feed's address.
-        timeout: seconds that it may take to answer.
+        timeout: seconds that the daemon may take to answer.
         keys: a client's keys, for a daemon with keys.
 
     Raises:
@@ -84,8 +85,8 @@ def status(url: str, timeout: float, keys: ClientKeys | None = None) -> str:
 def scale(
     url: str, workers: int, *, now: bool, timeout: float, keys: ClientKeys | None = None, host: str = ""
 ) -> m.Scaled:
-    """Have the daemon run `workers` workers, or the joined host of this name. It answers at once, before surplus
-    workers have stopped. `keys`: as for `status`.
+    """Tell the daemon, or its joined host named `host`, to run `workers` workers. The daemon answers at once, before
+    surplus workers have stopped. `keys`: as for `status`.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or does not answer in `timeout` seconds.
@@ -96,8 +97,8 @@ def scale(
 
 
 def scale_hosts(url: str, hosts: int, *, timeout: float, keys: ClientKeys | None = None) -> m.Scaled:
-    """Have the daemon's engine run `hosts` hosts. The daemon answers at once, before they have come or gone. `keys`: as
-    for `status`.
+    """Tell the daemon's engine to run `hosts` hosts. The daemon answers at once, before hosts have started or stopped.
+    `keys`: as for `status`.
 
     Raises:
         Unreachable: as for `scale`.
@@ -134,10 +135,10 @@ def stop(
 
     Args:
         url: the daemon's or a feed's address.
-        now: do not let the epochs that are being read finish first.
+        now: whether to stop without waiting for the epochs that are being read.
         timeout: seconds to wait; None: no limit.
         still_waiting: called every `every` seconds with the daemon's status.
-        every: seconds.
+        every: seconds between two of these calls.
         keys: as for `status`.
 
     Raises:
@@ -162,12 +163,12 @@ def stop(
 
 
 def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, int, int]]:
-    """Return the workers of a daemon that are ready: the number, the process and the fd of the stacks file of each.
+    """Return, for each worker of a daemon that is ready, its number, its process id and the fd of its stacks file.
 
     Args:
         url: the daemon's or a feed's address.
         state: the daemon's status.
-        timeout: seconds that it may take to answer.
+        timeout: seconds that the daemon may take to answer.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or does not answer in time.
@@ -200,14 +201,14 @@ def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, i
 def profile_hosts(
     url: str, state: dict[str, Any], seconds: float, rate: float, timeout: float
 ) -> Iterator[socket.socket]:
-    """Have the hosts that have joined sample the stacks of their workers, as long as the context lasts. Yield the
-    connection, which does not block, with what they have seen (see ProfileHosts).
+    """Tell joined hosts to sample the stacks of their workers until the context ends. Yield a non-blocking connection
+    that delivers the samples (see ProfileHosts).
 
     Args:
         url: the daemon's or a feed's address.
         state: the daemon's status.
-        seconds: for how long.
-        rate: samples a second of each worker.
+        seconds: seconds for which they sample.
+        rate: samples of each worker per second.
         timeout: seconds that the daemon may take to answer.
 
     Raises:
@@ -220,10 +221,10 @@ def profile_hosts(
 
 
 def _check_processes(url: str, state: dict[str, Any], connection: socket.socket) -> None:
-    """Refuse a daemon whose processes have other numbers here: a signal would go to others.
+    """Refuse a daemon whose processes have other ids here: signals would go to other processes.
 
     Raises:
-        Unreachable: it is in another PID namespace.
+        Unreachable: the daemon is in another PID namespace.
     """
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if pid != state["pid"]:
@@ -234,7 +235,7 @@ def _check_processes(url: str, state: dict[str, Any], connection: socket.socket)
 
 
 def _check_feed(url: str, text: str) -> None:
-    """Refuse a URL with a feed that the daemon does not serve. Until the daemon is ready any name may become one."""
+    """Refuse a URL with a feed that the daemon does not serve. Accept any name until the daemon is ready."""
     endpoint, feed = _parsed(url)
     state = json.loads(text)
     served = [one["name"] for one in state["feeds"]]
@@ -246,7 +247,7 @@ def _ended(process: int, connection: socket.socket, timeout: float) -> bool:
     """Return whether the daemon's process ends within `timeout` seconds.
 
     Raises:
-        PenstockError: the daemon refuses to stop, and says why on the connection.
+        PenstockError: the daemon refuses to stop; it gives the reason on the connection.
     """
     deadline = time.monotonic() + timeout
     heard: list[Any] = [connection]
@@ -257,7 +258,7 @@ def _ended(process: int, connection: socket.socket, timeout: float) -> bool:
         if not ready:
             return False
         data, _ = seqpacket.receive(connection)
-        if not data:  # it closes its connections before it ends
+        if not data:  # the daemon closes its connections before it ends
             heard = []
         elif isinstance(reply := codec.from_server(data), m.Failed):
             raise reply.error.error()
@@ -265,7 +266,7 @@ def _ended(process: int, connection: socket.socket, timeout: float) -> bool:
 
 @contextlib.contextmanager
 def _beside(url: str, state: dict[str, Any], verb: str, signals: str, timeout: float) -> Iterator[socket.socket]:
-    """Connect to a daemon on this host; yield the unix connection behind its greeting."""
+    """Connect to a daemon on this host, read its greeting, and yield the unix connection."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(timeout)
@@ -286,7 +287,7 @@ def _beside(url: str, state: dict[str, Any], verb: str, signals: str, timeout: f
 
 @contextlib.contextmanager
 def _process_behind(connection: socket.socket) -> Iterator[int]:
-    """Yield a pidfd of the process that listens at the other end. The kernel knows its id in our process namespace."""
+    """Yield a pidfd of the process that listens at the other end. The kernel gives us its id in our PID namespace."""
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if not pid:
         raise ProcessLookupError("its process is in another container")
@@ -313,7 +314,7 @@ def _ask(url: str, message: m.Message, timeout: float, keys: ClientKeys | None) 
 def _asked(
     keys: ClientKeys | None, host: str, port: int, message: m.Message, deadline: float, endpoint: str
 ) -> m.ServerMessage | None:
-    """Return the daemon's answer, or None if it cannot be reached now or breaks the connection."""
+    """Return the daemon's answer, or None if it cannot be reached now or closes the connection."""
     try:
         dealer = libzmq.dealer(keys, host, port, max(0.0, deadline - time.monotonic()), lambda: None)
         try:

@@ -1,4 +1,4 @@
-"""The daemon's status: what there is now, gathered from all parts, with averages of the last seconds."""
+"""The daemon's current status, gathered from all parts, with averages over the last seconds."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .worker_memory import WorkerMemory
 
 
 class CurrentStatus:
-    """See the file's head. The arguments are the parts that it looks at.
+    """See the file's head. The arguments are the parts that it reads.
 
     Args:
-        draining: whether the daemon stops when the epochs that are being read have ended.
-        adjusting: whether the number of workers follows the load.
-        engine: describes what runs hosts; None if nothing does.
-        caches: how the caches of feeds are used.
+        draining: returns whether the daemon stops when the epochs that are being read have ended.
+        adjusting: returns whether the number of workers follows the load.
+        engine: returns the description of the engine that runs hosts, or None without one.
+        caches: the use of the feeds' caches.
         unix: the address of the listener for consumers on this host.
     """
 
@@ -70,7 +70,8 @@ class CurrentStatus:
         self._unix = unix
         self._bugs = bugs
         self._id = secrets.token_hex(8)
-        """Tells daemons apart: the process id may be that of another, in the same process or in another container."""
+        """Distinguishes daemons. A process id does not: another daemon can have the same one, in the same process or in
+        another container."""
         self._started = time.monotonic()
         self._history = History()
         self._text = status.Text(self.described)
@@ -85,12 +86,12 @@ class CurrentStatus:
         return self._history.described(self._counts())
 
     def text(self) -> str:
-        """Return the same as JSON text; if it is asked for often, a copy from just before."""
+        """Return the same as JSON text. Frequent calls get a recent copy."""
         return self._text.get()
 
     def figures(self, since: float, least: float) -> dict[Key, Figures]:
-        """Return the figures of each stream that was read, measured from `since` (see `seconds`) on; nothing if that is
-        less than `least` seconds, or if a worker that makes batches has not run for all of that time."""
+        """Return the figures of each stream that was read, measured since `since` (see `seconds`). Return none if that
+        is less than `least` seconds, or if a worker that makes batches has not run for the whole time."""
         return self._history.figures(since, least)
 
     def look_at_the_clock(self, seconds: int) -> None:
@@ -100,7 +101,7 @@ class CurrentStatus:
             self._history.add(self._counts())
 
     def _counts(self) -> dict[str, Any]:
-        """Return what there is now, and what there was since the start."""
+        """Return the current state, and the totals since the start."""
         coordinator, sessions = self._coordinator, self._sessions
         return {
             **status.of_process(self._id, self._router.endpoint, self._unix, self.seconds),

@@ -1,14 +1,14 @@
 """The loader daemon: one process that serves feeds until it is stopped. This file starts, drains and ends it.
 
-Everything runs on one event loop and one thread. (Other threads reserve the pages of new slots, copy slots, and work
-out what takes long for the HTTP server; with keys, threads of libzmq encrypt.) Events from workers (from_workers.py)
-and consumers (sessions.py) go to the coordinator. Its commands are carried out in order (dispatch.py).
+Everything runs on one event loop and one thread. (Other threads reserve the pages of new slots, copy slots, and do long
+computations for the HTTP server; with keys, threads of libzmq encrypt.) Messages of workers (from_workers.py) and
+consumers (sessions.py) become events for the coordinator. Its commands are carried out in order (dispatch.py).
 
-Nothing that a peer does ends the daemon. A failure costs only what it is about:
+Nothing that a peer does ends the daemon. The place of a failure decides what fails with it:
 
 - a consumer's message: its session (sessions.py);
 - a worker's message, or a command: the stream of its run, ticket or consumer (dispatch.py);
-- a part of the clock: nothing; the other parts are called all the same (clock.py);
+- a part that the clock calls: nothing; the clock goes on to the other parts (clock.py);
 - a write to the state file: the stream of the group (group_file.py).
 
 A stream fails with the PenstockError that was raised, or with MemoryBound if memory or file descriptors ran out
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOSTS_SECONDS = 60.0
-"""Seconds for which a daemon that drains waits for a host, if no worker makes batches. A host that has lost its
-connection tries to join again for as long (`penstock join --patience`)."""
+"""Seconds for which a draining daemon waits for a host to join, if no worker makes batches. A host that has lost its
+connection tries to join again for the same time (`penstock join --patience`)."""
 
 
 class Daemon:
@@ -60,24 +60,24 @@ class Daemon:
 
     Args:
         feeds: MODULE:ATTR of each feed.
-        workers: number of worker processes that make batches. With 0 there is one that makes none: it lists splits,
-            makes first samples and mixes rows, and hosts that join make the batches. None: as many as are needed.
+        workers: number of worker processes that make batches. With 0 there is one idle worker: it lists splits, makes
+            first samples and mixes rows, and hosts that join make the batches. None: the number follows the load.
         bind: `tcp://address:port` to listen on.
         advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `bind`.
         memory: bytes that slots and shuffle blocks may take.
         on_ready: called with the URL of each feed once it can be consumed.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
         environment: variables of the workers; None as a value removes one.
-        http: host and port of the HTTP server, or None for none.
-        state: path of the file with which groups outlive the daemon, or None.
+        http: host and port of the HTTP server, or None for no server.
+        state: path of the file that keeps the positions of groups when the daemon ends, or None.
         access: who may connect over TCP.
-        allow_uids: users, besides the daemon's own and root, whose trainers on this host share memory with it.
+        allow_uids: users, besides the daemon's own and root, whose trainers on this host may share memory with it.
         each_second: called once a second with this object.
         engine: runs hosts that join, or None.
         reloader: knows whether the feeds' code has changed, or None.
 
     Attributes:
-        renewing: whether another daemon is to take its place when it has ended.
+        renewing: whether another daemon takes its place when it has ended.
         endpoint: the address at which it listens; "" until workers are started.
 
     Raises:
@@ -122,7 +122,7 @@ class Daemon:
         self._hang_timeout = hang_timeout
         self._draining = False
         self._without_makers: float | None = None
-        """Since when, in monotonic seconds, it has drained without a worker that makes batches."""
+        """The monotonic time since which it has drained without a worker that makes batches, or None."""
         slots = _slots(len(feeds), self._workers)
         self._state = None if state is None else _state_file(state)
         saved = None if self._state is None else self._state.load()
@@ -137,8 +137,8 @@ class Daemon:
     async def run(self, until_stdin_closes: bool = False) -> None:
         """Serve until SIGTERM, SIGINT, a stop request, or (if asked for) the end of standard input.
 
-        After the first signal the current epochs go on to their ends. A second one ends the daemon at once. SIGTTIN
-        adds a worker, and SIGTTOU removes one.
+        After the first signal the current epochs run to their ends. A second one stops the daemon at once. SIGTTIN adds
+        a worker, and SIGTTOU removes one.
 
         Raises:
             StartError: the address cannot be bound, or a feed cannot be served at all.
@@ -192,17 +192,17 @@ class Daemon:
                 self._state.close()
         if self._error is not None:
             raise self._error
-        if not (until_stdin_closes or self.renewing):  # then the trainer knows, or another daemon takes its place
+        if not (until_stdin_closes or self.renewing):  # otherwise the trainer knows, or another daemon goes on
             log.info("stopped", extra={"event": "stopped"})
 
     def stop(self) -> None:
-        """Stop serving: consumers are told, workers end."""
+        """Stop serving: tell consumers, and end workers."""
         self._stopped.set()
         if self._state is not None:
-            self._parts.dispatch.halt()  # consumers will tell the next daemon what they do from now on
+            self._parts.dispatch.halt()  # from now on consumers report to the next daemon
 
     def drain(self) -> None:
-        """Stop when the current epochs have ended, or at once if this is called for the second time."""
+        """Stop when the current epochs have ended. On the second call, stop at once."""
         if self._draining and not self.renewing:
             self.stop()
             return
@@ -216,7 +216,7 @@ class Daemon:
     def renew(self) -> None:
         """Stop when the current epochs have ended, so that another daemon can take its place with new code."""
         if not self._draining:
-            log.info("going over to the new code", extra={"event": "renewing"})
+            log.info("restarting with the new code", extra={"event": "renewing"})
             self.renewing = True
             self._begin_to_drain("the daemon is restarted with new code")
 
@@ -237,7 +237,7 @@ class Daemon:
 
     @property
     def http(self) -> tuple[str, int] | None:
-        """Host and port of the HTTP server; None if there is none."""
+        """Host and port of the HTTP server, or None without one."""
         return None if self._http is None else self._http.address
 
     @property
@@ -248,23 +248,23 @@ class Daemon:
         return not any(consumer.reading and not read(consumer).feed.plan.endless for consumer in consumers)
 
     def status(self) -> dict[str, object]:
-        """The answer to `penstock status`, as JSON types."""
+        """Return the answer to `penstock status`, as JSON types."""
         return self._parts.status.described()
 
-    # --- what the parts call ---
+    # --- called by the parts ---
 
     def epoch_begins(self) -> None:
-        """A consumer is about to begin an epoch."""
+        """Handle a consumer that is about to begin an epoch: renew the daemon if there is new code."""
         if self._reloader is not None and self._reloader.pending:
             self.renew()
 
     def idle(self) -> None:
-        """All commands are carried out."""
+        """Note that all commands are carried out: stop if the daemon has drained."""
         if self._draining and self._coordinator.stopped:
             self.stop()
 
     def stop_asked(self, now: bool) -> None:
-        """Somebody on this host has asked for the end: now, or when the current epochs have ended."""
+        """Handle a stop request from this host: stop `now`, or when the current epochs have ended."""
         if now:
             self.renewing = False
             self.stop()
@@ -272,12 +272,12 @@ class Daemon:
             self.drain()
 
     def fail(self, error: PenstockError) -> None:
-        """Stop with this error, or with the first one if there are several."""
+        """Stop with this error, or with an earlier one if there was one."""
         if self._error is None:
             self._error = error
         self.stop()
 
-    # --- how ---
+    # --- internals ---
 
     def _made(self, listener: Listener) -> Parts:
         return Parts(
@@ -348,7 +348,7 @@ class Daemon:
             self._parts.group_file.look_at_the_clock(time.monotonic())
 
     def _look_for_makers(self, now: float) -> None:
-        """While it drains: end the wait for epochs that nobody can finish, as no worker makes batches."""
+        """While draining, stop waiting for epochs that cannot finish because no worker makes batches."""
         if self._coordinator.workers.makers or not self._draining or self._stopped.is_set():
             self._without_makers = None
         elif self._without_makers is None:
@@ -373,16 +373,16 @@ class Daemon:
 
 
 def _state_file(path: str) -> StateFile:
-    from .statefile import StateFile  # SQLite is for --state alone
+    from .statefile import StateFile  # only --state needs SQLite
 
     return StateFile(path)
 
 
 def _slots(feeds: int, workers: int) -> int:
-    """Return the number of slots for which there are file descriptors.
+    """Return the number of slots for which there are enough file descriptors.
 
     Raises:
-        StartError: they are too few for one stream of each feed.
+        StartError: these slots are too few for one stream of each feed.
     """
     limit, least = descriptors.limit(), feeds * least_slots(1)
     slots = descriptors.for_slots(limit, workers)

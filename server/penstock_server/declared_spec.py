@@ -1,4 +1,4 @@
-"""The spec that a user declares with `Feed(spec=...)`: plain dicts and tuples converted, and checked."""
+"""Converts the spec that a user declares with `Feed(spec=...)` from plain dicts and tuples, and checks it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock_proto.spec import MAX_DEPTH, DictSpec, Leaf, Spec, TupleSpec, chec
 
 
 def checked_spec(spec: Any, batch_size: int | None, batching: str) -> Spec:
-    """Return the spec of a sample, or, with `batch_size` None, of a batch.
+    """Return the spec of a sample, or of a batch if `batch_size` is None.
 
     Raises:
-        TypeError, ValueError: it cannot be served so; the message says what to do.
+        TypeError, ValueError: it cannot be served; the message says what to do.
     """
     plain = _spec_of(spec, "", 0)
     try:

@@ -1,8 +1,8 @@
-"""Dispatch: tells the coordinator what has happened, and carries out its commands one by one, in order.
+"""Dispatch: passes events to the coordinator, and carries out its commands one by one, in order.
 
-A command that fails makes the stream fail that it is about. The commands after it are carried out all the same: they
-are about other streams, or give back the slots of this one. If it is about no stream, the daemon ends, since its state
-is not known any longer. That is possible only while feeds are made ready, which no peer can influence.
+A command that fails makes its stream fail. The commands after it are still carried out: they concern other streams, or
+free the slots of this one. If a failed command concerns no stream, the daemon ends, because its state is no longer
+known. That can happen only while feeds are made ready, which no peer can influence.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .sessions import Sessions
 from .to_workers import ToWorkers
 
 _DEBUG = os.environ.get("PENSTOCK_DEBUG") == "1"
-"""Check the coordinator's invariants after each event, which takes time."""
+"""Whether to check the coordinator's invariants after each event, which takes time."""
 
 
 class Dispatch:
     """See the file's head.
 
     Args:
-        coordinator: what decides.
+        coordinator: makes the decisions.
         bugs: notes unexpected errors.
         feed_ready: called with the name of a feed that can be read now, and its number of splits.
-        accepted: called with the number of a worker that has imported the feeds that are served.
-        rejected: called with the number of a worker that has imported other feeds.
-        skipped: called when the rest of a split is left out.
+        accepted: called with the number of a worker that has imported the same feeds as the daemon serves.
+        rejected: called with the number of a worker that has imported other feeds than those.
+        skipped: called when the rest of a split is skipped.
         fail_start: called with the error that keeps a feed from being served.
         idle: called when all commands are carried out.
     """
@@ -87,20 +87,20 @@ class Dispatch:
         self._group_file = group_file
 
     def halt(self) -> None:
-        """Carry out nothing more."""
+        """Carry out no further commands."""
         self._halted = True
         if self._tick is not None:
             self._tick.cancel()
 
     def tell(self, event: on.Event) -> None:
-        """Tell the coordinator of an event, and carry out what it decides."""
+        """Tell the coordinator of an event, and carry out its commands."""
         if self._halted:
             return
         self._commands.extend(self._coordinator.handle(event, time.monotonic()))
         if _DEBUG:
             for said in self._coordinator.check():
                 self._bugs.note(AssertionError(f"after {event}: {said}"))
-        if self._carrying_out:  # the caller will come to these commands
+        if self._carrying_out:  # the outer call carries out these commands too
             return
         self._carrying_out = True
         try:
@@ -150,7 +150,7 @@ class Dispatch:
             case do.SendSlab():
                 self._sessions.deliver(command, self._slots.memfd(command.ticket))
             case do.Copy():
-                self._kept.bring(command.source, lambda whole: self._slots.copy(command))  # somebody must answer
+                self._kept.bring(command.source, lambda whole: self._slots.copy(command))  # a Copy must be answered
             case do.Remade():
                 self._kept.there(command.ticket, command.whole)
             case do.Free():
@@ -191,7 +191,7 @@ class Dispatch:
                 self._bugs.note(command.error)
 
     def _failed(self, command: do.Command, error: Exception) -> None:
-        """Fail the stream that the command is about."""
+        """Fail the stream of the command."""
         match command:
             case do.StartRun() if isinstance(error, PenstockError):  # the worker was not told
                 self.tell(on.RunFailed(command.run, error))
@@ -212,10 +212,10 @@ class Dispatch:
                 raise error
 
     def stream_failed(self, number: int, error: Exception) -> None:
-        """Fail the stream of this run or ticket.
+        """Fail the stream of the run or ticket with this number.
 
         Raises:
-            Exception: the error, if the run belongs to the start and to no stream.
+            Exception: `error`, if the run belongs to the daemon's start and not to a stream.
         """
         if number < m.IDS_PER_STREAM:
             raise error

@@ -1,4 +1,4 @@
-"""A Keras dataset without an end, as a generator function over segments: segment i is item i."""
+"""An endless Keras dataset as a generator function over segments: segment i is item i."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EndlessItems:
 
     Attributes:
         source: the dataset.
-        reader: what reads it; a worker sets it, since a declaration reads nothing.
+        reader: reads the dataset. A worker sets it, because a declaration reads nothing.
     """
 
     def __init__(self, source: Any) -> None:

@@ -1,8 +1,8 @@
-"""The environment variables of worker processes: defaults, those of the daemon, of the feeds, and of its command line.
+"""The environment variables of worker processes: from the defaults, the daemon, the feeds, and the command line.
 
-Many workers run on one machine, so each gets one thread in every library, and no GPU: that is the trainer's. These
-defaults replace what the daemon's own environment says, since a batch system or a trainer sets such variables for
-itself. `Feed(env=)` replaces the defaults, and `penstock serve --env` replaces both.
+Many workers run on one machine, so each gets one thread in every library, and no GPU, which is for the trainer. These
+defaults override the daemon's own environment, because a batch system or a trainer sets such variables for itself.
+`Feed(env=)` overrides the defaults, and `penstock serve --env` overrides both.
 """
 
 from __future__ import annotations
@@ -46,22 +46,23 @@ DEFAULTS: dict[str, str | None] = {
 """Variables that workers get unless a feed or the command line says otherwise."""
 
 MOST_BYTES = 64 * 1024
-"""Bytes that the variables of all feeds may take."""
+"""Most bytes that the variables of all feeds may take."""
 
 OPTIONS = "PENSTOCK_SERVE_"
-"""Variables with this prefix stand for options of `penstock serve`: for this daemon, and not for one that user code
+"""Variables with this prefix set options of `penstock serve`. They are for this daemon, not for one that user code
 starts."""
 
 _STARTED_WITH = "PENSTOCK_ENVIRONMENT"
-"""The variable that tells a worker what it was started with: the names that the command line sets, and a digest."""
+"""The variable that tells a worker about the environment it was started with: the names that the command line sets, and
+a digest."""
 
 
 def checked(environment: Any, option: str) -> Environment:
-    """Return a checked copy of what the user gave as `option`.
+    """Return a checked copy of `environment`, which the user gave as `option`.
 
     Raises:
         TypeError: it is not a dict of text.
-        ValueError: a name cannot be one, or is Penstock's own.
+        ValueError: a name is impossible, or reserved for Penstock.
     """
     if environment is None:
         return {}
@@ -82,7 +83,7 @@ def checked(environment: Any, option: str) -> Environment:
 
 
 def merged(feeds: Iterable[tuple[str, Environment]]) -> Environment:
-    """Return what all feeds want together, given the name of each with what it wants.
+    """Return the combined variables of all feeds. `feeds` has the name and the variables of each.
 
     Raises:
         StartError: two feeds want different values of one variable.
@@ -106,7 +107,8 @@ def merged(feeds: Iterable[tuple[str, Environment]]) -> Environment:
 
 
 def of_workers(feeds: Environment, serve: Environment) -> dict[str, str]:
-    """Return the whole environment of workers: `feeds` is what their feeds want, `serve` what the command line says."""
+    """Return the whole environment of workers, from the variables of their feeds and those of the command line
+    (`serve`)."""
     wanted = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"), **DEFAULTS, **feeds, **serve}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
     result = {name: value for name, value in {**inherited, **wanted}.items() if value is not None}
@@ -115,7 +117,8 @@ def of_workers(feeds: Environment, serve: Environment) -> dict[str, str]:
 
 
 def missing(feeds: Iterable[tuple[str, Environment]]) -> Environment | None:
-    """Return what the feeds want together, if it is not what this process, a worker, was started with; else None.
+    """Return the combined variables of the feeds if this process, a worker, was not started with them. Return None
+    otherwise.
 
     Raises:
         StartError: two feeds want different values of one variable that the command line does not set.

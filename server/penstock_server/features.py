@@ -1,4 +1,4 @@
-"""`FixedLen` and `VarLen`: the features of a `tf.train.Example` as `Feed.from_tfrecord` takes them."""
+"""`FixedLen` and `VarLen`: declare the features of a `tf.train.Example` for `Feed.from_tfrecord`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NAMES = {"float": "float32", "int": "int64", "bytes": "bytes", "str": "bytes", 
 
 @dataclass(frozen=True)
 class FixedLen:
-    """A feature with the same number of values in every record, as `tf.io.FixedLenFeature`.
+    """A feature with the same number of values in every record, like `tf.io.FixedLenFeature`.
 
     Attributes:
-        shape: of the array in a sample; `()` is a single value.
-        dtype: "float32", "int64" or "bytes", which are all that an Example can hold.
+        shape: shape of the array in a sample; `()` is a single value.
+        dtype: "float32", "int64" or "bytes", the only dtypes that an Example can hold.
         default: the value in records without this feature, of this shape or a scalar. None: such a record is an error.
-        decode: with dtype "bytes", the dtype of an array whose little-endian bytes are the single value, as
-            `tf.io.decode_raw` reads them. `shape` is that of this array.
+        decode: with dtype "bytes": the single value is the little-endian bytes of an array with this dtype, as for
+            `tf.io.decode_raw`. `shape` is the shape of that array.
 
     Raises:
         TypeError, ValueError: an attribute cannot work.
@@ -69,15 +69,15 @@ class FixedLen:
 
 @dataclass(frozen=True)
 class VarLen:
-    """A feature whose number of values varies, as `tf.io.VarLenFeature`: an array of one dimension, often padded.
+    """A feature whose number of values varies, like `tf.io.VarLenFeature`: a one-dimensional array, often padded.
 
-    A record without the feature has none. A feed stacks arrays of one length only, so give `pad_to`, or let the feed
-    pad each batch (`batching="pad"`) or keep the lengths (`batching="ragged"`).
+    A record without the feature has no values. By default a feed stacks only arrays of the same length. So give
+    `pad_to`, or let the feed pad each batch (`batching="pad"`) or keep the lengths (`batching="ragged"`).
 
     Attributes:
         dtype: "float32", "int64" or "bytes".
         pad_to: length to which the values are padded. None: the array has as many values as the record.
-        pad_value: what is added.
+        pad_value: the value of the padding.
         cap: drop the values beyond `pad_to`; otherwise they are an error.
 
     Raises:
@@ -118,7 +118,7 @@ def _dtype(who: str, dtype: Any) -> str:
 
 
 def _fits(array: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether numbers keep their value in this dtype; floats may be rounded."""
+    """Return whether numbers keep their values in this dtype. Floats may be rounded."""
     if array.dtype.kind not in "biuf":
         return False
     return dtype.kind in "fc" or bool(np.all(array.astype(dtype) == array))

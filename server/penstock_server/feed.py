@@ -1,4 +1,5 @@
-"""`Feed`: a user's declaration, checked when it is made, and what follows from it before any data is read.
+"""`Feed`: a user's declaration, which is checked when it is made, and the plan that the daemon derives from it before
+it reads any data.
 
 A feed runs nothing itself. This file must not know workers, slots or streams.
 """
@@ -26,111 +27,118 @@ from .transforms import checked_transforms
 from .zipped import zip_warnings
 
 SEGMENTS_OPEN = 4
-"""Default of segments that a lane runs at once when it shuffles. They differ by their random numbers alone, so there is
-little to gain by more, and each is an object of the user's in memory."""
+"""Default number of segments that a lane runs at once when it shuffles. Segments differ only in their random numbers,
+so more would gain little, and each one keeps an object of the user's in memory."""
 
 SHARED_TURN = 4
-"""Default of `turn` where every lane runs the whole generator: it has to pass over the turns of all other lanes."""
+"""Default of `turn` if every lane runs the whole generator, because each lane must then skip the turns of all
+others."""
 
 
 @dataclass(frozen=True, eq=False)
 class Feed(FeedOptions, FromFiles, Combining):
-    """A named source of batches: a generator and a list of splits, or anything that can be indexed.
+    """A named source of batches: a generator and a list of splits, or any indexable object.
 
     `generate` yields one sample at a time: nested dicts and tuples of arrays and numbers, each of one dtype and shape.
-    It runs in worker processes, once for each split, and receives the arguments that its parameters name:
+    It runs in worker processes, once for each split. Penstock passes arguments according to its parameters:
 
         the first positional parameter   the split, one item of `splits`
         rng                              a `numpy.random.Generator`, seeded from the feed's seed, the epoch, the split
         epoch                            the number of the epoch, from 0
-        shard                            (index, count), for a generator without `splits` that divides itself
+        shard                            (index, count), for a generator without `splits` that divides its own work
 
-    A generator without `rng` finds `random` and `numpy.random` seeded in the same way. In place of a generator, an
-    object with `__len__` and `__getitem__` serves its items, each once an epoch. If it also has `__getitems__`, that is
-    given the list of indices of a batch. The items of a Keras `PyDataset` are whole batches, and its `on_epoch_begin`
-    and `on_epoch_end` are called. A torch `IterableDataset` is divided by its `get_worker_info()`.
+    For a generator without `rng`, `random` and `numpy.random` are seeded in the same way. Instead of a generator, you
+    can give an object with `__len__` and `__getitem__`: each of its items is served once per epoch. If it also has
+    `__getitems__`, Penstock calls that with the list of a batch's indices. The items of a Keras `PyDataset` are whole
+    batches, and its `on_epoch_begin` and `on_epoch_end` are called. A torch `IterableDataset` divides itself with
+    `get_worker_info()`.
 
-    A generator that makes its samples up, perhaps endlessly, has no splits. With `segment` it runs again and again, for
-    segment 0, 1, 2, ..., each time with other random numbers, and is ended after `segment` samples. Workers share
+    A generator that makes up its samples, perhaps endlessly, has no splits. With `segment` it runs again and again, for
+    segment 0, 1, 2, ..., each time with other random numbers, and is stopped after `segment` samples. Workers share
     segments as they share splits, and after a fault they read a segment again from its start. The generator may take
     the segment's number as its first parameter. If it neither does so nor draws random numbers, every segment has the
     same samples, and the daemon logs a warning. Without `samples` such a feed is endless: its first epoch never ends.
 
-    With `method`, `generate` is a class, which need not know of Penstock. Each run constructs an object of it and then
-    runs the method. `random`, `numpy.random` and, if it is loaded, torch are seeded before the object is constructed.
+    With `method`, `generate` is a class, which need not know about Penstock. Each run constructs an object of that
+    class and then runs the method. `random`, `numpy.random` and, if it is loaded, torch are seeded before the object is
+    constructed.
 
-    With `transform`, a function makes each sample of one that the source yields. It runs in the workers, in parallel
-    also where the generator itself cannot be divided: then every lane runs the whole generator, which should be cheap,
-    and transforms its share of the samples. Without `shuffle` the stream of such a feed is in the generator's order.
+    With `transform`, a function turns each sample that the source yields into the sample to serve. It runs in the
+    workers, in parallel even if the generator itself cannot be divided. In that case every lane runs the whole
+    generator, which should be cheap, and transforms its share of the samples. Without `shuffle` the stream of such a
+    feed keeps the generator's order.
 
     Attributes:
         generate: the generator function, the indexable object, or, with `method`, a class.
-        method: name of the method of the class that yields the samples.
-        args: positional arguments of the function, or of the class's constructor, after the split. Each run gets copies
-            of lists, dicts, arrays and random generators in `args` and `kwargs`, so that it may change them.
+        method: name of the method, of the class `generate`, that yields the samples.
+        args: positional arguments of the function, or of the class's constructor, after the split. Each run gets its
+            own copies of the lists, dicts, arrays and random generators in `args` and `kwargs`, and may change them.
         kwargs: keyword arguments of the function, or of the class's constructor.
-        transform: a function `f(sample)` or `f(sample, rng)` that returns the sample to serve, perhaps of another
-            structure, or a list of such functions, applied in turn. `rng` is a `numpy.random.Generator` of the sample's
-            own. A function without it finds `random` and `numpy.random` seeded for the sample. With `batch_size` None,
-            it gets whole batches.
-        splits: the list of splits, such as files, or a function without parameters that returns it (called once per
-            epoch). Its items must be picklable.
-        batch_size: samples in a batch. None: `generate` yields whole batches (the items of an indexable object are
-            whole batches), and their numbers of rows may differ.
-        rebatch: samples in a batch, where `generate` yields whole batches of other sizes, and `batch_size` is None.
-            They are taken apart: everything else, such as `transform`, `shuffle`, `samples` and `segment`, works with
-            their rows as if `generate` yielded them one by one. For generators.
+        transform: a function `f(sample)` or `f(sample, rng)` that returns the sample to serve, perhaps with another
+            structure, or a list of such functions, applied one after another. `rng` is a `numpy.random.Generator` for
+            this sample alone. For a function without `rng`, `random` and `numpy.random` are seeded for each sample.
+            With `batch_size` None, the function gets whole batches.
+        splits: the list of splits, such as files, or a function without parameters that returns the list (called once
+            per epoch). The items must be picklable.
+        batch_size: samples in a batch. None: `generate` yields whole batches (or the items of the indexable object are
+            whole batches), whose numbers of rows may differ.
+        rebatch: samples in a batch, if `generate` yields whole batches of other sizes and `batch_size` is None.
+            Penstock takes those batches apart: everything else, such as `transform`, `shuffle`, `samples` and
+            `segment`, works with their rows as if `generate` yielded them one by one. For generators only.
         name: the feed's name in its URL; by default the name of the module's attribute.
         shuffle: number of samples to mix (batches if `batch_size` is None); 0 keeps the order of the input.
-        block: for indexable objects with slow random access: permute blocks of so many neighbours, and then mix each
-            `shuffle` samples that follow each other (items if `batch_size` is None). Without it `shuffle` permutes all.
+        block: for indexable objects with slow random access: permute blocks of `block` neighbouring samples, and then
+            mix every `shuffle` consecutive samples (items if `batch_size` is None). Without `block`, `shuffle` permutes
+            all.
         interleave: splits that a lane reads at once when it shuffles. By default 4 to 16: one for each 64 samples of
-            its block, which is `shuffle / lanes` samples; 4 segments. All of them are open in a worker, and are read
-            again from their starts after a fault. A mix opens `interleave` splits of each of its feeds: by default 4 of
-            each, or more as long as all feeds together have at most 16 open.
+            its block, which is `shuffle / lanes` samples. With `segment`, 4 segments. All of them are open in a worker
+            at once, and after a fault they are read again from their starts. A mix opens `interleave` splits of each of
+            its feeds: by default 4 of each, or more if all feeds together then have at most 16 open.
         seed: 0 to 2**62. The stream is a function of the feed and its seed.
         epochs: number of epochs in a stream; None: no limit.
-        samples: samples in an epoch, if known beforehand; then the number of steps is known too.
-        segment: samples after which a generator without `splits` is ended and run again (batches if `batch_size` is
-            None). It may end sooner. With `samples` an epoch has as many segments as that takes, and the last one may
-            be shorter; without, the epoch is endless, and `epochs` cannot be given.
+        samples: samples in an epoch, if known in advance. The number of steps is then known too.
+        segment: samples after which a generator without `splits` is stopped and run again (batches if `batch_size` is
+            None). It may end sooner. With `samples`, an epoch has as many segments as that takes, and the last one may
+            be shorter. Without `samples`, the epoch is endless, and `epochs` cannot be given.
         drop_remainder: drop the last batch of an epoch if it is not full.
-        lanes: number of sequences that the splits of an epoch are dealt to; at most this many workers can run at once.
-            Part of the order.
-        turn: batches that the order takes from one lane before it goes to the next. By default as many as make about
-            4 MiB, at most 256. If lanes are shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes
-            do not mix their samples. 4 if every lane runs the whole generator. Of an indexable object, workers share an
-            epoch by turns, so a turn has at most a 64th of it.
-        order: "exact", the same order with any number of workers, or "fast", whatever is ready first.
-        spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first. It has
-            the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
-        batching: how samples of different shapes become a batch. "stack": all samples have one shape; another one is an
-            error. "pad": they are filled up with `pad_value` to the largest of the batch. "ragged": they lie one
-            behind the other, and a batch is a `tf.RaggedTensor` (`penstock.Ragged` without TensorFlow). `spec` says
-            which dimensions vary, by None. Without `spec` the length of each array with one dimension does. Text
-            needs no `batching`.
+        lanes: number of sequences among which the splits of an epoch are divided. At most this many workers can run at
+            once. Another number gives another order.
+        turn: batches that the order takes from one lane before it goes to the next. By default about 4 MiB of batches,
+            at most 256. If lanes are shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not
+            mix their samples. 4 if every lane runs the whole generator. For an indexable object, workers share an epoch
+            turn by turn, so a turn has at most a 64th of it.
+        order: "exact", the same order with any number of workers, or "fast", the batches that are ready first.
+        spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first one.
+            `spec` has the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
+        batching: how samples of different shapes become a batch. "stack": all samples have the same shape, and a
+            different one is an error. "pad": samples are padded with `pad_value` to the largest of the batch. "ragged":
+            samples are concatenated, and a batch is a `tf.RaggedTensor` (`penstock.Ragged` without TensorFlow). In
+            `spec`, None marks the dimensions that vary. Without `spec`, the length of each one-dimensional array
+            varies. Text needs no `batching`.
         pad_value: the value of the padding, 0 by default: a number, or one for each leaf in a sample's structure.
-        buckets: with "pad": lengths, in ascending order. A batch is filled up to the first of them that is long enough
-            for its longest sample, so there are only so many shapes. Samples of similar length come together, as far
-            as the lane's part of `shuffle` allows, so `shuffle` must be given, and the object cannot be indexable.
+        buckets: with "pad": lengths, in ascending order. A batch is padded to the first of them that is long enough for
+            its longest sample, so batches have only `len(buckets)` shapes. Samples of similar length are batched
+            together, as far as the lane's part of `shuffle` allows, so `shuffle` must be given, and `generate` cannot
+            be an indexable object.
         too_long: what happens to a sample that is longer than the last of `buckets`: "raise" fails the stream, "drop"
-            leaves the sample out, "cut" drops what is behind the last bucket.
-        on_error: what to do with a split in which `generate` raises. "raise": fail the stream. "skip": leave out the
-            rest of the split, log it and count it in the status. "retry": read the split again and again, with growing
+            drops the sample, "cut" cuts it to the length of the last bucket.
+        on_error: what to do with a split in which `generate` raises. "raise": fail the stream. "skip": skip the rest of
+            the split, log that, and count it in the status. "retry": read the split again and again, with growing
             pauses; the list of splits and, at the daemon's start, the first sample are retried too. A split that ends
-            its worker process `attempts` times fails the stream, or is left out with "skip". A sample that does not
-            fit the spec always fails the stream.
-        attempts: how often a split may end its worker process before that.
+            its worker process `attempts` times fails the stream, or is skipped with "skip". A sample that does not fit
+            the spec always fails the stream.
+        attempts: how many times a split may end its worker process before it fails the stream or is skipped.
         env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
-            imported; None as a value removes one. They take the place of the daemon's own and of the defaults, which
-            give each library one thread and no GPU. Feeds of one daemon share its workers, so theirs must agree.
-        cache: a directory in which each split is kept as the source yields it, before `transform`. A split is written
-            when it is read for the first time, and from then on the generator does not run for it, in any epoch and in
-            any daemon with this directory. A relative path begins where the daemon was started. The source must not
-            take `rng` or `epoch`, be indexable, or have segments. If it draws from `random` or `numpy.random`, these
-            are seeded from the split alone. The directory holds pickles: who can write to it can run code in workers.
-        cache_version: a number or a text, part of what identifies a cached split. Change it when the generator's code
-            or the data behind a split have changed.
+            imported; None as a value removes one. They override the daemon's own and the defaults, which give each
+            library one thread and no GPU. The feeds of a daemon share its workers, so their `env` must agree.
+        cache: a directory that keeps each split as the source yields it, before `transform`. A worker writes a split
+            when it reads it for the first time. From then on the generator does not run for it, in any epoch and in any
+            daemon with this directory. A relative path starts at the directory in which the daemon was started. The
+            source must not take `rng` or `epoch`, be indexable, or have segments. If it draws from `random` or
+            `numpy.random`, these are seeded from the split alone. The directory holds pickles: anyone who can write to
+            it can run code in workers.
+        cache_version: a number or a text that is part of the key of a cached split. Change it when the generator's code
+            or the data of a split have changed.
 
     Raises:
         TypeError, ValueError: an option cannot work; the message says what to do.
@@ -158,7 +166,7 @@ class Feed(FeedOptions, FromFiles, Combining):
         checked_transforms(self.transform)
 
     def _adapt(self) -> None:
-        """Take a source that neither is a generator function nor has a last item as a generator function."""
+        """Replace a torch iterable or an endless Keras dataset with a generator function that yields its items."""
         source = self.generate
         if is_torch_loader(source):
             raise TypeError(
@@ -194,7 +202,7 @@ class Feed(FeedOptions, FromFiles, Combining):
         return open_
 
     def plan(self, default_name: str) -> FeedPlan:
-        """Return the plan for the daemon; the feed is named `default_name` if it has no name of its own.
+        """Return the plan for the daemon. If the feed has no name of its own, name it `default_name`.
 
         Raises:
             ValueError: `default_name` cannot be part of a URL, or the indexable object has too many samples.
@@ -244,7 +252,7 @@ class Feed(FeedOptions, FromFiles, Combining):
             epochs=self.epochs,
             samples=samples,
             length=length,
-            drop_remainder=self.drop_remainder or (endless and self.batch_size is not None),  # none is ever smaller
+            drop_remainder=self.drop_remainder or (endless and self.batch_size is not None),  # no batch is smaller
             static_splits=static,
             on_error=self.on_error,
             attempts=self.attempts,

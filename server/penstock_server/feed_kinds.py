@@ -1,4 +1,4 @@
-"""What kind of source a feed has: how its generator is called, and what the feed is divided into."""
+"""The kinds of feeds: how a feed's generator is called, and into what parts the feed is divided."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {
     "shards": "divides itself by its parameter `shard`",
     "whole": "can neither be divided nor indexed",
 }
-"""What a feed is divided into, and how a message says it."""
+"""The parts into which a feed is divided, and how messages describe such a feed."""
 
 
 def generator_call(feed: FeedOptions) -> GeneratorCall:
@@ -36,7 +36,7 @@ def generator_call(feed: FeedOptions) -> GeneratorCall:
 
 
 def takes_rng(feed: FeedOptions) -> bool:
-    """Whether the generator of `feed`, or one of those that it combines, takes `rng`."""
+    """Return whether the generator of `feed`, or one of those that it combines, takes `rng`."""
     source = feed.generate
     if isinstance(source, Zipped | Mixed):
         return any(map(takes_rng, source.parts.values()))
@@ -50,8 +50,8 @@ def wants_of(feed: FeedOptions) -> Wants:
 
 
 def is_shared(feed: FeedOptions) -> bool:
-    """Whether every lane runs the whole generator of `feed` and keeps its share of the samples: it cannot be divided,
-    but its `transform` runs in parallel."""
+    """Return whether every lane runs the whole generator of `feed` and keeps its share of the samples, because the
+    generator cannot be divided, but the `transform` runs in parallel."""
     return (
         _is_transformed(feed)
         and not is_mix(feed)
@@ -68,7 +68,7 @@ def _is_transformed(feed: FeedOptions) -> bool:
 
 
 def kind_of(feed: FeedOptions) -> str:
-    """Return what a feed is divided into: a key of `KINDS`."""
+    """Return the parts into which a feed is divided, as a key of `KINDS`."""
     if is_indexable(feed.generate):
         return "items"
     if feed.segment is not None:

@@ -1,4 +1,4 @@
-"""The options of a `Feed`, and the checks of them. Each error says what to do instead.
+"""The options of a `Feed`, and their checks. Each error says what to do instead.
 
 A feed is checked when it is made, before any data is read.
 """
@@ -19,12 +19,12 @@ from .generator_call import GeneratorCall
 from .indexables import is_indexable, is_keras, length_of
 from .torch_iterable import TorchIterable
 
-MAX_INTERLEAVE = 1024  # so that a restart record, two numbers for each open split, fits its message
+MAX_INTERLEAVE = 1024  # keeps a restart record, which has two numbers for each open split, within a message
 
 
 @dataclass(frozen=True, eq=False)
 class FeedOptions:
-    """What a user declares in a `Feed`, where the attributes are described."""
+    """The options of a `Feed`, whose docstring describes them."""
 
     generate: Callable[..., Any] | Sequence[Any]
     _: KW_ONLY
@@ -59,7 +59,7 @@ class FeedOptions:
     cache_version: int | str = 0
 
     def _check_options(self) -> None:
-        """Check what can be told of the options, whatever the source.
+        """Check the options that every kind of source has.
 
         Raises:
             TypeError, ValueError: they cannot work.
@@ -120,8 +120,8 @@ class FeedOptions:
             raise ValueError(f"too_long must be 'raise', 'drop' or 'cut', got {self.too_long!r}")
         if self.batching != "stack" and self.batch_size is None:
             raise ValueError(
-                f"batching={self.batching!r} needs a batch_size=: with None, the feed's batches are ready. Pad them "
-                "yourself, or yield samples"
+                f"batching={self.batching!r} needs a batch_size=: with None, `generate` makes the batches. Pad "
+                "them yourself, or yield samples"
             )
         self._check_buckets()
 
@@ -150,14 +150,14 @@ class FeedOptions:
         if self.block is None:
             return
         if not is_indexable(self.generate):
-            raise ValueError("block= is for indexable objects: leave it out, and let splits= be what is read together")
+            raise ValueError("block= is for indexable objects: leave it out; let each split be a range to read at once")
         if not self.shuffle:
             raise ValueError(
                 "block= needs shuffle=, the number of samples to mix: 1 permutes blocks and keeps the order inside each"
             )
 
     def _check_cache(self) -> None:
-        """Check the options of the cache, but for what the generator takes.
+        """Check the options of the cache, except for the generator's parameters.
 
         Raises:
             TypeError, ValueError: they cannot work.
@@ -246,10 +246,10 @@ class FeedOptions:
 
 
 def checked_splits(splits: Any) -> Any:
-    """Return `splits` as a list, or as the function that was given.
+    """Return `splits` as a list, or unchanged if it is a function.
 
     Raises:
-        TypeError: they are neither.
+        TypeError: `splits` is neither.
     """
     if splits is None or callable(splits) or (isinstance(splits, Sequence) and not isinstance(splits, str | bytes)):
         return splits
@@ -259,7 +259,7 @@ def checked_splits(splits: Any) -> Any:
 
 
 def check_cached(call: GeneratorCall) -> None:
-    """Check that a generator can be cached: that it yields the same in each epoch.
+    """Check that a generator can be cached, that is, that it yields the same samples in each epoch.
 
     Raises:
         ValueError: it takes `rng` or `epoch`.
@@ -269,12 +269,12 @@ def check_cached(call: GeneratorCall) -> None:
             raise ValueError(
                 f"cache= keeps what {call.name} yields for a split and serves it in all epochs, so it must not take "
                 f"{name}: move what differs between epochs to a function, and give that as transform=, which runs "
-                "behind the cache"
+                "after the cache"
             )
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it can be the path of a URL.
+    """Return `name` if it can be part of a URL.
 
     Raises:
         ValueError: it cannot.
@@ -306,7 +306,8 @@ def _never_full(samples: int, batch_size: int | None) -> str:
 
 
 def _are_columns(source: tuple[Any, ...]) -> bool:
-    """Whether these look like the columns of a table, (X, y), and not like samples: a few arrays of many rows each."""
+    """Return whether these look like the columns of a table, (X, y), and not like samples: a few arrays of many rows
+    each."""
     shapes = [getattr(item, "shape", None) for item in source]
     rows = {shape[0] for shape in shapes if isinstance(shape, tuple) and shape}
     return all(shapes) and len(rows) == 1 and 2 <= len(source) < rows.pop()

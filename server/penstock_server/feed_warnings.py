@@ -1,4 +1,4 @@
-"""Warnings for the log: a feed works, but may not do what its owner expects."""
+"""Warnings for the log about feeds that work, but may not do what their owners expect."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .shuffle_quality import mixing
 
 
 def mixing_warning(plan: FeedPlan, n_splits: int, pool: int) -> str | None:
-    """Return a warning if a batch of the feed has samples of few of its `n_splits` splits, else None. `pool`: how many
-    lanes mix their rows."""
+    """Return a warning if a batch of the feed has samples of only a few of its `n_splits` splits, or None. `pool`:
+    number of lanes whose rows are mixed."""
     found = mixing(plan, n_splits, pool=pool)
     if found is None or not found.poor:
         return None
@@ -20,9 +20,10 @@ def mixing_warning(plan: FeedPlan, n_splits: int, pool: int) -> str | None:
 
 
 def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:
-    """Return a warning if the samples of feed `name` look like batches of `batch_size` already, else None.
+    """Return a warning if the samples of feed `name` look like batches of `batch_size` rows, or None.
 
-    The leaves of a sequence have one length too. So that length must be `batch_size`, and the shapes must differ.
+    The leaves of a sequence have a common length, too. So warn only if that length is `batch_size` and the shapes
+    differ.
     """
     shapes = {leaf.shape for leaf in leaf_list(spec)}
     if batch_size in (None, 1) or len(shapes) < 2 or any(shape[:1] != (batch_size,) for shape in shapes):
@@ -34,7 +35,7 @@ def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:
 
 
 def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
-    """Return a warning if the feed's lanes cannot keep all `workers` busy, else None."""
+    """Return a warning if the feed's lanes cannot keep all `workers` busy, or None."""
     lanes = min(plan.lanes, n_splits)
     most = -(-lanes // workers)  # lanes of the busiest worker: it sets the pace
     enough = -(-lanes // most)

@@ -50,14 +50,14 @@ _OPTIONS = (
         "--transform",
         multiple=True,
         metavar="MODULE:FUNCTION",
-        help="With FILE: a function that makes each sample of one that was read; several are applied in turn.",
+        help="With FILE: a function that turns each sample that was read into another; several are applied in order.",
     ),
     click.option(
         "--cache",
         type=click.Path(file_okay=False),
         default=None,
         metavar="DIR",
-        help="With FILE: a directory in which splits are kept as they were read, for later epochs and daemons.",
+        help="With FILE: a directory that keeps the splits that were read, for later epochs and daemons.",
     ),
     click.option(
         "--name", default=None, metavar="NAME", show_default="the first file's", help="With FILE: the feed's name."
@@ -66,14 +66,14 @@ _OPTIONS = (
 
 
 def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which passes their values to `targets_of`."""
+    """Add the options to a command. The command passes their values to `targets_of`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
-    """Return what workers load: MODULE:ATTR arguments as they are, or one feed of all data files.
+    """Return the targets that workers load: MODULE:ATTR arguments unchanged, or one feed of all data files.
 
     Raises:
         click.UsageError: arguments and options contradict each other.

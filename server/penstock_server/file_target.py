@@ -1,7 +1,7 @@
 """Data files as arguments of `penstock serve`: a feed without a module.
 
-The daemon passes what it serves to its workers as strings, MODULE:ATTR. A feed of data files becomes a string as well,
-"files:" and JSON, which each worker turns into a `Feed`.
+The daemon names feeds to its workers by strings, MODULE:ATTR. A feed of data files becomes a string as well, "files:"
+and JSON, which each worker turns into a `Feed`.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _NEED_LEAVES = ("from_hdf5", "from_webdataset")
 
 
 def is_data_file(argument: str) -> bool:
-    """Whether an argument of `serve` is a data file, and not MODULE:ATTR."""
+    """Return whether an argument of `serve` is a data file, and not MODULE:ATTR."""
     return _suffix(argument) in _FORMATS
 
 
 def is_file_target(target: str) -> bool:
-    """Whether `target` is a string that `make_target` returned."""
+    """Return whether `target` is a string from `make_target`."""
     return target.startswith(_PREFIX)
 
 
 def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None, **options: Any) -> str:
-    """Return the string that stands for a feed of these files.
+    """Return the string that describes a feed of these files.
 
     Args:
         files: paths, patterns or URLs, all of one format.
-        leaves: NAME=DATASET for each leaf of a dict, or DATASET for each leaf of a tuple. DATASET is an array, a column
-            or an extension in other formats than HDF5.
+        leaves: NAME=DATASET for each leaf of a dict, or DATASET for each leaf of a tuple. In other formats than HDF5,
+            DATASET is an array, a column or an extension.
         name: the feed's name; by default that of the first file without its suffix.
-        options: of the constructor, such as `batch_size`; those that are None are left out.
+        options: options of the constructor, such as `batch_size`; those that are None are left out.
 
     Raises:
         ValueError: the arguments contradict each other; the message says what to do.
@@ -80,7 +80,7 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
 
 
 def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
-    """Make the feed that `target` stands for. Its transforms are loaded by `load_function`, from MODULE:FUNCTION.
+    """Make the feed that `target` describes. `load_function` loads its transforms from MODULE:FUNCTION.
 
     Raises:
         StartError: an option cannot work, or a transform cannot be loaded.
@@ -103,12 +103,12 @@ def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
 
 
 def shown_target(target: str) -> str:
-    """Return a target as messages show it: the first file's name, or MODULE:ATTR as it is."""
+    """Return a target as messages show it: the first file's name, or MODULE:ATTR unchanged."""
     return str(_call(target)["files"][0]) if is_file_target(target) else target
 
 
 def library_of(target: str) -> str:
-    """Return the module that reads the files of `target` and can be imported before workers are forked."""
+    """Return the name of the module that reads the files of `target` and can be imported before workers are forked."""
     return "h5py" if _call(target)["constructor"] == "from_hdf5" else "numpy"
 
 

@@ -1,4 +1,4 @@
-"""`Feed.from_...`: feeds that read data files. Each joins a reader of `sources` to an ordinary feed."""
+"""`Feed.from_...`: feeds that read data files. Each makes an ordinary feed with a reader of `sources`."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class FromFiles:
     ) -> Self:
         """Return a feed of the rows of HDF5 datasets.
 
-        A sample is one row of each dataset, with the dtype and the shape that it has there. Splits are ranges of rows
-        that follow the chunks, so that no chunk is decompressed twice in an epoch. (Small datasets beside large ones,
-        such as labels beside images, may have chunks with other borders. These are followed only if there are many
-        splits even so.) A slab of about 1 MiB is read at once, or one row of chunks if that is more.
+        A sample is one row of each dataset, with the dtype and shape of the file. Splits are ranges of rows that follow
+        the chunks, so that no chunk is decompressed twice in an epoch. (Small datasets beside large ones, such as
+        labels beside images, may have other chunk borders. Splits follow those only if that still leaves many splits.)
+        A read covers about 1 MiB, or one row of chunks if that is more.
 
         Args:
             files: one path, pattern or URL of a file, or a list of these. Files are read in the order of the list, and
-                the matches of a pattern sorted by name.
+                the matches of a pattern in the order of their names.
             leaves: the names of datasets in the structure of a sample: `{"image": "images", "label": "labels"}`,
-                `("images", "labels")` or "images". In a file all of them have the same length.
+                `("images", "labels")` or "images". All datasets in a file must have the same length.
             batch_size: samples in a batch.
             rows: (start, stop) of the rows to serve, counted over all files; a stop of None means the end. By default
-                all.
+                all rows.
             split_rows: rows of a split, rounded up to whole chunks; by default about 1/256 of the rows.
             locking: as in `h5py.File`. False reads files on a file system without locks (NFS).
             options: other attributes of `Feed`, such as `shuffle` and `seed`. `splits` and `segment` are refused.
 
-        The files are opened in workers, when the splits of an epoch are listed. What is wrong with them is reported as
-        an error of the feed, which names the file: it is missing, locked, truncated or was changed since; a dataset is
-        missing or has another length than the others.
+        Workers open the files when they list the splits of an epoch. Problems are reported as errors of the feed, which
+        name the file: it is missing, locked, truncated or was changed since; a dataset is missing or has another length
+        than the others.
 
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
@@ -68,21 +68,21 @@ class FromFiles:
     ) -> Self:
         """Return a feed of the `tf.train.Example` records of TFRecord files, read without TensorFlow.
 
-        A sample is a dict with the declared features; others are passed over. Files may be compressed with GZIP or
-        ZLIB, which is found out from their first bytes. All CRCs are checked. Each file is a split; a large one that
-        is local and not compressed is several.
+        A sample is a dict with the declared features; others are ignored. Files may be compressed with GZIP or ZLIB,
+        which is recognized by their first bytes. All CRCs are checked. Each file is a split, but a large local file
+        that is not compressed is divided into several.
 
         Args:
             files: as for `from_hdf5`.
             features: `FixedLen` or `VarLen` by the feature's name, such as `{"label": FixedLen((), "int64")}`.
             batch_size: samples in a batch.
-            split_bytes: bytes of a split; files of more than twice as many are divided. By default 1/256 of all files,
-                and 1 to 64 MiB.
-            on_error: as in `Feed`. With "skip", a corrupt record alone is left out, and the log and the status name it
-                when its split ends. If a length is corrupt, the rest of its split is left out.
+            split_bytes: bytes of a split; files of more than twice that size are divided. By default 1/256 of the size
+                of all files, and 1 to 64 MiB.
+            on_error: as in `Feed`. With "skip", only the corrupt record is skipped, and the log and the status name it
+                when its split ends. If a length is corrupt, the rest of its split is skipped.
             options: other attributes of `Feed`. `splits` and `segment` are refused.
 
-        A corrupt record, or one that has not the declared features, is an error of the feed that names the file and the
+        A corrupt record, or one without the declared features, is an error of the feed that names the file and the
         record's offset in bytes (in the uncompressed data).
 
         Raises:
@@ -120,8 +120,8 @@ class FromFiles:
             split_rows: rows of a split; by default about 1/256 of the rows.
             options: other attributes of `Feed`. `splits` and `segment` are refused.
 
-        Arrays have the same length. They hold numbers; Python objects are never unpickled. What is wrong with a file is
-        an error of the feed that names it.
+        All arrays must have the same length. They hold numbers; Python objects are never unpickled. A problem with a
+        file is an error of the feed that names the file.
 
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
@@ -142,17 +142,18 @@ class FromFiles:
     ) -> Self:
         """Return a feed of the rows of Parquet files, read with pyarrow. Each row group is a split.
 
-        A column of numbers makes numbers. A column of lists of numbers makes arrays of one dimension, and one of
-        fixed-shape tensors makes arrays of that shape. Text is `str`, binary data are `bytes`. A column with nulls, or
+        A column of numbers gives numbers. A column of lists of numbers gives one-dimensional arrays, and one of
+        fixed-shape tensors gives arrays of that shape. Text is `str`, binary data are `bytes`. A column with nulls, or
         of another type, is an error.
 
         Args:
             files: as for `from_hdf5`.
-            leaves: the names of columns in the structure of a sample; by default a dict of all. Others are not read.
+            leaves: the names of columns in the structure of a sample; by default a dict of all columns. Other columns
+                are not read.
             batch_size: samples in a batch.
             options: other attributes of `Feed`. `splits` and `segment` are refused.
 
-        What is wrong with a file is an error of the feed that names it.
+        A problem with a file is an error of the feed that names the file.
 
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
@@ -173,16 +174,16 @@ class FromFiles:
     ) -> Self:
         """Return a feed of tar files in the layout of WebDataset. Each tar file is a split.
 
-        Files that stand together and have one name up to the first dot are a sample: `0001.jpg`, `0001.cls`. By their
-        extension, `cls`, `id` and `index` are whole numbers, `npy` and `npz` are arrays, `txt` is `str`, and `json` is
-        what it contains. All others are `bytes`. Pickles (`pyd`, `pkl`, `pth`) are refused.
+        Neighbouring files whose names are equal up to the first dot are a sample: `0001.jpg`, `0001.cls`. The extension
+        decides the type: `cls`, `id` and `index` are whole numbers, `npy` and `npz` are arrays, `txt` is `str`, and
+        `json` is the value that it contains. All others are `bytes`. Pickles (`pyd`, `pkl`, `pth`) are refused.
 
         Args:
             files: as for `from_hdf5`. They may be compressed.
-            leaves: extensions in the structure of a sample: `{"image": "jpg;png", "label": "cls"}`. Of alternatives
-                with a semicolon the first that is there counts. Other files are passed over.
+            leaves: extensions in the structure of a sample: `{"image": "jpg;png", "label": "cls"}`. A semicolon
+                separates alternatives: the first one that exists is used. Other files are ignored.
             batch_size: samples in a batch.
-            decode: functions that make a value of the bytes of a file, by extension: `{"jpg": decode_jpeg}`.
+            decode: functions that turn the bytes of a file into a value, by extension: `{"jpg": decode_jpeg}`.
             options: other attributes of `Feed`. `splits` and `segment` are refused.
 
         A sample that lacks a file, a file that cannot be decoded, and a truncated tar file are errors of the feed that

@@ -1,4 +1,4 @@
-"""Turns what workers say, and how they end, into events for the coordinator and lines in the log."""
+"""Turns workers' messages, and their deaths, into events for the coordinator and lines in the log."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class FromWorkers:
     """See the file's head.
 
     Args:
-        coordinator: what decides; to look at.
-        dispatch: tells it of events.
+        coordinator: makes the decisions; only read here.
+        dispatch: passes events to it.
         supervisor: the worker processes.
-        to_workers: speaks to them.
-        feeds: how far the feeds are; logs warnings about them.
+        to_workers: sends messages to them.
+        feeds: knows which feeds are ready, and logs warnings about them.
         fail: called with the error that keeps the daemon from serving.
         name_of: returns the name of a worker, for the log.
-        stale: whether the feeds' code has changed since the daemon was started, if it looks for that.
+        stale: returns whether the feeds' code has changed since the daemon was started, if it watches for that.
 
     Attributes:
-        caches: how the caches of feeds are used.
+        caches: the use of the feeds' caches.
     """
 
     def __init__(
@@ -65,14 +65,15 @@ class FromWorkers:
         self.caches = CacheUsages(feeds.warn_once)
         self._imports: dict[int, m.Imported] = {}
         self._log = RateLimitedLog(log)
-        """For what workers may cause often."""
+        """For lines that workers may cause often."""
 
     def heard(self, worker: int, data: bytes, fd: int | None) -> None:
-        """A worker has sent a message, perhaps with a file descriptor."""
+        """Decode and handle a worker's message, perhaps with a file descriptor. Kill the worker if it breaks the
+        protocol."""
         try:
             message = codec.from_worker(data)
         except ProtocolError as error:
-            text = "worker %d is killed, as it said what no worker says: %s"
+            text = "worker %d is killed, because it sent an invalid message: %s"
             self._log.error(text, worker, error.message, event="worker_killed", worker=worker)
             if fd is not None:
                 os.close(fd)
@@ -81,18 +82,18 @@ class FromWorkers:
         self.take(worker, message, fd)
 
     def take(self, worker: int, message: m.FromWorker, fd: int | None = None) -> None:
-        """Take what a worker has said, perhaps with a file descriptor."""
+        """Handle a worker's decoded message, perhaps with a file descriptor."""
         try:
             self._heard(worker, message, fd)
         except Exception as error:
             self._dispatch.stream_failed(getattr(message, "run", 0), error)
 
     def died(self, worker: int, how: str, doing: Activity | None) -> None:
-        """A worker's process has ended; `doing`: what its activity page said."""
+        """Handle the end of a worker's process. `doing` is its last activity, or None."""
         self._to_workers.new_process(worker)
         blamed = None
         where = ""
-        leaving = worker in self._coordinator.workers.leaving  # then it was us
+        leaving = worker in self._coordinator.workers.leaving  # then the daemon ended it
         if doing is not None and doing.in_user_code and not leaving:
             blamed = doing.run, doing.number, doing.split
         elif doing is not None and doing.works_on >= 0 and not leaving:
@@ -103,7 +104,7 @@ class FromWorkers:
         if blamed and blamed[2]:
             fields["split"] = blamed[2]
         who = self._name_of(worker)
-        log.error("%s %s%s; what it was to make is made elsewhere", who, how, where, extra=fields)
+        log.error("%s %s%s; other workers take over its work", who, how, where, extra=fields)
         if not self._coordinator.feeds and not self._coordinator.starting.retries:
             self._fail(StartError(f"worker {worker} {how}{where} before it could serve a feed: see its output above"))
         with_failures = set(self._coordinator.starting.failing)
@@ -111,12 +112,12 @@ class FromWorkers:
         self._feeds.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
 
     def given_up(self, worker: int, how: str) -> None:
-        """No further process takes this worker's place."""
+        """Handle a worker that the supervisor does not start again."""
         self._to_workers.gone(worker)
         self._dispatch.tell(on.WorkerGone(worker, how))
 
     def accepted(self, worker: int) -> None:
-        """The worker serves the same feeds as the others: log what is notable about its imports."""
+        """Put a worker to use that has the same feeds as the others, and log warnings about its imports."""
         message = self._imports.pop(worker)
         self._to_workers.accepted(worker)
         if any(plan.on_error == "retry" for plan in message.feeds):
@@ -126,7 +127,7 @@ class FromWorkers:
                 self._feeds.warn_once(text)
         if message.tensorflow:
             self._feeds.warn_once(
-                "your module imports TensorFlow, and each worker does so by itself, which takes about 250 MB and 3 s: "
+                "your module imports TensorFlow, and each worker does so on its own, which takes about 250 MB and 3 s: "
                 "keep the generator in a module of its own that does not, or begin the module with its imports, which "
                 "are then done once for all workers"
             )
@@ -134,7 +135,7 @@ class FromWorkers:
         log.info("%s is ready: its imports took %.2f s", self._name_of(worker), message.imports_seconds, extra=fields)
 
     def rejected(self, worker: int) -> None:
-        """The worker has imported other feeds than those that are served: end it."""
+        """End a worker that has imported other feeds than the daemon serves."""
         self._imports.pop(worker)
         text, fields = (
             "worker %d imported other feeds than the daemon serves: a module changed; restart the daemon",
@@ -147,7 +148,7 @@ class FromWorkers:
         self._to_workers.say(worker, m.Shutdown())
 
     def skipped(self, said: do.ReportSkipped) -> None:
-        """The rest of a split is left out."""
+        """Log that the rest of a split is skipped."""
         segments = self._coordinator.feeds[said.feed].plan.segment is not None
         split = said.split if segments else f"split {said.split}"
         text = "feed %s: the rest of %s is left out after %d samples: %s"
@@ -155,7 +156,7 @@ class FromWorkers:
         log.warning(text, said.feed, split, said.samples, said.why, extra=fields)
 
     def look_at_the_clock(self, now: float) -> None:
-        """Say how many lines the log left out. Called once a second."""
+        """Let the log say how many lines it left out. Called once a second."""
         self._log.look_at_the_clock(now)
 
     def _place(self, run: int) -> dict[str, object]:
@@ -223,7 +224,7 @@ class FromWorkers:
 
     def _run_failed(self, message: m.RunFailed) -> None:
         error = message.error.error()
-        if message.run >= m.IDS_PER_STREAM:  # otherwise it is what the start fails with
+        if message.run >= m.IDS_PER_STREAM:  # otherwise it belongs to the start, which reports it
             place = self._place(message.run)
             feed = self._coordinator.feeds.get(str(place.get("feed")))
             tried_again = feed is not None and feed.plan.on_error == "retry"

@@ -1,7 +1,7 @@
-"""How a feed's generator is called: a function, or a class that is constructed and a method of it that is run.
+"""Calls a feed's generator, which is a function, or a class with a method: it constructs an object and runs the method.
 
-Everything that a signature can tell is checked when the feed is declared. Only `GeneratorCall.prepare`, and what that
-returns, run user code. This file must not know workers or streams.
+Everything that the signature shows is checked when the feed is declared. Only `GeneratorCall.prepare`, and the function
+that it returns, run user code. This file must not know workers or streams.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class GeneratorCall:
             that requires one more argument.
 
     Raises:
-        TypeError: it cannot be called, or its parameters do not fit the arguments.
-        ValueError: it takes a split and there are none, or it takes none and there are some.
+        TypeError: `generate` cannot be called, or its parameters do not fit the arguments.
+        ValueError: it takes a split and the feed has none, or the feed has splits and it takes none.
 
     Attributes:
-        name: of the function, or of the class and its method.
+        name: name of the function, or of the class and its method.
         constructor: name of the class, or None.
         wants: the arguments that it takes.
         seeds_global_state: whether `random`, `numpy.random` and torch are seeded for each run.
@@ -90,13 +90,13 @@ class GeneratorCall:
         self.seeds_global_state = method is not None or not self.wants.rng
 
     def prepare(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
-        """Return a function that starts a run; of a class, construct the object.
+        """Return a function that starts a run. For a class, construct the object.
 
         Args:
             arguments: the split, rng, epoch and shard, as `wants` names them.
 
         Raises:
-            Exception: whatever the constructor raises.
+            Exception: any exception of the constructor.
         """
         function = self._generate
         if self._method is not None:
@@ -107,10 +107,10 @@ class GeneratorCall:
 
 
 def _check_kind(generate: Any, method: Any) -> None:
-    """Check that a class comes with the name of a method, and nothing else does.
+    """Check that a method is named for a class, and only for a class.
 
     Raises:
-        TypeError: it does not.
+        TypeError: `generate` and `method` do not fit, or `generate` is not a generator function.
     """
     if method is not None:
         _check_method(generate, method)
@@ -171,7 +171,7 @@ def _likely_method(cls: type) -> str:
 
 
 def _is_method_of_a_class(function: Any) -> bool:
-    """Whether this is a plain function whose first parameter is `self`."""
+    """Return whether this is a plain function whose first parameter is `self`."""
     parts = getattr(function, "__qualname__", "").split(".")
     if not inspect.isfunction(function) or len(parts) < 2 or parts[-2] == "<locals>":
         return False
@@ -186,7 +186,7 @@ def _signature(function: Any, name: str) -> Signature:
 
 
 def _method_signature(cls: type, method: str, name: str) -> Signature:
-    """Return the signature of a method as its instances have it: without `self`."""
+    """Return the signature of a method as seen from an instance: without `self`."""
     signature = _signature(getattr(cls, method), name)
     parameters = list(signature.parameters.values())
     plain = inspect.isfunction(inspect.getattr_static(cls, method))

@@ -1,8 +1,8 @@
-"""Sessions that were greeted and are not open yet: how many there may be, for how long, and how much they may send.
+"""Sessions that were greeted and are not open yet, and their limits: number, time, and bytes sent.
 
-A position comes before its stream has a share of memory, so there is a bound for all positions together. When it is
-reached, the session with the largest position ends, the oldest of several. So clients that send much and never open a
-stream do not keep out one that opens its stream at once, with a position of the usual size.
+A position arrives before its stream has a share of memory, so there is a limit for all positions together. When it is
+reached, the session with the largest position ends (the oldest one, if several are equal). So clients that send much
+and never open a stream do not keep out a client that opens its stream at once, with a position of the usual size.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SECONDS = 60.0
 """Seconds from Welcome to Open after which a session ends."""
 
 _LANE = 33 * 1024
-"""Bytes of a lane's place in a position: a record, and its fields."""
+"""Most bytes of one lane in a position: a record, and its fields."""
 _LARGE = 1 << 20
-"""Bytes from which on malloc would keep much of a position's memory when it is dropped."""
+"""Positions of at least this many bytes leave much memory with malloc when they are dropped."""
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _HEAD = 128 * 1024
-"""Bytes of the rest: no more than a message has, as the feed in it came in one."""
+"""Most bytes of the rest of a position. It fits a message, because the feed in it came in one."""
 
 
 class Greeted:
@@ -65,7 +65,7 @@ class Greeted:
         """Add a piece to a session's position. Return the session that must end to make room, if any.
 
         Raises:
-            ProtocolError: no position of this feed is that large.
+            ProtocolError: the position is too large for this feed.
         """
         most = min(MAX_POSITION, _HEAD + feed.lanes * _LANE)
         if len(session.position) + len(data) > most:
@@ -82,10 +82,10 @@ class Greeted:
 
 
 def too_late() -> PenstockError:
-    """Make the error for a session that was not opened in time."""
+    """Return the error for a session that was not opened in time."""
     return ConnectionLost(f"the session was not opened within {SECONDS:.0f} s: connect again")
 
 
 def too_many() -> PenstockError:
-    """Make the error for a session that must end to make room for another."""
+    """Return the error for a session that must end to make room for another."""
     return MemoryBound("too many clients send positions, or wait, and do not open their streams: connect again")

@@ -1,7 +1,8 @@
-"""Writes the positions of groups to the state file when the coordinator says so.
+"""Writes the positions of groups to the state file on the coordinator's command.
 
-A position is written before anything is sent that depends on it. If that fails, the group's stream fails, and its
-consumers are sent nothing that depends on it. They come back, and go on from the file, as with another daemon.
+A position is written before anything that depends on it is sent. If writing fails, the group's stream fails, and its
+consumers get nothing that depends on the position. They connect again and go on from the file, as they would with
+another daemon.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class GroupFile:
 
     Args:
         state: the file.
-        coordinator: what decides; to look at.
+        coordinator: makes the decisions; only read here.
         sessions: the consumers.
         tell: tells the coordinator of an event.
         fail: called with the error if the file cannot even be read: the daemon ends.
@@ -51,28 +52,28 @@ class GroupFile:
         self._fail = fail
         self._log = RateLimitedLog(log)
         self._unsaved: set[tuple[str, str]] = set()
-        """Groups that have a command among the current ones that could not be written."""
+        """Groups with a command that could not be written, among the commands that are being carried out."""
 
     def carry_out(self, command: do.SaveGroup | do.ForgetGroup) -> None:
-        """Write what the command says."""
+        """Write the command's change to the file."""
         if isinstance(command, do.SaveGroup):
             self._save(command)
         else:
             self._forget(command.feed, command.group)
 
     def idle(self) -> None:
-        """All commands are carried out."""
+        """Note that all commands are carried out: later commands of all groups are tried again."""
         self._unsaved.clear()
 
     def look_at_the_clock(self, now: float) -> None:
-        """Delete the groups that have ended, if they could not be deleted at that time."""
+        """Delete the groups that have ended and could not be deleted then."""
         self._log.look_at_the_clock(now)
         for feed, group in list(self._state.to_forget):
             self._forget(feed, group)
 
     def _save(self, command: do.SaveGroup) -> None:
         feed, group = key = command.feed.name, command.group
-        if key in self._unsaved:  # it says what has changed since one that could not be written
+        if key in self._unsaved:  # the command has changes relative to one that could not be written
             return
         try:
             self._state.keep(command)

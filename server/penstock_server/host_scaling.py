@@ -1,4 +1,4 @@
-"""Changes how many hosts an engine runs (`serve --on ray`): when a user asks, or as auto_workers.py decides."""
+"""Changes how many hosts an engine runs (`serve --on ray`), on a user's request or as auto_workers.py decides."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """What runs hosts: it places them, starts them, and starts them again."""
+    """Runs hosts: places them, starts them, and restarts them."""
 
     @property
     def name(self) -> str:
-        """The names of its hosts begin with this and a hyphen."""
+        """Its name. The names of its hosts begin with that and a hyphen."""
 
     @property
     def hosts(self) -> int:
-        """How many there are to be now."""
+        """The number of hosts that it is to run now."""
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Fewest and most hosts while their number is adjusted; if they are the same, it is not."""
+        """Fewest and most hosts. If they differ, the number of hosts follows the load."""
 
     @property
     def workers(self) -> int:
-        """The workers of each host."""
+        """The number of workers of each host."""
 
     def scale(self, hosts: int) -> None:
         """Run this number of hosts from now on."""
@@ -44,13 +44,13 @@ class HostScaling:
     """See the file's head.
 
     Args:
-        engine: runs the hosts; None if there is none.
+        engine: runs the hosts, or None.
         status: knows the figures of the last seconds.
-        workers: the workers that there are.
-        joined: the hosts that have joined.
+        workers: the current workers.
+        joined: the joined hosts.
 
     Attributes:
-        on: whether the number follows the load: False from when a user has asked for one.
+        on: whether the number of hosts follows the load. False once a user has asked for a number.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class HostScaling:
         self._decides = AutoWorkers(None, step=per_host, least=least * per_host, most=most * per_host)
 
     def scale(self, hosts: int) -> tuple[int, int]:
-        """Have the engine run `hosts` hosts from now on, as a user asks. Those that are too many hand over their lanes.
+        """Tell the engine to run `hosts` hosts from now on, on a user's request. Surplus hosts hand over their lanes.
 
         Returns:
-            How many there were to be, and how many there are to be now.
+            The old and the new number of hosts that the engine is to run.
 
         Raises:
             StartError: there is no engine.
@@ -84,20 +84,20 @@ class HostScaling:
         return self._scale(self._engine, hosts), hosts
 
     def described(self) -> dict[str, object] | None:
-        """Describe the engine for the status; None if there is none."""
+        """Describe the engine for the status, or return None without one."""
         if self._engine is None:
             return None
         least, most = self._engine.bounds
         return {"name": self._engine.name, "hosts": self._engine.hosts, "adjusts": [least, most] if self.on else None}
 
     def off(self) -> None:
-        """Leave the number alone from now on."""
+        """Stop adjusting the number of hosts."""
         if self.on:
             self.on = False
             log.info("the number of hosts is no longer adjusted", extra={"event": "auto_scaling_off"})
 
     def another_second(self) -> None:
-        """Look, and perhaps change the number."""
+        """Read the figures, and perhaps change the number of hosts. Called once a second."""
         engine = self._engine
         if engine is None or not self.on:
             return

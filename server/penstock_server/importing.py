@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from .feed import Feed
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_CONTEXTS = contextlib.__file__  # its frames stand between ours where a source opens a file
+_CONTEXTS = contextlib.__file__  # its frames come between ours if a source opens a file
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
 _BETWEEN = (os.path.join(_OURS, "worker", "import_seeding.py"), "<frozen importlib")
-"""Files of frames between a user's `import` and the module that it runs."""
+"""Files whose frames come between a user's `import` and the module that it runs."""
 
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _INSTALLED_IN = ("site-packages", "dist-packages")
@@ -35,8 +35,8 @@ _INSTALLED_IN = ("site-packages", "dist-packages")
 def load(target: str) -> Feed:
     """Load the feed that `target` names: "MODULE:ATTR", where MODULE is a module's name or the path of a .py file.
 
-    A target of data files, from `file_target`, needs no module. For others this adds the current directory, or that
-    of the file, to `sys.path`.
+    A target of data files, from `file_target`, needs no module. For other targets, add the current directory, or the
+    directory of the file, to `sys.path`.
 
     Raises:
         StartError: it cannot be loaded; the message says why.
@@ -85,12 +85,14 @@ def join_path(directory: str) -> None:
 
 
 def is_installed(path: str) -> bool:
-    """Whether the file at `path` belongs to an installed package or to Python, not to the user's own code."""
+    """Return whether the file at `path` belongs to an installed package or to Python, and not to the user's own
+    code."""
     return path.startswith(_INSTALLED) or any(part in _INSTALLED_IN for part in Path(path).parts)
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of `error`, from the first frame that is neither ours nor the import system's."""
+    """Return the traceback of `error`, from the first frame that belongs neither to Penstock nor to the import
+    system."""
     frame = error.__traceback__
     while frame is not None and _is_ours(frame):
         frame = frame.tb_next
@@ -165,7 +167,7 @@ def _import_failed(module: str, error: Exception) -> StartError:
 
 
 def _feed(module: ModuleType, module_name: str, attribute: str) -> Feed:
-    from .feed import Feed  # the daemon asks this file only for places of modules
+    from .feed import Feed  # the daemon needs only `place_of` from this file
 
     found = [name for name, value in vars(module).items() if isinstance(value, Feed)]
     if found:

@@ -1,11 +1,10 @@
-"""A stream that the trainer's own process makes, without a daemon and without worker processes.
+"""Makes a stream in the trainer's own process, without a daemon and without worker processes.
 
-The coordinator decides and one worker's work is done, as in a daemon; so the stream is the same. This file carries out
-what they say to each other. Everything happens inside `work`, on the thread that calls it, and only as far as the
-consumer waits for it, batch by batch: user code runs under the user's debugger and profiler, and raises into the user's
-traceback.
+The coordinator and the code of one worker run as in a daemon, so the stream is the same. This file passes messages
+between them. Everything happens inside `work`, on the calling thread, batch by batch, and only while the consumer
+waits. So user code runs under the user's debugger and profiler, and its errors appear in the user's traceback.
 
-Slots are memory of this process. An error of user code keeps the exception that was raised as its cause.
+Slots are memory of this process. An error of user code has the original exception as its cause.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from .worker.slots import Memfds
 from .worker.work import Work
 
 UNLIMITED = 2**62
-"""Bytes of memory if the user sets no limit."""
+"""Memory limit in bytes if the user sets none."""
 
 CONSUMER, WORKER = 1, 0
 """The numbers of the only consumer and the only worker."""
 
 Said: TypeAlias = do.Said | tuple[m.Slab, Any] | PenstockError
-"""An answer to the consumer: a message, a slab with its slot, or the error with which the stream failed."""
+"""Output for the consumer: a message, a slab with its slot, or the error with which the stream failed."""
 
 _warned: set[str] = set()
 
@@ -64,12 +63,12 @@ class InProcess:
 
     Args:
         feed: the feed.
-        room: returns memory for a slot of the given number of bytes: any object that keeps it, and the bytes,
-            64-byte aligned and writable.
-        memory: limit of the slots and shuffle blocks in bytes, or None.
+        room: returns memory for a slot of the given number of bytes: any object that keeps the memory alive, and the
+            bytes as an array, 64-byte aligned and writable.
+        memory: limit of the slots and shuffle blocks in bytes; None: no limit.
 
     Raises:
-        KeyboardInterrupt, BdbQuit: as `work`.
+        KeyboardInterrupt, BdbQuit: the user stopped user code.
         PenstockError: the feed cannot be served.
     """
 
@@ -109,10 +108,10 @@ class InProcess:
         return self._coordinator.feeds[self._name].info
 
     def open(self, position: Position | None) -> None:
-        """Begin the stream at `position`, None for epoch 0.
+        """Begin the stream at `position`, or at epoch 0 if it is None.
 
         Raises:
-            PenstockError: it cannot begin there, or memory is missing.
+            PenstockError: it cannot begin there, or there is too little memory.
         """
         ask = Ask(credit=1, credit_bytes=UNLIMITED, quota=0, position=position)
         with self._as_a_worker():
@@ -123,7 +122,7 @@ class InProcess:
                 raise said
 
     def hear(self, message: m.ClientMessage) -> None:
-        """Take what the consumer says. The next `work` acts on it."""
+        """Take a message of the consumer. The next `work` acts on it."""
         match message:
             case m.Begin():
                 self._events.append(on.Begin(CONSUMER, message.epoch))
@@ -135,10 +134,9 @@ class InProcess:
                 self._events.append(on.Close(CONSUMER, message.handed))
 
     def work(self, seconds: float) -> Iterator[Said]:
-        """Work until there is something for the consumer, or for about `seconds`. Yield what there is.
+        """Work until there is output for the consumer, or for about `seconds`. Yield the output.
 
-        A step takes as long as user code does. Afterwards the global random generators have the states that they had
-        before.
+        A step takes as long as its user code. Afterwards the global random generators have their former states.
 
         Raises:
             KeyboardInterrupt, BdbQuit: the user stopped user code. The stream cannot go on here; another InProcess can
@@ -157,10 +155,10 @@ class InProcess:
         with self._as_a_worker():
             self._work.close()
 
-    # --- what the work says ---
+    # --- called by the worker's code ---
 
     def send(self, message: m.FromWorker, fd: int | None = None) -> None:
-        """Note what the work says. The coordinator hears of it after the step."""
+        """Note a message of the worker's code. The coordinator gets it after the step."""
         match message:
             case m.Made() | m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
                 self._events.append(message)
@@ -174,7 +172,7 @@ class InProcess:
     def run_failed(self, run: int, error: PenstockError) -> None:
         """Note that a run failed."""
         if error.__cause__ is not None:
-            error.remote_traceback = None  # the cause has it
+            error.remote_traceback = None  # the cause has the traceback
         if self._retries and isinstance(error, GeneratorError):
             log.warning('%s\nIt is tried again, as the feed has on_error="retry"', str(error))
         self._events.append(on.RunFailed(run, error))
@@ -189,12 +187,11 @@ class InProcess:
         splits = SplitsInfo(number, message.count, message.digest)
         return on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)
 
-    # --- how ---
+    # --- internals ---
 
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
-        """Keep the global random states of user code and those of the trainer apart, and let the user stop user
-        code."""
+        """Separate the global random states of user code from the trainer's, and let the user interrupt user code."""
         states = take_states()
         try:
             with letting_through(KeyboardInterrupt, BdbQuit):
@@ -204,7 +201,8 @@ class InProcess:
             put_states(states, seeds("trainer"))
 
     def _next(self, until: float) -> None:
-        """Do the next thing: a try that is due, a step, or a list of splits. Else wait for a try that will be due."""
+        """Do the next task: a retry that is due, a step, or a list of splits. If there is none, wait until a retry is
+        due, at most until the time `until`."""
         due = self._coordinator.next_tick
         if due is not None and due <= time.monotonic():
             self._tell(on.Tick())
@@ -222,7 +220,7 @@ class InProcess:
         self._settle()
 
     def _settle(self) -> None:
-        """Tell the coordinator what has happened, and carry out what it decides, in order."""
+        """Tell the coordinator what has happened, and carry out its commands in order."""
         while self._commands or self._events:
             if self._commands:
                 self._carry_out(self._commands.popleft())
@@ -279,7 +277,7 @@ class InProcess:
             case do.ReportBug():
                 log.error("penstock failed: please report this as a bug", exc_info=command.error)
             case do.AcceptWorker() | do.Compare():
-                pass  # nothing differs between workers where there is one, and that is this process
+                pass  # this process is the only worker, so there is nothing to compare
             case _:
                 raise AssertionError(f"one consumer in its own process needs no {command}")
 

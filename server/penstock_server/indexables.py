@@ -1,6 +1,7 @@
-"""Recognizes indexable objects, and those of Keras and torch among them by their base classes.
+"""Recognizes indexable objects, and by their base classes those of Keras and torch.
 
-Neither library is imported: an object of theirs has imported it already. This file reads no items.
+It imports neither library: if there is an object of a library, the library is imported already. This file reads no
+items.
 """
 
 from __future__ import annotations
@@ -12,39 +13,39 @@ import numpy as np
 
 
 def is_indexable(source: Any) -> bool:
-    """Whether `source` is an object with numbered items, and not a generator function or a class."""
+    """Return whether `source` is an object with numbered items, and not a generator function or a class."""
     if isinstance(source, type) or is_torch_iterable(source):  # the latter inherits a __getitem__ that raises
         return False
     return hasattr(source, "__getitem__") and (hasattr(source, "__len__") or is_keras(source))
 
 
 def is_keras(source: Any) -> bool:
-    """Whether `source` is a Keras `PyDataset` (or `Sequence`), whose items are whole batches."""
+    """Return whether `source` is a Keras `PyDataset` (or `Sequence`), whose items are whole batches."""
     return any(is_keras_base(base) for base in type(source).__mro__)
 
 
 def is_keras_base(base: type) -> bool:
-    """Whether `base` is Keras' own class `PyDataset` or `Sequence`, in any of its versions."""
+    """Return whether `base` is Keras' own class `PyDataset` or `Sequence`, in any version."""
     return base.__name__ in ("PyDataset", "Sequence") and _package(base) in ("keras", "tf_keras", "tensorflow")
 
 
 def is_torch(source: Any) -> bool:
-    """Whether `source` is a torch `Dataset`."""
+    """Return whether `source` is a torch `Dataset`."""
     return any(base.__name__ == "Dataset" and _package(base) == "torch" for base in type(source).__mro__)
 
 
 def is_torch_iterable(source: Any) -> bool:
-    """Whether `source` is a torch `IterableDataset`."""
+    """Return whether `source` is a torch `IterableDataset`."""
     return any(base.__name__ == "IterableDataset" and _package(base) == "torch" for base in type(source).__mro__)
 
 
 def is_torch_loader(source: Any) -> bool:
-    """Whether `source` is a torch `DataLoader`, which a feed does not accept."""
+    """Return whether `source` is a torch `DataLoader`, which a feed does not accept."""
     return any(base.__name__ == "DataLoader" and _package(base) == "torch" for base in type(source).__mro__)
 
 
 def length_of(source: Any) -> int | None:
-    """Return the number of items of an indexable object, or None for a Keras dataset without an end.
+    """Return the number of items of an indexable object, or None for an endless Keras dataset.
 
     Raises:
         Exception: anything that the object raises, or NotImplementedError from a Keras dataset with no length at all.
@@ -56,10 +57,10 @@ def length_of(source: Any) -> int | None:
 
 
 def as_structure(item: Any, *, inside: bool = False) -> Any:
-    """Return an item of Keras or torch with tuples in place of the lists that mean a structure.
+    """Return an item of Keras or torch with tuples instead of the lists that mean a structure.
 
-    The outermost list is one always, and a list inside is one if it holds arrays or other structures. A list of numbers
-    inside is an array.
+    The outermost list always means a structure. An inner list does if it holds arrays or other structures. An inner
+    list of numbers is an array.
     """
     if isinstance(item, list) and (not inside or any(_is_part(part) for part in item)):
         return tuple(as_structure(part, inside=True) for part in item)

@@ -16,7 +16,7 @@ from penstock_proto.keys import KINDS, SERVER, SERVER_SECRET, KeyPair, Kind, rea
 from .keys import SUFFIX
 
 FIRST = "trainer"
-"""Name of the first client, if none is given."""
+"""Name of the first client if the user names none."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -63,18 +63,18 @@ def keygen(folder: Path, clients: tuple[str, ...], hosts: tuple[str, ...]) -> No
 
 
 def generate(folder: Path, clients: Iterable[str] = (), hosts: Iterable[str] = ()) -> list[Path]:
-    """Make a daemon's keys, unless `folder` has them already, and those of clients and hosts.
+    """Make a daemon's keys, unless `folder` has them already, and the keys of clients and hosts.
 
     Args:
-        folder: where the keys are, or will be.
-        clients: names of new clients; none: `FIRST`, with the daemon's keys.
+        folder: the folder of the keys, which need not exist.
+        clients: names of new clients. If there are none, a new daemon gets the client `FIRST`.
         hosts: names of new hosts, which may join the daemon.
 
     Returns:
-        The folders that were made or, of the daemon, changed: the daemon's, then one for each client and each host.
+        The daemon's folder, which is new or has new entries, and then the new folder of each client and each host.
 
     Raises:
-        StartError: one of them exists, a name is not possible, or a folder cannot be written. Nothing was changed.
+        StartError: one of them exists, a name is invalid, or a folder cannot be written. Nothing was changed.
     """
     require_zmq("keygen")
     server = folder / "server"
@@ -103,7 +103,7 @@ def generate(folder: Path, clients: Iterable[str] = (), hosts: Iterable[str] = (
 
 
 def _require_free(folder: Path, names: dict[Kind, list[str]]) -> None:
-    """Raise StartError unless these names are possible, and neither a client nor a host has one of them."""
+    """Raise StartError unless these names are valid, and neither a client nor a host has one of them."""
     for kind in KINDS:
         for name in names[kind]:
             if _NAME.fullmatch(name) is None:
@@ -145,7 +145,7 @@ def _new_pair() -> KeyPair:
 
 
 def _folder(path: Path) -> None:
-    """Make a folder that only this user can use, and those above it."""
+    """Make a folder that only this user can use, and its parents."""
     for place in (*reversed(path.parents), path):
         if not place.exists():
             place.mkdir(0o700)

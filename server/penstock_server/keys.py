@@ -2,10 +2,10 @@
 
 A folder DIR of keys holds:
 
-- `server/`, for the daemon and only for it: `server.key_secret`, and the public keys of the clients that may connect,
-  `clients/NAME.key`, and of the hosts that may join, `hosts/NAME.key`. The file's name is that of the client or host.
-- `clients/NAME/`, for this client, to copy to its host: `client.key_secret`, and `server.key`, the daemon's public key.
-- `hosts/NAME/`, for this host, to copy to it: `host.key_secret`, and `server.key`.
+- `server/`, only for the daemon: `server.key_secret`, and the public keys of the clients that may connect,
+  `clients/NAME.key`, and of the hosts that may join, `hosts/NAME.key`. NAME is the name of the client or host.
+- `clients/NAME/`, to copy to this client's host: `client.key_secret`, and `server.key`, the daemon's public key.
+- `hosts/NAME/`, to copy to this host: `host.key_secret`, and `server.key`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from penstock_proto.keys import (
 )
 
 SUFFIX = ".key"
-"""The end of the names of public keys."""
+"""The suffix of the files of public keys."""
 
 
 class ClientKey(NamedTuple):
     """The key of a peer that may connect.
 
     Attributes:
-        public: its public part, in Z85.
+        public: its public half, in Z85.
         name: the name of the client or host.
-        host: whether it is a host's, which may join and not read; otherwise it is a client's.
+        host: True for the key of a host, which may join but not read; False for a client's.
     """
 
     public: bytes
@@ -47,12 +47,12 @@ class ClientKey(NamedTuple):
 
 
 class ServerKeys(NamedTuple):
-    """What a daemon needs.
+    """The keys that a daemon uses.
 
     Attributes:
         folder: the daemon's folder.
         own: the daemon's keys.
-        admitted: the keys that may connect, by their public parts.
+        admitted: the keys of peers that may connect, by their public halves.
     """
 
     folder: Path
@@ -61,10 +61,10 @@ class ServerKeys(NamedTuple):
 
 
 def server_keys(folder: str) -> ServerKeys:
-    """Read a daemon's keys from its folder, or from the folder that `penstock keygen` made, which holds it.
+    """Read a daemon's keys from its own folder, or from the folder that `penstock keygen` made, which contains it.
 
     Raises:
-        StartError: it is not such a folder, a file is damaged, others can read the secret key or add keys, or pyzmq is
+        StartError: `folder` is neither, a file is damaged, others can read the secret key or add keys, or pyzmq is
             missing.
     """
     require_zmq("--keys")
@@ -78,10 +78,10 @@ def server_keys(folder: str) -> ServerKeys:
 
 
 def admitted(folder: Path) -> Mapping[bytes, ClientKey]:
-    """Read which clients and hosts a daemon admits: their keys, by public part.
+    """Read the keys of the clients and hosts that a daemon admits. Return them by their public halves.
 
     Raises:
-        StartError: a file cannot be read or is damaged, a key or a name is there twice, or others can add keys.
+        StartError: a file cannot be read or is damaged, a key or a name occurs twice, or others can add keys.
     """
     found: dict[bytes, ClientKey] = {}
     files: dict[bytes | str, Path] = {}
@@ -100,7 +100,7 @@ def admitted(folder: Path) -> Mapping[bytes, ClientKey]:
 
 
 def revoked(key: ClientKey, now: Mapping[bytes, ClientKey]) -> bool:
-    """Return whether a key that was admitted no longer is, or no longer as what it was."""
+    """Return whether a key that was admitted no longer is, or changed between client and host."""
     found = now.get(key.public)
     return found is None or found.host != key.host
 
@@ -109,7 +109,7 @@ def may_read(key: ClientKey | None) -> None:
     """Check that a peer with this key may read feeds. (None: there are no keys.)
 
     Raises:
-        KeyRefused: it is a host's.
+        KeyRefused: it is a host's key.
     """
     if key is not None and key.host:
         raise KeyRefused(
@@ -123,10 +123,10 @@ def may_join(key: ClientKey | None, keys_on: bool) -> None:
 
     Args:
         key: the peer's key; None without keys, or if its connection has ended.
-        keys_on: whether the daemon has keys. Without, each peer may join.
+        keys_on: whether the daemon has keys. Without keys, every peer may join.
 
     Raises:
-        KeyRefused: it is a client's, or unknown.
+        KeyRefused: it is a client's key, or unknown.
     """
     if not keys_on or (key is not None and key.host):
         return
@@ -138,8 +138,8 @@ def may_join(key: ClientKey | None, keys_on: bool) -> None:
 
 
 def _only_ours(place: Path) -> None:
-    """Check that not every user of this host can add keys to a folder."""
-    if not place.exists() or os.statvfs(place).f_flag & os.ST_RDONLY:  # as where Kubernetes mounts a secret
+    """Refuse a folder to which every user of this host can add keys."""
+    if not place.exists() or os.statvfs(place).f_flag & os.ST_RDONLY:  # such as a secret that Kubernetes mounts
         return
     if place.stat().st_mode & stat.S_IWOTH:
         raise StartError(f"every user of this host can change {place}, and so admit others: chmod 700 {place}")
@@ -147,12 +147,12 @@ def _only_ours(place: Path) -> None:
 
 def _key_files(place: Path) -> list[Path]:
     """Return the files of public keys in a folder, which need not exist."""
-    # glob() would say nothing of a folder that may not be read
+    # glob() would ignore a folder without permission to read
     return sorted(place / name for name in os.listdir(place) if name.endswith(SUFFIX)) if place.exists() else []
 
 
 def _not_a_server(path: Path) -> str:
-    """Say why a folder is not a daemon's, and what the user may have meant."""
+    """Return why a folder is not a daemon's, and what the user may have meant."""
     if not path.is_dir():
         return f"there is no folder {path}. To make keys: penstock keygen {path}"
     for kind in KINDS:

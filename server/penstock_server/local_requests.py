@@ -19,9 +19,9 @@ class LocalRequests:
     """See the file's head.
 
     Args:
-        stop: called when the daemon's own user asks it to stop; the argument says whether at once.
-        scale: called when that user asks for a number of workers or hosts. Returns how many there were, and how many
-            there will be; it may raise an error.
+        stop: called when the daemon's own user asks it to stop; the argument is True to stop at once.
+        scale: called when that user asks for a number of workers or hosts. Returns the old and the new number; may
+            raise an error.
         profiles: profiles workers for users.
     """
 
@@ -39,7 +39,7 @@ class LocalRequests:
         """Answer a request that came over a connection on this host.
 
         Raises:
-            PenstockError: it cannot be done. A user who may not ask for it is told so instead.
+            PenstockError: it cannot be done. (A user without permission gets an answer that says so.)
         """
         match request:
             case _ if not peer.trusted:
@@ -54,10 +54,10 @@ class LocalRequests:
                 self._profiles.begin(peer, request)
 
     def peer_ended(self, peer: LocalPeer) -> None:
-        """A connection on this host has ended."""
+        """Handle the end of a connection on this host."""
         self._profiles.peer_ended(peer)
 
 
 def refused() -> m.Failed:
-    """Return the answer to such a request that came over the network."""
+    """Return the answer to such a request over the network."""
     return failed(ProtocolError("a daemon can be stopped, scaled and profiled only from its own host"))

@@ -1,6 +1,6 @@
 """The formats of the daemon's log: lines for people, or a JSON object for each event.
 
-A log call gives the fields of its event with `extra=`, and its text says the same in words:
+A log call passes the fields of its event in `extra=`, and its text says the same in words:
 
     log.info("worker %d is ready", number, extra={"event": "worker_ready", "worker": number})
 """
@@ -17,7 +17,8 @@ from typing import Any
 from penstock_proto import PenstockError
 
 FIELDS = ("event", "feed", "epoch", "lane", "split", "worker", "consumer")
-"""What `extra` may have, besides `traceback` (a text) and `error` (a PenstockError, which knows its place)."""
+"""The fields of `extra`, besides `traceback` (a text) and `error` (a PenstockError, which knows its feed, worker and
+split)."""
 
 TEXT = "%(asctime)s %(levelname)-7s penstock: %(message)s"
 
@@ -54,7 +55,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """Writes a record as a line for people, and a traceback of user code behind it."""
+    """Writes a record as a line for people, followed by the traceback of user code, if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)

@@ -17,14 +17,14 @@ class Malformed:
     """Counts malformed messages and decides which of them to answer.
 
     Attributes:
-        count: how many came.
+        count: number of malformed messages so far.
     """
 
     def __init__(self, log: RateLimitedLog) -> None:
         self.count = 0
         self._log = log
         self._answered: set[Hashable] = set()
-        """Connections that were answered since the clock was last looked at."""
+        """Connections that were answered in this second."""
 
     def came(self, connection: Hashable, transport: str, error: ProtocolError) -> bool:
         """Note a malformed message. Return whether to answer it with `error`."""

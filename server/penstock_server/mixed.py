@@ -1,7 +1,7 @@
-"""What `Feed.mix` makes of feeds: a source whose samples are drawn from them.
+"""The source of a feed from `Feed.mix`, which draws its samples from other feeds.
 
-Each lane of a mix has splits of each component, and draws for each sample which component it is from. This file draws
-nothing and runs no generators: `worker/mixed_lane.py` does.
+Each lane of a mix has splits of each component, and draws a component for each sample. This file draws nothing and runs
+no generators: `worker/mixed_lane.py` does.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Planned(Protocol):
 
 
 class Mixed:
-    """The components of a mix. It takes the place of a feed's generator.
+    """The components of a mix. A mix has this instead of a generator.
 
     Attributes:
         parts: the feeds, by name.
-        weights: how often each is drawn; their sum is 1.
+        weights: the probability with which each feed is drawn; their sum is 1.
         stop: as in `Feed.mix`.
-        wants: the mix itself takes no arguments.
+        wants: none, because the mix itself takes no arguments.
     """
 
     def __init__(self, parts: Mapping[str, Any], weights: Mapping[str, float], stop: str) -> None:
@@ -61,8 +61,8 @@ class Mixed:
         """The components that have a cache, by name, with the directories of their splits.
 
         Raises:
-            TypeError: the generator of a component or its arguments cannot be pickled, so the cache could not tell its
-                splits apart.
+            TypeError: the generator of a component or its arguments cannot be pickled, so the cache could not
+                distinguish its splits from others.
         """
         found = []
         for label, part in self.parts.items():
@@ -81,7 +81,7 @@ class Mixed:
 
     @property
     def segment(self) -> int | None:
-        """About how many samples are drawn until all segments that are open now have ended; None if an epoch ends."""
+        """About how many samples are drawn until all segments that are open now have ended; None if epochs end."""
         if not self.endless:
             return None
         segments: dict[str, int] = {k: part.segment for k, part in self.parts.items() if part.segment is not None}
@@ -89,7 +89,7 @@ class Mixed:
 
 
 def part_plan(part: Planned, label: str, plan: FeedPlan) -> FeedPlan:
-    """Return the plan of a component of the mix with this `plan`: what holds for all together is the mix's."""
+    """Return the plan of a component of a mix. The mix's `plan` gives the options that apply to all components."""
     return structs.replace(
         part.plan(plan.name),
         name=plan.name,
@@ -109,5 +109,5 @@ def part_plan(part: Planned, label: str, plan: FeedPlan) -> FeedPlan:
 
 
 def is_mix(feed: FeedOptions) -> bool:
-    """Whether the feed is a mix."""
+    """Return whether the feed is a mix."""
     return isinstance(feed.generate, Mixed)

@@ -1,4 +1,4 @@
-"""Checks feeds that `Feed.mix` combines, and makes the options of the mix. Each error says what to do."""
+"""Checks the feeds that `Feed.mix` combines, and makes the options of the mix. Each error says what to do."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .indexables import is_indexable, is_keras
 from .mixed import NAME, Mixed, is_mix
 
 _MOST = 256
-"""Components of a mix."""
+"""Most components of a mix."""
 
 _OWN = ("cache", "cache_version", "rebatch")
-"""Options that each component of a mix has for itself, besides those of its samples."""
+"""Options that each component of a mix has on its own, besides those that define its samples."""
 
 
 def mixed(feeds: Any, weights: Any, stop: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def mixed(feeds: Any, weights: Any, stop: str, options: Mapping[str, Any]) -> di
     return found
 
 
-_ENDING = "give a feed with segment= also samples= (with stop='all' each of them)"
+_ENDING = "give samples= to a feed with segment= (with stop='all', to each of them)"
 
 
 def _check_source(label: str, feed: Any) -> None:

@@ -1,4 +1,4 @@
-"""Imports NumPy without the threads of its linear algebra: a daemon does none.
+"""Imports NumPy without the threads for linear algebra, which a daemon does not need.
 
 OpenBLAS starts a thread for each further CPU when NumPy is imported, and reserves memory for each.
 """
@@ -14,9 +14,9 @@ _NAME = "OPENBLAS_NUM_THREADS"
 
 @contextmanager
 def no_threads() -> Iterator[None]:
-    """Import NumPy within this block. Workers and other children are started after it, with the environment as it was.
+    """Import NumPy within this block. Start workers and other children after it, with the original environment.
 
-    Call it on the main thread, before there are others.
+    Use it on the main thread, before other threads start.
     """
     before = os.environ.get(_NAME)
     os.environ[_NAME] = "1"

@@ -1,4 +1,4 @@
-"""How a session begins: Hello, perhaps parts of a position, and Open, after which the client is a consumer."""
+"""Opens sessions: Hello, perhaps parts of a position, and Open, after which the client is a consumer."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from .session_table import SessionTable
 from .to_consumers import ToConsumers
 
 MOST_EARLY = 1024
-"""Hellos that may wait for the feeds to be ready."""
+"""Most Hellos that may wait for the feeds to be ready."""
 
 
 class Opening:
     """See the file's head.
 
     Args:
-        coordinator: what decides; to look at.
-        tell: tells the coordinator of an event, and carries out what it decides.
+        coordinator: makes the decisions; only read here.
+        tell: tells the coordinator of an event, and carries out its commands.
         table: the sessions.
         out: sends answers.
         unix: the abstract unix address for consumers on this host.
-        ready: tells whether all feeds are ready; until then Hellos wait.
-        fail: called with a session and the error with which it ends.
-        gone: called with a session that has ended, and how many of its slabs were handed over.
-        log: for sessions that open.
+        ready: returns whether all feeds are ready; until then Hellos wait.
+        fail: ends a session with an error.
+        gone: removes a session that has ended; also gets how many of its slabs were handed over.
+        log: gets a line for each session that opens.
 
     Attributes:
         early: the Hellos that wait for the feeds to be ready, by connection.
@@ -79,10 +79,10 @@ class Opening:
         """Greet a client, or let it wait until the feeds are ready.
 
         Raises:
-            ProtocolError: it speaks another version of the protocol.
-            KeyRefused: it has the key of a host, not of a client.
-            UnknownFeed: names the feeds that exist.
-            ConnectionLost: too many wait already.
+            ProtocolError: the client speaks another version of the protocol.
+            KeyRefused: the client has a host's key.
+            UnknownFeed: there is no such feed; names the feeds that exist.
+            ConnectionLost: too many clients wait already.
         """
         check_version(hello.version)
         key = self._out.key(routing_id)
@@ -115,7 +115,7 @@ class Opening:
             self._fail(session, greeted.too_late())
 
     def position_part(self, message: m.PositionPart, session: Session | None) -> None:
-        """Add a part to the position at which the session's stream is to begin.
+        """Add a part to the start position of the session's stream.
 
         Raises:
             ProtocolError: the session is open already, or does not exist; or the position is too large.
@@ -130,11 +130,11 @@ class Opening:
             raise
 
     def open(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> None:
-        """Open a session, over `peer` or (None) over the connection on which it was greeted.
+        """Open a session, over `peer`, or over the connection on which it was greeted if `peer` is None.
 
         Raises:
             ConnectionLost: there is no such session.
-            ProtocolError: it cannot be opened here, or asks for what cannot be.
+            ProtocolError: it cannot be opened on this connection, or asks for something impossible.
         """
         session = self._table.by_token.get(message.session)
         if session is None:
@@ -150,7 +150,7 @@ class Opening:
         number = next(self._numbers)
         self._table.bind(session, number, peer)
         self._tell(on.Open(number, session.feed, ask))
-        if session.consumer is None:  # it was refused
+        if session.consumer is None:  # the coordinator refused it
             return
         self.greeted.remove(session)
         if message.world_size:
@@ -184,7 +184,8 @@ class Opening:
         )
 
     def _take_the_place_of(self, message: m.Open) -> None:
-        """Close the older sessions of a consumer that comes back: we may not have noticed yet that they ended."""
+        """End the older sessions of a consumer that comes back: the daemon may not have noticed yet that their
+        connections ended."""
         if not message.consumer:
             return
         for session in self._table:
@@ -192,7 +193,7 @@ class Opening:
                 handed = message.handed if session.token == message.last else 0
                 if session.peer is None:
                     self._gone(session, handed)
-                else:  # its slots come back at end of file
+                else:  # end of file will release its slots
                     self._tell(on.Cut(session.consumer, handed))
 
     def _make_room(self, session: Session | None) -> None:
@@ -201,8 +202,8 @@ class Opening:
 
 
 def other_version(data: bytes) -> ProtocolError | None:
-    """Return the error for the first message of a client of another version, which ours cannot read; None if it is
-    something else."""
+    """Return the error for the first message of a client of another version, which this version cannot decode. Return
+    None for any other message."""
     try:
         raw = msgspec.msgpack.decode(data, type=dict[str, object])
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -220,7 +221,7 @@ def check_version(version: int) -> None:
     """Refuse a client of another version.
 
     Raises:
-        ProtocolError: names both versions.
+        ProtocolError: the versions differ; names both.
     """
     if version != m.VERSION:
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""Imports a feed into the trainer's own process, for a stream that is made there."""
+"""Imports a feed into the trainer's own process, for a stream that this process makes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _importing: dict[int, str] = {}
 def load(target: str) -> LoadedFeed:
     """Import the feed that `target` (MODULE:ATTR) names, as a worker does: with seeded global random generators.
 
-    A module that this process has imported by itself is used as it is. A file that was imported here before is imported
-    again if it has changed since.
+    If the process has imported the module on its own, use it unchanged. If this function has imported the file before,
+    import it again if it has changed since.
 
     Raises:
-        StartError: it cannot be imported or served; the exception that was raised is its cause.
+        StartError: it cannot be imported or served; the original exception is its cause.
     """
     thread = threading.get_ident()
     if thread in _importing:
@@ -52,7 +52,7 @@ def load(target: str) -> LoadedFeed:
 
 
 def serve(feed: Feed) -> LoadedFeed:
-    """Return the feed of this object.
+    """Return the feed of this object, ready for the workers' code.
 
     Raises:
         StartError: it cannot be served.
@@ -64,7 +64,7 @@ def serve(feed: Feed) -> LoadedFeed:
 
 
 def _as_it_was_raised(error: PenstockError) -> BaseException:
-    """Return `error`, or the interrupt that caused it. The cause shows its own traceback."""
+    """Return `error`, or the interrupt that caused it. Drop the error's traceback if its cause shows that already."""
     if isinstance(error.__cause__, KeyboardInterrupt):
         return error.__cause__
     if error.__cause__ is not None:
@@ -87,7 +87,7 @@ def _forget_if_changed(target: str) -> None:
 
 @contextmanager
 def _own_randomness() -> Iterator[None]:
-    """Give the trainer its global random states back afterwards."""
+    """Restore the trainer's global random states at the end of the block."""
     states = take_states()
     try:
         yield

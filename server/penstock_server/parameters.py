@@ -1,4 +1,4 @@
-"""Types of values on the command line."""
+"""Types of values on the command line, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log_level_option = click.option(
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="The least important lines that are logged.",
+    help="Log lines of this level and above.",
 )
 
 log_format_option = click.option(
@@ -59,7 +59,7 @@ class Workers(click.ParamType[int | str]):
     name = "workers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """Return `value` as a number, or as it is."""
+        """Return `value` as a number, or `auto`."""
         if value == "auto":
             return "auto"
         try:
@@ -73,7 +73,7 @@ _COUNT = click.IntRange(0, _MOST)
 
 
 class HostBounds(click.ParamType[tuple[int, int]]):
-    """A number of hosts, or MIN:MAX. The value is the fewest and the most."""
+    """A number of hosts, or MIN:MAX. The value is (fewest, most)."""
 
     name = "hosts"
 
@@ -111,7 +111,7 @@ class Bytes(click.ParamType[int]):
 
 
 class Variable(click.ParamType[tuple[str, str | None]]):
-    """NAME=VALUE, or NAME for the value that it has in this process (None if it has none)."""
+    """NAME=VALUE, or NAME for its value in this process (None if it is not set)."""
 
     name = "variable"
 
@@ -149,7 +149,7 @@ class Advertised(click.ParamType[str]):
 
 
 class HttpAddress(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, or PORT alone for a server that only this host reaches; an IPv6 address is in brackets."""
+    """HOST:PORT, or PORT alone for a server that only this host can reach; an IPv6 address is in brackets."""
 
     name = "address"
 

@@ -1,5 +1,5 @@
-"""The parts of a daemon: those that tell the coordinator what happens, and those that carry out its commands. This file
-makes them and connects them; the daemon starts and stops them (daemon.py)."""
+"""The parts of a daemon: some turn what happens into events for the coordinator, others carry out its commands. This
+file makes and connects them. The daemon starts and stops them (daemon.py)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Lifecycle(Protocol):
-    """What the parts need of the daemon."""
+    """The daemon, as the parts see it."""
 
     @property
     def draining(self) -> bool: ...
@@ -61,7 +61,7 @@ class Parts:
 
     Args:
         lifecycle: the daemon.
-        coordinator: what decides.
+        coordinator: makes the decisions.
         router: the listener for consumers over TCP.
         listener: the listener for consumers on this host.
         feeds: MODULE:ATTR of each feed.
@@ -72,9 +72,9 @@ class Parts:
         environment: variables of the workers; None as a value removes one.
         advertise: HOST or HOST:PORT for the feeds' URLs, or None.
         on_ready: called with the URL of each feed once it can be consumed.
-        state: the file with which groups outlive the daemon, or None.
+        state: the file that keeps the positions of groups when the daemon ends, or None.
         may_join: raises an error unless the peer over TCP with this id may join as a host.
-        stale: whether the feeds' code has changed since the daemon was started, if it looks for that.
+        stale: returns whether the feeds' code has changed since the daemon was started, if it watches for that.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Parts:
         )
 
     def watched(self) -> Watched:
-        """Return what the HTTP server may look at."""
+        """Return the parts that the HTTP server may read."""
         return Watched(
             status=self.status.described,
             status_text=self.status.text,
@@ -246,7 +246,7 @@ class Parts:
         )
 
     def _scale(self, request: m.ScaleRequest | m.ScaleHostsRequest) -> tuple[int, int]:
-        """A user asks for a number of workers or hosts."""
+        """Handle a user's request for a number of workers or hosts."""
         if isinstance(request, m.ScaleHostsRequest):
             return self.host_scaling.scale(request.hosts)
         if request.host:
@@ -256,7 +256,7 @@ class Parts:
         return self.scaling.scale(request.workers, request.now)
 
     def scaled_by_hand(self) -> None:
-        """A user has asked for a number of workers."""
+        """Turn automatic scaling off, because a user has asked for a number of workers."""
         if self.auto_scaling is not None:
             self.auto_scaling.off()
 

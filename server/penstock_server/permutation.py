@@ -1,14 +1,15 @@
-"""A keyed permutation of range(n) that gives any single position of the shuffled order directly.
+"""A keyed permutation of range(n) that computes any single position of the shuffled order directly.
 
 Up to 4096 positions the order is materialized: the positions are sorted by 64-bit random numbers, so every order is
-equally likely, as far as these numbers are random. Longer orders never are. A Feistel network over Z_a x Z_a, with an
-even a of at least sqrt(n), permutes range(a * a); a value outside range(n) goes through the network again until it
-falls inside (cycle walking; this is rare, since a * a is hardly more than n). See Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains", CT-RSA 2002. With an odd a every round would be an even permutation, and for n = a * a half
-of all orders would be impossible. The random numbers are those of splitmix64 (Steele, Lea and Flood, OOPSLA 2014). This
-is not a cipher: the order only has to look shuffled.
+equally likely, as far as these numbers are random. Longer orders are never materialized. A Feistel network over Z_a x
+Z_a, with an even a of at least sqrt(n), permutes range(a * a); a value outside range(n) goes through the network again
+until it falls inside (cycle walking; this is rare, since a * a is hardly more than n). See Black and Rogaway, "Ciphers
+with Arbitrary Finite Domains", CT-RSA 2002. With an odd a every round would be an even permutation, and for n = a * a
+half of all orders would be impossible. The random numbers are those of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+This is not a cipher: the order only has to look shuffled.
 
-The order of a feed's stream depends on these values. So `numpy.random`, whose streams may change, is not used.
+The order of a feed's stream depends on these values. So this file does not use `numpy.random`, whose streams may
+change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 _MATERIALIZED = 4096
-"""The longest order to materialize: it takes 0.1 ms and 32 KiB; one position of a network takes 4 us."""
+"""The longest order to materialize. It takes 0.1 ms and 32 KiB; one position of a network takes 4 us."""
 
 _ROUNDS = 12
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -75,7 +76,7 @@ def permute(key: int, n: int, i: int | npt.NDArray[np.integer]) -> int | npt.NDA
 
 
 def uniform(key: int, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """Return a random number in [0, 1) for each position, which depends on `key` and the position alone.
+    """Return a random number in [0, 1) for each position, which depends only on `key` and the position.
 
     Args:
         key: 64 bits, see `make_key`.
@@ -90,7 +91,7 @@ def uniform(key: int, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.floa
 
 
 def whole_order(key: int, n: int) -> npt.NDArray[np.int64]:
-    """Return an order of range(n) for `key`, int64 [n]. It is the one of `permute` only if that materializes it."""
+    """Return an order of range(n) for `key`, int64 [n]. `permute` has the same order only if it materializes it."""
     # The sort need not be stable: the n numbers are all different.
     z = np.arange(1, n + 1, dtype=np.uint64)
     z *= np.uint64(_GOLDEN)
@@ -99,7 +100,7 @@ def whole_order(key: int, n: int) -> npt.NDArray[np.int64]:
 
 
 _kept_order = functools.lru_cache(maxsize=64)(whole_order)
-"""For single positions, which are requested often."""
+"""Keeps orders for single positions, which are requested often."""
 
 
 def _side(n: int) -> int:
@@ -140,7 +141,7 @@ def _pass_array(keys: tuple[int, ...], side: int, value: npt.NDArray[np.uint64])
     width = np.uint64(side)
     left, right = value // width, value % width
     for key in keys:
-        # Reduced before the sum, which must not wrap at 2**64.
+        # Reduce before the sum, which must not wrap at 2**64.
         left, right = right, (left + _mixed(right + np.uint64(key)) % width) % width
     return left * width + right
 

@@ -1,4 +1,5 @@
-"""Sizes that follow from a feed's plan: of a slot, of a shuffle block, of an epoch in segments; splits open at once.
+"""Sizes that follow from a feed's plan: of a slot, a shuffle block and an epoch in segments, and the number of open
+splits.
 
 The coordinator and the workers use the same figures. This file must not know a feed's source.
 """
@@ -10,26 +11,26 @@ from penstock_proto.messages import MAX_POOLED, FeedPlan
 from penstock_proto.spec import Spec
 
 ENDLESS = 2**62
-"""The number of segments of an endless feed: more than are ever read."""
+"""The number of segments of an endless feed: more than any stream reads."""
 
 SHUFFLED_TURN = 4
-"""The most batches in a turn of a feed that shuffles its splits, and whose lanes do not mix their rows. A longer turn
-plays one lane, and so the same few splits, for longer. A shorter one costs more where batches are small: with
+"""Most batches in a turn of a feed that shuffles its splits, and whose lanes do not mix their rows. During a turn, all
+batches come from one lane, and so from the same few splits. A shorter turn costs more if batches are small: with
 TensorFlow, a slab takes 0.6 ms of a core."""
 
 _POOL = 256 << 20
-"""Bytes of the slots of a pool: fewer lanes mix their rows where slots are large."""
+"""Most bytes of the slots of a pool. So if slots are large, fewer lanes mix their rows."""
 
 TURNS = 64
-"""Turns that an epoch of an indexable feed has at least, if it has as many batches: workers share it by turns."""
+"""Fewest turns in an epoch of an indexable feed, if it has enough batches. Workers share the epoch turn by turn."""
 
 FEWEST_OPEN, _MOST_OPEN = 4, 16
 _RUN = 64
-"""Samples that a block should have of each open split."""
+"""Samples of each open split that a block should have."""
 
 
 def segment_count(plan: FeedPlan) -> int:
-    """Return the number of segments in an epoch: ENDLESS if there is no last one."""
+    """Return the number of segments in an epoch, or ENDLESS."""
     assert plan.segment is not None
     return ENDLESS if plan.samples is None else -(-plan.samples // plan.segment)
 
@@ -37,9 +38,9 @@ def segment_count(plan: FeedPlan) -> int:
 def fixed_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
     """Return the layout of the slots of a feed with fixed batches; a slot holds one turn.
 
-    Long turns cost less per batch, but leave less to share, and without pools they mix the lanes less. So turns are
-    shorter if the feed is indexable and its epoch is short, or if it shuffles its splits: then a turn is at most a
-    shuffle block, as a pool is there only when a turn of each of its lanes is.
+    Long turns cost less per batch, but workers can share fewer of them, and without pools they mix the lanes less. So
+    turns are shorter if the feed is indexable and its epoch is short, or if it shuffles its splits. In the latter case
+    a turn is at most a shuffle block, because a pool needs a turn of each of its lanes.
     """
     one = fixed_layout(spec, batch_size, plan.turn or 1)
     if plan.turn is not None:
@@ -58,9 +59,9 @@ def _has_pools(plan: FeedPlan) -> bool:
 
 
 def pooled_lanes(plan: FeedPlan, spec: Spec) -> int:
-    """Return how many lanes mix their rows with each other; 1 if none do.
+    """Return how many lanes mix their rows with each other, or 1 if none do.
 
-    They do if the feed shuffles its splits, in exact order, and its batches have one size.
+    Lanes do so if the feed shuffles its splits, its order is exact, and its batches have a fixed size.
     """
     if plan.batch_size is None or not _has_pools(plan) or not is_fixed(spec, plan.batch_size):
         return 1
@@ -69,8 +70,8 @@ def pooled_lanes(plan: FeedPlan, spec: Spec) -> int:
 
 
 def blocks_fill_slots(plan: FeedPlan, spec: Spec, lanes: int) -> bool:
-    """Return whether a visit of a pool is one whole shuffle block. The rows of pools are put into a random order, so
-    such a block needs none of its own, and is filled where it is wanted, in its slot.
+    """Return whether a visit of a pool is one whole shuffle block. Pools put their rows into a random order, so such a
+    block needs no order of its own, and is filled directly in its slot.
 
     `lanes` counts the lanes that have any splits.
     """
@@ -92,8 +93,8 @@ def block_samples(shuffle: int, lanes: int, batch_size: int | None) -> int:
 
 def open_splits(shuffle: int, lanes: int, batch_size: int | None) -> int:
     """Return how many splits a lane that shuffles reads at once by default: one for each 64 samples of its block, 4 to
-    16 in all.
+    16 in total.
 
-    More of them mix better. But each is open in a worker, and is read again from its start after a fault.
+    More splits mix better. But each is open in a worker, and is read again from its start after a fault.
     """
     return max(FEWEST_OPEN, min(_MOST_OPEN, block_samples(shuffle, lanes, batch_size) // _RUN))

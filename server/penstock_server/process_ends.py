@@ -1,7 +1,7 @@
-"""How a process ended, in words, and what a user can do about it. No I/O.
+"""Words for how a process ended, and advice for the user. No I/O.
 
-The words of a worker's end go into the log, into errors, and from a joined host to the head. The advice follows from
-them, so both are made here.
+The words go into the log, into errors, and from a joined host to the head. The advice depends on them, so both are made
+here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import signal
 
 NO_SAMPLE = "made no sample for"
-"""The first words of the end of a worker that hung in user code and was killed; hang_detection.py has the rest."""
+"""The first words for a worker that hung in user code and was killed; hang_detection.py has the rest."""
 
 CUT_OFF = "ended because user code closed or replaced its connection to the daemon (as os.closerange does)"
 
@@ -33,11 +33,11 @@ _ADVICE = {
     ),
     _KILLED: "Another program sent it this signal, or its own code did",
 }
-"""What to do, by the first words of the end. The first that fits counts."""
+"""Advice, by the first words for the end. The first match counts."""
 
 
 def ended_how(code: int | None) -> str:
-    """Say how a process with this exit status ended. None: it is not known, as the fork server ended too."""
+    """Return in words how a process with this exit status ended. None: unknown, because the fork server ended too."""
     if code is None:
         return "died with the fork server"
     if code >= 0:
@@ -50,5 +50,5 @@ def ended_how(code: int | None) -> str:
 
 
 def advice(how: str) -> str:
-    """Return what to do about a worker that ended in this way, to be put behind the words; "" if they say it all."""
+    """Return advice about a worker that ended like this, to be appended to the words, or "" if there is none."""
     return next((f". {text}" for words, text in _ADVICE.items() if how.startswith(words)), "")

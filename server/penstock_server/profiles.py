@@ -1,7 +1,7 @@
-"""What the daemon does for `penstock profile`: it hands out the stacks files of its own workers. Hosts that have joined
-sample theirs themselves; it asks them, and passes on what they send.
+"""The daemon's part of `penstock profile`: it sends the stacks files of its own workers. Joined hosts sample their
+workers themselves; the daemon asks them to, and passes on the samples.
 
-A profile of hosts lasts as long as the connection of the user who asked for it, or until all hosts have ended.
+A profile of hosts lasts until the connection of the user who asked for it ends, or until all hosts have finished.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .joining.joined_host import JoinedHost
 
 @dataclass(slots=True)
 class _Profile:
-    """One profile of hosts: who asked, what for, until when, and the hosts that have not ended."""
+    """One profile of hosts: the user's connection, the rate, the time of its end, and the hosts that have not
+    finished."""
 
     peer: LocalPeer
     rate: float
@@ -35,10 +36,10 @@ class Profiles:
     """See the file's head.
 
     Args:
-        stacks: returns the daemon's own workers that are ready: their numbers, their processes, and the fds of their
-            stacks files.
-        hosts: returns the hosts that have joined.
-        folder: that of the first feed's file, or empty.
+        stacks: returns the number, the process id and the fd of the stacks file of each of the daemon's own workers
+            that is ready.
+        hosts: returns the joined hosts.
+        folder: the folder of the first feed's file, or empty.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class Profiles:
         self._profiles: dict[int, _Profile] = {}
 
     def send_stacks(self, peer: LocalPeer) -> None:
-        """Send the fds of the workers' stacks files, unless the connection has not read earlier ones: those count
-        against the open files of the daemon's user until they are read.
+        """Send the fds of the workers' stacks files. Refuse to if the connection has not read earlier ones, because
+        those count against the open files of the daemon's user until they are read.
 
         Raises:
-            ProtocolError: it has not.
+            ProtocolError: the connection has not read earlier ones.
         """
         if peer.unread:
             raise ProtocolError("a StacksRequest before the answers to earlier messages were read")
@@ -67,14 +68,14 @@ class Profiles:
         peer.send(m.StacksSent())
 
     def begin(self, peer: LocalPeer, message: m.ProfileHosts) -> None:
-        """Have all hosts sample their workers.
+        """Tell all hosts to sample their workers.
 
         Raises:
             ProtocolError: this connection has asked for that already.
         """
         if any(profile.peer is peer for profile in self._profiles.values()):
             raise ProtocolError("a second ProfileHosts on one connection")
-        peer.opened()  # it may stay open for as long as the profile lasts
+        peer.opened()  # the connection may stay open while the profile lasts
         number = next(self._numbers)
         profile = self._profiles[number] = _Profile(peer, message.rate, time.monotonic() + message.seconds)
         for host in self._hosts():
@@ -82,17 +83,17 @@ class Profiles:
                 self._ask(number, profile, host)
 
     def host_works(self, host: JoinedHost) -> None:
-        """A host gets work from now on."""
+        """Handle a host that gets work from now on."""
         for number, profile in self._profiles.items():
             self._ask(number, profile, host)
 
     def host_lost(self, host: JoinedHost, how: str) -> None:
-        """A host is gone."""
+        """Handle a lost host."""
         for profile in self._profiles.values():
             self._end(profile, host, how)
 
     def peer_ended(self, peer: LocalPeer) -> None:
-        """A connection of this host has ended, and the profile with it."""
+        """Handle the end of a connection on this host: end its profile."""
         for number, profile in list(self._profiles.items()):
             if profile.peer is peer:
                 del self._profiles[number]
@@ -100,7 +101,7 @@ class Profiles:
                     host.sample(m.SampleStacks(number, 0, profile.rate))
 
     def sampled(self, host: JoinedHost, message: m.StacksSampled | m.SamplingEnded) -> None:
-        """A host has sampled its workers. What comes for a profile that has ended is dropped."""
+        """Handle a host's samples of its workers. Drop those for a profile that has ended."""
         profile = self._profiles.get(message.profile)
         if profile is None or host not in profile.hosts:
             return
@@ -123,7 +124,7 @@ class Profiles:
             profile.peer.send(m.HostSampled(host.name, True, how))
 
     def _here(self, frame: m.SampledFrame) -> m.SampledFrame:
-        """Return the frame with the path that its file has on this host."""
+        """Return the frame with the path of its file on this host."""
         if not frame.beside:
             return frame
         return structs.replace(frame, file=os.path.join(self._folder, frame.file)[-1024:], beside=False)

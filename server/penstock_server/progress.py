@@ -1,4 +1,4 @@
-"""Says how far the daemon is while its feeds start and while epochs finish: to a person, and to the service manager."""
+"""Shows the daemon's progress, while feeds start and while epochs finish, to a person and to the service manager."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .terminal import Line
 
 
 class Progressing(Protocol):
-    """The part of the daemon that this file looks at."""
+    """The daemon, as this file sees it."""
 
     @property
     def ready(self) -> bool: ...
@@ -29,7 +29,7 @@ class Progress:
     """See the file's head.
 
     Args:
-        line: where a person sees it.
+        line: the line that shows it to a person.
         manager: the service manager.
     """
 
@@ -38,7 +38,7 @@ class Progress:
         self._manager = manager
 
     def look(self, daemon: Progressing) -> None:
-        """Say how far the daemon is. Call it every second."""
+        """Show the daemon's progress. Call it every second."""
         waits = daemon.draining or not daemon.ready
         text = words(daemon.status()) if waits or self._manager.listens else ""
         stopping = daemon.draining and not daemon.renewing
@@ -48,7 +48,7 @@ class Progress:
 
 
 def words(state: dict[str, Any]) -> str:
-    """Say what a daemon with this status waits for; if it waits for nothing, what it does."""
+    """Return in words what a daemon with this status waits for, or what it does if it waits for nothing."""
     if state["draining"]:
         return _finishing(state)
     if not state["ready"]:
@@ -71,7 +71,7 @@ def _finishing(state: dict[str, Any]) -> str:
 
 
 def needs_hosts(state: dict[str, Any]) -> str:
-    """Say that no worker makes batches, and what to do; "" if some do."""
+    """Return that no worker makes batches, and what to do. Return "" if some do."""
     makers = any(worker["makes_batches"] for worker in state["workers"])
     return "" if makers else "no worker makes batches: run `penstock join`"
 

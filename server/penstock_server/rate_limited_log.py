@@ -1,4 +1,4 @@
-"""A log that peers cannot flood: at most `MOST` lines of a kind in a minute, then how many were left out."""
+"""A log that peers cannot flood: at most `MOST` lines of a kind per minute, and then a count of the lines left out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import logging
 from collections import Counter
 
 MOST = 50
-"""Lines of a kind in a minute."""
+"""Most lines of a kind per minute."""
 MINUTE = 60.0
 
 
 class RateLimitedLog:
-    """Writes to `log`. Lines are of one kind if their texts are equal before the values are filled in."""
+    """Writes to `log`. Two lines are of the same kind if their texts are equal before the values are filled in."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -19,19 +19,19 @@ class RateLimitedLog:
         self._began = 0.0
 
     def info(self, text: str, *values: object, **fields: object) -> None:
-        """Log a line, as the method of a logger does, with these fields (see log_format.py)."""
+        """Log a line like the method of a logger, with these fields (see log_format.py)."""
         self._say(logging.INFO, text, values, fields)
 
     def warning(self, text: str, *values: object, **fields: object) -> None:
-        """As `info`."""
+        """Log a line, like `info`."""
         self._say(logging.WARNING, text, values, fields)
 
     def error(self, text: str, *values: object, **fields: object) -> None:
-        """As `info`."""
+        """Log a line, like `info`."""
         self._say(logging.ERROR, text, values, fields)
 
     def look_at_the_clock(self, now: float) -> None:
-        """Begin another minute when the last one is over, and log what was left out."""
+        """When a minute is over, begin the next one and log how many lines were left out."""
         if now - self._began < MINUTE:
             return
         self._began = now

@@ -1,4 +1,4 @@
-"""`penstock scale`: changes the number of workers, or of hosts, of a daemon that runs."""
+"""`penstock scale`: changes the number of workers, or of hosts, of a running daemon."""
 
 from __future__ import annotations
 

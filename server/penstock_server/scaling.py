@@ -1,4 +1,4 @@
-"""Changes how many workers there are, while streams are read."""
+"""Changes the number of workers while streams are read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Scaling:
     """See the file's head.
 
     Args:
-        coordinator: what decides; to look at.
+        coordinator: makes the decisions; only read here.
         tell: tells the coordinator of an event.
         supervisor: starts the worker processes.
-        to_workers: what workers are told.
+        to_workers: sends messages to workers.
         scaled: called when the number of workers has changed.
         by_hand: called when a user has asked for a number.
     """
@@ -43,12 +43,12 @@ class Scaling:
         self._by_hand = by_hand
 
     def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
-        """Run `workers` workers that make batches on this host from now on, as far as there are file descriptors. Those
-        beyond that number leave when their lanes come to a border, or at once if `now`. One stays, unless this host has
+        """Run `workers` workers that make batches on this host from now on, as far as there are file descriptors.
+        Surplus workers leave when their lanes come to a border, or at once if `now`. One stays, unless this host has
         idle workers. Workers of other hosts do not count.
 
         Returns:
-            How many there were, and how many there will be.
+            The old and the new number of workers.
         """
         self._by_hand()
         return self._scale(workers, now)
@@ -58,7 +58,7 @@ class Scaling:
         self.scale(len(self._coordinator.workers.scaled) + more)
 
     def adjust(self, workers: int, why: str) -> int:
-        """Do as `scale` does, for this reason, without a user who asks. Return how many there will be."""
+        """Do the same as `scale`, without a user's request; log the reason `why`. Return the new number of workers."""
         return self._scale(workers, why=f": {why}")[1]
 
     def _scale(self, workers: int, now: bool = False, *, why: str = "") -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""Tells systemd, or another service manager, how far the daemon is: sd_notify(3).
+"""Tells systemd, or another service manager, about the daemon's progress: sd_notify(3).
 
-The manager names a datagram socket in NOTIFY_SOCKET. Without it nothing is said.
+The manager names a datagram socket in NOTIFY_SOCKET. Without that variable, nothing is sent.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import socket
 from dataclasses import dataclass
 
 PATIENCE = 15
-"""Seconds that the manager should wait for the next message before it takes the daemon for stuck."""
+"""Seconds without a message after which the manager should consider the daemon stuck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """How far the daemon is: `ready` once all feeds can be consumed, `draining` when it is about to stop."""
+    """The daemon's progress: `ready` once all feeds can be consumed, `draining` when it is about to stop."""
 
     ready: bool
     draining: bool
@@ -24,10 +24,12 @@ class Phase:
 
 
 class ServiceManager:
-    """See the file's head. The variables of sd_notify are taken out of the environment, so that workers lack them.
+    """See the file's head. This removes the variables of sd_notify from the environment, so that workers do not get
+    them.
 
     Args:
-        private: whether the daemon belongs to a trainer, for which alone the manager waits; then nothing is said.
+        private: whether the daemon belongs to a trainer. The manager then waits only for the trainer, so nothing is
+            sent.
     """
 
     def __init__(self, *, private: bool = False) -> None:
@@ -40,12 +42,12 @@ class ServiceManager:
 
     @property
     def listens(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a service manager."""
         return bool(self._address)
 
     def tell(self, phase: Phase) -> None:
-        """Say how far the daemon is. Call it every second: the time for the start or the stop begins again each time,
-        so that neither ends while the daemon makes progress."""
+        """Send the daemon's progress. Call it every second: each message extends the manager's time limit for the start
+        or the stop, so that it does not expire while the daemon makes progress."""
         lines = {f"STATUS={phase.text}"}
         if phase.draining:
             lines.add("STOPPING=1")
@@ -57,7 +59,7 @@ class ServiceManager:
         if self._watched:
             again.append("WATCHDOG=1")
         if self._address and again:
-            with contextlib.suppress(OSError):  # it may listen again in a second
+            with contextlib.suppress(OSError):  # the manager may listen again in a second
                 self._send("\n".join(again))
                 self._said = lines
 

@@ -1,4 +1,4 @@
-"""Runs daemons in this process: one, or with `--reload` one after another."""
+"""Runs daemons in this process: a single one, or with `--reload` one after another."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ def serve(
 
     Args:
         feeds: MODULE:ATTR of each feed.
-        until_stdin_closes: stop at the end of standard input, too.
-        reload: read the next epoch from the feeds' code if that changes.
+        until_stdin_closes: also stop at the end of standard input.
+        reload: when the feeds' code changes, read the next epoch from the new code.
         each_second: called once a second with the daemon.
-        options: as for `Daemon`; `keys` and `insecure` in place of `access`, as for `Access`.
+        options: as for `Daemon`, but with `keys` and `insecure`, as for `Access`, instead of `access`.
 
     Raises:
-        PenstockError: it could not start; the message says why. With `reload` this is logged.
+        PenstockError: the daemon could not start, or failed; the message says why. With `reload`, an error that new
+            code may fix is logged instead.
     """
     import uvloop
 
@@ -45,7 +46,8 @@ def serve(
         if error is not None:
             raise error
         return
-    # A .pyc file counts as fresh if the second and the size of its source are the same: two quick changes would pass.
+    # Python takes a .pyc file as fresh if its source has the same second and size, so it could miss a quick second
+    # change.
     options["environment"] = {"PYTHONDONTWRITEBYTECODE": "1", **(options["environment"] or {})}
     reloader = Reloader(feeds, lambda: Trial(feeds, options["memory"], options["environment"]))
 

@@ -15,7 +15,7 @@ from .keys import ClientKey
 
 @dataclass(eq=False)
 class Session:
-    """One session: how it is connected, what it reads, and when it was last heard."""
+    """One session: its connection, its feed, and when its client last sent something."""
 
     token: bytes
     feed: str
@@ -26,35 +26,36 @@ class Session:
     """The client's key; None without keys."""
     peer: LocalPeer | None = None
     consumer: int | None = None
-    """Its number, by which the coordinator knows the consumer; None until it is opened."""
+    """The coordinator's number for its consumer; None until it is opened."""
     position: bytearray = field(default_factory=bytearray)
-    """The packed position at which its stream is to begin, as far as it has come."""
+    """The received part of the packed position at which its stream begins."""
     identity: bytes = b""
-    """The same in all sessions of one client."""
+    """Identifies the client: the same in all its sessions."""
     shares: bool = False
-    """It is a member of a group. If its connection breaks, it may come back and say what it was handed."""
+    """Whether it is a member of a group. If its connection breaks, it may come back and say which slabs were handed
+    over."""
     sending: deque[tuple[int, Memfd, int]] = field(default_factory=deque)
-    """Slabs that were sent over ZeroMQ and are not acknowledged: number, memfd and bytes."""
+    """Slabs that were sent over ZeroMQ and are not acknowledged yet: number, memfd and bytes."""
     fetches: bool = False
-    """Its consumer can fetch slabs from other hosts."""
+    """Whether its consumer can fetch slabs from other hosts."""
     reached: set[int] = field(default_factory=set)
-    """The hosts from which it can, by number."""
+    """The numbers of the hosts that its consumer can reach."""
     fetching: dict[int, tuple[SendSlab, Memfd, int]] = field(default_factory=dict)
-    """Slabs that it was told to fetch, and has neither acknowledged nor asked for again, by number; with the number of
-    their host."""
+    """Slabs that its consumer was told to fetch, and has neither acknowledged nor asked to be sent, by number; each
+    with the number of its host."""
     behind: deque[tuple[SendSlab, Memfd] | Message] = field(default_factory=deque)
-    """What waits to be sent: a slab whose bytes another host keeps, and everything behind it."""
+    """The queue to be sent: a slab whose bytes another host keeps, and everything after it."""
     opened: bool = False
-    """Its stream exists."""
+    """Whether its stream exists."""
     failed: bool = False
-    """It has failed, over a connection on this host: its messages are ignored, and its slots come back at end of
-    file."""
+    """Whether it has failed, over a connection on this host: its messages are ignored, and end of file releases its
+    slots."""
     muted: bool = False
-    """Nothing more is sent to it, except why it failed."""
+    """Whether nothing more is sent to it, except why it failed."""
 
     @property
     def who(self) -> str:
-        """The client, for the log."""
+        """The client's description for the log."""
         return f"{self.client} with the key {self.key.name}" if self.key else self.client
 
     @property

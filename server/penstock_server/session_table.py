@@ -1,4 +1,4 @@
-"""The table of sessions. A session is found by its token, its connection, or its consumer."""
+"""The table of sessions, which finds a session by its token, its connection, or its consumer."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class SessionTable:
         self.by_token[session.token] = self.by_routing_id[session.routing_id] = session
 
     def bind(self, session: Session, consumer: int, peer: LocalPeer | None) -> None:
-        """The session becomes this consumer, over `peer` or (None) over ZeroMQ."""
+        """Make the session this consumer, over `peer`, or over ZeroMQ if `peer` is None."""
         session.consumer, session.peer = consumer, peer
         self.by_consumer[consumer] = session
         if peer is not None:
             self.by_peer[peer] = session
 
     def unbind(self, session: Session) -> None:
-        """The session does not become a consumer after all."""
+        """Undo `bind`: the session does not become a consumer."""
         if session.consumer is not None:
             del self.by_consumer[session.consumer]
             session.consumer = None
@@ -47,7 +47,7 @@ class SessionTable:
             del self.by_peer[session.peer]
 
     def opened(self, session: Session) -> None:
-        """The session is open. If it has a connection on this host, the one over ZeroMQ no longer counts."""
+        """Mark the session as open. If it has a connection on this host, forget its connection over ZeroMQ."""
         session.opened = True
         if session.peer is not None:
             self.by_routing_id.pop(session.routing_id, None)

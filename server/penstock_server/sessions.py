@@ -1,11 +1,11 @@
-"""Sessions of consumers, from Hello until the last slot comes back, over ZeroMQ or over a connection on this host.
+"""Sessions of consumers, from Hello until the last slot is released, over ZeroMQ or over a connection on this host.
 
-A session gets a token with Welcome and its stream with Open, and keeps one transport. Nothing here decides about
-batches: messages of consumers go to the coordinator as events, and its commands say what to send.
+A session gets its token with Welcome and its stream with Open, and keeps one transport. Nothing here decides about
+batches: consumers' messages go to the coordinator as events, and its commands say what to send.
 
-What a peer says is handled in one place (`_handle`). At the worst it fails the peer's session: the client is told why,
-and its slots are taken back. Each message is checked as a whole before anything changes. Any other exception than a
-PenstockError is a bug: it is counted, and it fails the stream, whose state is not known then.
+All messages of peers pass through one method (`_handle`). At worst a message fails its peer's session: the daemon tells
+the client why, and takes back its slots. Each message is checked as a whole before anything changes. An exception that
+is not a PenstockError is a bug: it is counted, and it fails the stream, whose state is then unknown.
 """
 
 from __future__ import annotations
@@ -39,31 +39,32 @@ from .to_consumers import ToConsumers, failed
 log = logging.getLogger(__name__)
 
 SILENT = 2.0
-"""Seconds without a sign of life after which the daemon checks whether a consumer over ZeroMQ is there."""
+"""Seconds without a sign of life after which the daemon checks whether a consumer over ZeroMQ is still connected."""
 
 PATIENCE = 30.0
-"""Seconds without a sign of life after which a consumer over ZeroMQ counts as gone."""
+"""Seconds without a sign of life after which a consumer over ZeroMQ counts as lost."""
 
 
 class Sessions:
     """All sessions.
 
     Args:
-        coordinator: what decides; to look at.
-        tell: tells the coordinator of an event, and carries out what it decides.
-        router: consumers over ZeroMQ.
+        coordinator: makes the decisions; only read here.
+        tell: tells the coordinator of an event, and carries out its commands.
+        router: the connections over ZeroMQ.
         unix: the abstract unix address for consumers on this host.
-        ready: tells whether all feeds are ready; until then Hellos wait.
-        status: makes the text that answers a StatusRequest.
-        fresh: returns whether the figures in that are fresh. Otherwise `status_fresh` is called when they are.
-        requests: answers what programs on this host ask of the daemon.
-        join: called with the id of a peer and its Join when a host wants to join; it may raise an error.
-        kept: what other hosts keep.
-        hosts: returns where the hosts are from which consumers can fetch.
+        ready: returns whether all feeds are ready; until then Hellos wait.
+        status: returns the text that answers a StatusRequest.
+        fresh: returns whether the figures in that text are fresh. If they are not, `status_fresh` is called once they
+            are.
+        requests: answers the requests of programs on this host.
+        join: called with a peer's id and its Join when a host asks to join; may raise an error.
+        kept: the batches that other hosts keep.
+        hosts: returns the addresses of the hosts from which consumers can fetch.
         bugs: notes unexpected errors.
 
     Attributes:
-        table: which sessions there are.
+        table: all sessions.
         opening: the sessions that are not open yet.
         malformed: messages that could not be decoded.
     """
@@ -107,23 +108,23 @@ class Sessions:
             log=self._log,
         )
 
-    # --- what comes ---
+    # --- incoming messages ---
 
     def frame(self, routing_id: bytes, data: bytes) -> None:
-        """A message over ZeroMQ."""
+        """Handle a message over ZeroMQ."""
         session = self.table.by_routing_id.get(routing_id)
         if session is not None:
             session.heard = time.monotonic()
         self._handle(session, routing_id, partial(self._from_network, session, routing_id, data))
 
     def datagram(self, peer: LocalPeer, data: bytes) -> None:
-        """A message over a connection on this host."""
+        """Handle a message over a connection on this host."""
         session = self.table.by_peer.get(peer)
         if session is None or not session.failed:
             self._handle(session, peer, partial(self._from_host, session, peer, data))
 
     def _handle(self, session: Session | None, to: bytes | LocalPeer, handle: Callable[[], None]) -> None:
-        """Call `handle`, and answer if it raises. All messages of sessions and of strangers go through here."""
+        """Call `handle`, and answer the peer if it raises. All messages, with or without a session, go through here."""
         try:
             handle()
             return
@@ -172,7 +173,7 @@ class Sessions:
             case _ if session is not None:
                 self._said(session, message)
             case m.Close():
-                pass  # of a session that has ended
+                pass  # its session has already ended
             case _:
                 raise ConnectionLost("there is no session on this connection, or it has ended: send Hello first")
 
@@ -204,17 +205,18 @@ class Sessions:
                     raise early
 
     def peer_ended(self, peer: LocalPeer) -> None:
-        """A consumer on this host is gone. Only this gives back the slots under its tensors."""
+        """Handle a consumer on this host that is gone. Only this frees the slots under its tensors."""
         self._requests.peer_ended(peer)
         session = self.table.by_peer.pop(peer, None)
         if session is not None:
             self._gone(session, self._handed(session))
 
     def connection_ended(self, routing_id: bytes) -> None:
-        """A connection over ZeroMQ has ended, and its session with it.
+        """Handle the end of a connection over ZeroMQ: end its session, too.
 
-        Two kinds of sessions are kept for `SILENT` seconds: one that is not open yet, because it may be opened over a
-        unix connection, and that of a group, because its consumer may come back and say what it was handed.
+        Two kinds of sessions live on for `SILENT` seconds: those that are not open yet, because they may be opened over
+        a unix connection, and those of a group's members, because the consumer may come back and say which slabs were
+        handed over.
         """
         self.opening.early.pop(routing_id, None)
         self._status.forget(routing_id)
@@ -227,7 +229,7 @@ class Sessions:
             self._gone(session, self._handed(session))
 
     def feeds_ready(self) -> None:
-        """All feeds are ready: answer the Hellos that came early."""
+        """Answer the Hellos that came before all feeds were ready."""
         for routing_id, hello in self.opening.take_early().items():
             self._handle(None, routing_id, partial(self.opening.hello, routing_id, hello))
 
@@ -263,7 +265,7 @@ class Sessions:
         elif now - session.heard > SILENT and not self._out.answer(session.routing_id, m.Pong()):
             self._gone(session, self._handed(session))  # its connection has ended
 
-    # --- what goes ---
+    # --- outgoing messages ---
 
     def deliver(self, slab: SendSlab, memfd: Memfd) -> None:
         """Send one slab."""
@@ -272,7 +274,7 @@ class Sessions:
             self._out.slab(session, slab, memfd)
 
     def look_at_slabs(self, look: Callable[[str, SendSlab, Memfd], None] | None) -> None:
-        """Call `look` for each slab before it is sent, as `ToConsumers.look`; None: no longer."""
+        """Call `look` for each slab before it is sent, see `ToConsumers.look`. None: stop that."""
         self._out.look = look
 
     def send(self, consumer: int, message: m.Message) -> None:
@@ -294,8 +296,8 @@ class Sessions:
                 self._out.host_at(session, where)
 
     def reach(self, stream: int, reader: int | None, host: int) -> bool:
-        """Whether this consumer of a stream, or (None) each of them, can fetch slabs from the host. Nobody can while
-        samples are being looked at."""
+        """Return whether this consumer of a stream, or each of them if `reader` is None, can fetch slabs from the host.
+        No consumer can while a preview looks at slabs."""
         if self._out.look is not None:
             return False
         reads = self._coordinator.streams.get(stream)
@@ -304,7 +306,7 @@ class Sessions:
         return bool(sessions) and all(session is not None and host in session.reached for session in sessions)
 
     def refuse(self, consumer: int, error: PenstockError) -> None:
-        """End the session of a consumer that sent something impossible."""
+        """End the session of a consumer whose request the coordinator refuses."""
         session = self.table.by_consumer.get(consumer)
         if session is None:
             return
@@ -320,14 +322,13 @@ class Sessions:
         return self._out.stream_of(consumer)
 
     def mute(self, consumers: Iterable[int]) -> None:
-        """Send these consumers nothing more, except why their stream failed. Commands that are under way are
-        ignored."""
+        """Send these consumers nothing more, except why their stream failed. Their pending commands are ignored."""
         for consumer in consumers:
             if (session := self.table.by_consumer.get(consumer)) is not None:
                 session.muted = True
 
     def memfd_gone(self, memfd: Memfd) -> None:
-        """Tell consumers on this host that the memfd was given back."""
+        """Tell consumers on this host that the memfd no longer exists."""
         for peer in list(self.table.by_peer):
             peer.gone(memfd)
 
@@ -338,13 +339,13 @@ class Sessions:
                 self._end(session, KeyRefused(f"the key {session.key.name} was removed from the daemon's keys"))
 
     def stop(self, error: PenstockError) -> None:
-        """Tell every consumer why nothing more comes."""
+        """Tell every client why it gets nothing more."""
         for session in self.table:
             self._out.send(session, failed(error))
         for routing_id in self.opening.early:
             self._out.answer(routing_id, failed(error))
 
-    # --- how ---
+    # --- internals ---
 
     def _said(self, session: Session, message: m.ClientMessage) -> None:
         consumer = session.consumer
@@ -371,14 +372,14 @@ class Sessions:
             case m.Leave():
                 self._tell(on.Leave(consumer, message.epoch, message.handed))
             case m.Close():
-                self._tell(on.Close(consumer, message.handed))  # slots come back as tensors die, or at end of file
+                self._tell(on.Close(consumer, message.handed))  # tensors, or end of file, release the slots
                 if session.peer is None:
                     self._gone(session, message.handed)
             case _:
                 raise ProtocolError(f"{type(message).__name__} in an open session")
 
     def _end(self, session: Session, error: PenstockError) -> None:
-        """Fail the session: tell its consumer why, and nothing more. Others that share its stream go on."""
+        """Fail the session: tell its consumer why, and send nothing more. Other consumers of its stream go on."""
         error.feed = error.feed or session.feed
         if session.consumer is not None:
             text = "feed %s: the session of %s failed: %s"
@@ -391,7 +392,7 @@ class Sessions:
             self._tell(on.Cut(session.consumer, self._handed(session)))
 
     def _gone(self, session: Session, handed: int) -> None:
-        """The session has ended. Of the slabs that it was sent, the first `handed` were handed over."""
+        """Remove a session that has ended. Of the slabs that it was sent, the first `handed` were handed over."""
         self.opening.greeted.remove(session)
         consumer = self.table.remove(session)
         if consumer is not None:
@@ -400,7 +401,7 @@ class Sessions:
             self._tell(on.Lost(consumer, handed))
 
     def _handed(self, session: Session) -> int:
-        """Return how many slabs a session has handed over that ended without Close, as far as is known."""
+        """Return how many slabs were handed over, as far as is known, in a session that ended without Close."""
         if session.consumer is None:
             return 0
         said = self._coordinator.consumers[session.consumer].handed

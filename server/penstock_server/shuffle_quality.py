@@ -1,4 +1,4 @@
-"""How well a feed mixes: the splits that a batch has samples of, in numbers and in words, and what to change.
+"""Describes how well a feed mixes: from how many splits a batch has samples, in numbers and words, and what to change.
 
 The figures follow from the options, without reading anything. benchmarks/mixing.py measures whole orders.
 """
@@ -15,16 +15,16 @@ from .feed_options import MAX_INTERLEAVE
 from .plan_sizes import block_samples, open_splits
 
 _POOR = 1 / 5
-"""Of the splits that a batch of a full shuffle has: with fewer than that, the log warns."""
+"""Share of the splits in a batch of a full shuffle. If a batch has fewer, the log warns."""
 
 _ENOUGH = 4
 """Splits that each lane should have."""
 
 _FINE = 16
-"""Splits that each lane has open if one follows the advice to divide them."""
+"""Splits that each lane has open if the user follows the advice to divide them."""
 
 _WORTH = 1.5
-"""What a change must give, over what there is, to be worth naming."""
+"""Least factor by which a change must improve the number of splits to be worth naming."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class Mixing:
 
     Attributes:
         splits: distinct splits in a batch, on average.
-        full: the same if all samples of an epoch were shuffled.
-        text: a sentence that says so.
-        advice: what would mix better, each with what it would give; the cheapest first. Empty if nothing would.
-        poor: whether it is so little that the log should warn.
+        full: the same number if all samples of an epoch were shuffled together.
+        text: a sentence with these numbers.
+        advice: changes that would mix better, with the number of splits for each, the cheapest first. Empty if there
+            are none.
+        poor: whether `splits` is so small that the log should warn.
     """
 
     splits: float
@@ -47,18 +48,18 @@ class Mixing:
 
 
 def mixing(plan: FeedPlan, n_splits: int, samples: int | None = None, pool: int = 1) -> Mixing | None:
-    """Say how well a feed mixes.
+    """Describe how well a feed mixes.
 
     Args:
         plan: the feed's options.
         n_splits: length of its list of splits.
-        samples: in all splits together, if known. Splits are taken to be equally long.
+        samples: samples in all splits together, if known. All splits are assumed to be equally long.
         pool: how many lanes mix their rows with each other; see `plan_sizes.pooled_lanes`.
 
     Returns:
-        None if there is nothing to say: the feed does not shuffle, or it has no splits to mix. (An indexable object is
-        shuffled as a whole. Of a generator that cannot be divided each lane has a share. Of a mix, the plan does not
-        tell how many splits each feed has.)
+        None if there is nothing to describe: the feed does not shuffle, or it has no splits to mix. (An indexable
+        object is shuffled as a whole. If a generator cannot be divided, each lane has a share of it. The plan of a mix
+        does not tell how many splits each feed has.)
     """
     shares = plan.interleave == 1 and n_splits <= plan.lanes
     if not plan.shuffle or plan.length is not None or plan.mixes or n_splits < 2 or shares:
@@ -84,7 +85,7 @@ def mixing(plan: FeedPlan, n_splits: int, samples: int | None = None, pool: int 
 
 @dataclass(frozen=True)
 class _Options:
-    """The options that decide how many splits come together."""
+    """The options that decide how many splits are mixed."""
 
     batch: int
     lanes: int
@@ -93,11 +94,11 @@ class _Options:
     pool: int
 
     def used(self, n_splits: int) -> int:
-        """Lanes that have any splits."""
+        """Return how many lanes have any splits."""
         return min(self.lanes, n_splits)
 
     def of_lane(self, n_splits: int, each: float | None = None) -> float:
-        """Splits that come together in a block, on average over lanes. `each`: samples in a split, if known."""
+        """Return how many splits a block mixes, on average over lanes. `each`: samples in a split, if known."""
         lane = n_splits / self.used(n_splits)
         rows = block_samples(self.shuffle, self.used(n_splits), self.batch)
         open_ = min(self.interleave, rows)
@@ -107,7 +108,7 @@ class _Options:
         return min(lane, open_)
 
     def splits(self, n_splits: int, each: float | None) -> float:
-        """Distinct splits in a batch."""
+        """Return the number of distinct splits in a batch."""
         return _distinct(self.of_lane(n_splits, each) * min(self.pool, self.used(n_splits)), self.batch)
 
 
@@ -119,7 +120,7 @@ def _distinct(splits: float, batch: int) -> float:
 def _advice(
     plan: FeedPlan, now: _Options, n_splits: int, each: float | None, got: float
 ) -> Iterator[tuple[float, str]]:
-    """Name changes, and the splits that a batch would have then."""
+    """Yield changes, each with the number of splits that a batch would then have."""
     used = now.used(n_splits)
     lane = n_splits / used
     if lane > now.interleave:

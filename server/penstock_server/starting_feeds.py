@@ -1,4 +1,4 @@
-"""How far the feeds are at the start of the daemon: which can be consumed, at which URL, and what keeps the others."""
+"""The progress of feeds at the daemon's start: which can be consumed, at which URL, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .feed_warnings import mixing_warning, workers_warning
 log = logging.getLogger(__name__)
 
 SAY_AGAIN = 300
-"""Seconds after which the log says again why a feed cannot be started."""
+"""Seconds after which the log repeats why a feed cannot be started."""
 
 
 class StartingFeeds:
     """See the file's head.
 
     Args:
-        coordinator: what decides; to look at.
+        coordinator: makes the decisions; only read here.
         feeds: number of feeds that the daemon is to serve.
         endpoint: the `tcp://address:port` at which the daemon listens.
         advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `endpoint`.
@@ -62,7 +62,7 @@ class StartingFeeds:
         return f"{self._root}/{feed}"
 
     def feed_ready(self, name: str, splits: int) -> None:
-        """A feed with this many splits can be consumed."""
+        """Handle a feed that can be consumed: report its URL, and warn if its `splits` do not suit its options."""
         feed = self._coordinator.feeds[name]
         fields = {"event": "feed_ready", "feed": name}
         log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes), extra=fields)
@@ -76,7 +76,7 @@ class StartingFeeds:
             self._all_ready()
 
     def look_at_workers(self) -> None:
-        """There are more workers, or fewer: warn if a feed has too few lanes for them."""
+        """Warn if a feed has too few lanes for the current number of workers."""
         there = self._coordinator.workers
         workers = len(set(there.makers) - there.leaving)
         for name, splits in self._splits.items():
@@ -91,7 +91,7 @@ class StartingFeeds:
             log.warning("%s", text, extra={"event": "feed_warning"})
 
     def look_at_the_clock(self, seconds: int) -> None:
-        """Log from time to time what is not ready yet, `seconds` after the start."""
+        """Log from time to time which feeds are not ready yet, `seconds` after the start."""
         failing = self._coordinator.starting.failing
         if seconds % SAY_AGAIN == 0:
             self.say_what_fails(failing)

@@ -1,8 +1,8 @@
 """The state file of a daemon: the positions of its groups, in SQLite, so that the next daemon continues them.
 
-Each `SaveGroup` is one transaction, and written when `keep` returns. So a daemon that is killed at any instant loses
-nothing that it had written. After a power failure the file is consistent, but may be a little old: SQLite does not wait
-for the disk each time.
+Each `SaveGroup` is one transaction, which is written when `keep` returns. So a daemon that is killed at any moment
+loses nothing that it has written. After a power failure the file is consistent, but may be slightly out of date,
+because SQLite does not wait for the disk each time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .coordinator.group_log import SavedGroup
 APPLICATION = 0x50454E53
 """SQLite's application_id of our files."""
 SCHEMA = 3
-"""The version of the tables, and of the order of streams: a changed order changes what a position means."""
+"""The version of the tables, and of the order of streams, because a changed order changes the meaning of a position."""
 PATIENCE = 5.0
-"""Seconds to wait while another daemon, which may be just stopping, has the file."""
+"""Seconds to wait while another daemon, which may be about to stop, has the file."""
 
 _TABLES = """
     CREATE TABLE groups (
@@ -49,10 +49,10 @@ _OF_EPOCH = ("places", "ended", "ahead")
 
 
 class StateFile:
-    """An open state file, which no other process can open meanwhile.
+    """An open state file, which no other process can open at the same time.
 
     Attributes:
-        to_forget: groups that must be deleted, but could not be so far.
+        to_forget: groups that must be deleted, but could not be deleted yet.
 
     Raises:
         StartError: it cannot be opened, is not a state file, or another daemon has it.
@@ -76,7 +76,7 @@ class StateFile:
         self._do("PRAGMA locking_mode = EXCLUSIVE")
         self._do("PRAGMA journal_mode = WAL")
         self._do("PRAGMA synchronous = NORMAL")
-        self._do("BEGIN IMMEDIATE")  # with which the file is ours until it is closed
+        self._do("BEGIN IMMEDIATE")  # this locks the file until it is closed
         ((application,),) = self._do("PRAGMA application_id")
         ((schema,),) = self._do("PRAGMA user_version")
         ((tables,),) = self._do("SELECT count(*) FROM sqlite_master")
@@ -95,10 +95,10 @@ class StateFile:
         self._do("COMMIT")
 
     def load(self) -> dict[tuple[str, str], SavedGroup]:
-        """Read what is kept, by feed and group.
+        """Read all groups, by feed and group name.
 
         Raises:
-            StartError: it is damaged.
+            StartError: the file is damaged.
         """
         try:
             self._groups = {
@@ -109,16 +109,16 @@ class StateFile:
         return {(feed, name): self._read(feed, name, number) for (feed, name), number in self._groups.items()}
 
     def kept(self, feed: str, group: str) -> SavedGroup | None:
-        """Read what is kept for one group, or None.
+        """Read one group, or return None if the file does not have it.
 
         Raises:
-            StartError: it is damaged, or cannot be read.
+            StartError: the file is damaged, or cannot be read.
         """
         number = self._groups.get((feed, group))
         return None if number is None or (feed, group) in self.to_forget else self._read(feed, group, number)
 
     def _read(self, feed: str, group: str, number: int) -> SavedGroup:
-        """Read a group; all values are checked as strictly as those of a peer."""
+        """Read a group, and check its values as strictly as a peer's."""
         try:
             kept = self._kept(number)
             msgspec.convert(group, _GROUP)
@@ -172,10 +172,10 @@ class StateFile:
         )
 
     def keep(self, keep: do.SaveGroup) -> None:
-        """Carry out the command.
+        """Write the changes of a group.
 
         Raises:
-            DaemonStopped: that failed, and nothing was written.
+            DaemonStopped: writing failed, and nothing was written.
         """
         key = keep.feed.name, keep.group
         with self._transaction():
@@ -224,7 +224,7 @@ class StateFile:
         """Delete a group.
 
         Raises:
-            DaemonStopped: that failed; until it succeeds the group is in `to_forget`.
+            DaemonStopped: deleting failed; until it succeeds the group is in `to_forget`.
         """
         key = feed, group
         if key in self._groups:
@@ -246,9 +246,9 @@ class StateFile:
             yield
             self._do("COMMIT")
         except (sqlite3.Error, OverflowError) as error:
-            with contextlib.suppress(sqlite3.Error):  # SQLite may have done so by itself
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back on its own
                 self._do("ROLLBACK")
-            raise DaemonStopped(  # consumers wait, and come back
+            raise DaemonStopped(  # consumers wait, and connect again
                 f"cannot write the state file {self.path} ({error}), and without it a group could receive batches "
                 "twice: free some space on its disk, or make the file writable"
             ) from None

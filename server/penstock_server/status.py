@@ -35,15 +35,15 @@ _MOST_TEXT = 200
 
 
 _MOST_A_SECOND = 10
-"""Status texts made a second. Further requests get a copy that is at most `_OLD` seconds old."""
+"""Most status texts that are made per second. Further requests get a copy that is at most `_OLD` seconds old."""
 _OLD = 0.2
 
 
 class Text:
-    """The status as text, which may be asked for often.
+    """The status as text, which clients may request often.
 
     Args:
-        status: makes the status.
+        status: returns the status as JSON types.
     """
 
     def __init__(self, status: Callable[[], dict[str, object]]) -> None:
@@ -51,24 +51,24 @@ class Text:
         self._text = ""
         self._made_at = 0.0
         self._asked = 0
-        """How often it was asked for in this second."""
+        """Number of requests in this second."""
 
     def get(self) -> str:
-        """Return the status, or a copy from just before if it is asked for too often."""
+        """Return the status, or a recent copy if there are too many requests."""
         now = time.monotonic()
         self._asked += 1
         if self._asked <= _MOST_A_SECOND or now - self._made_at > _OLD:
             text = json.dumps(self._status(), ensure_ascii=False)
-            self._text, self._made_at = text.encode(errors="replace").decode(), now  # half a surrogate pair
+            self._text, self._made_at = text.encode(errors="replace").decode(), now  # replaces lone surrogates
         return self._text
 
     def another_second(self) -> None:
-        """Begin to count the requests of another second."""
+        """Begin to count the requests of the next second."""
         self._asked = 0
 
 
 def of_process(daemon: str, endpoint: str, unix: str, seconds: float) -> dict[str, object]:
-    """Describe the daemon and its process: its id, the two addresses that it listens on, how long it has run."""
+    """Describe the daemon and its process: its id, its two addresses, and how long it has run."""
     return {
         "id": daemon,
         "pid": os.getpid(),
@@ -84,7 +84,7 @@ def of_process(daemon: str, endpoint: str, unix: str, seconds: float) -> dict[st
 def of_service(
     coordinator: Coordinator, sessions: Sessions, bugs: Bugs, *, ready: bool, draining: bool
 ) -> dict[str, object]:
-    """Describe how far the daemon is, and count what went wrong."""
+    """Describe the daemon's progress, and count its problems."""
     return {
         "ready": ready,
         "malformed": sessions.malformed.count,
@@ -99,7 +99,8 @@ def of_service(
 
 
 def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[str, int]:
-    """Count bytes: what `--memory` allows, what streams have reserved, what memfds take, and positions in transit."""
+    """Count bytes: those that `--memory` allows, that streams have reserved, that memfds take, and that positions in
+    transit take."""
     return {
         "allowed": coordinator.budget.memory,
         "reserved": coordinator.budget.reserved,
@@ -111,8 +112,8 @@ def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[
 def of_feed(
     feed: ServedFeed, url: str, streams: Iterable[Stream], caches: CacheUsages, waits: Waits
 ) -> dict[str, object]:
-    """Describe a feed, whose URL is `url`, with what it has in all streams of the daemon, the use of its caches, and
-    what all its consumers have waited for."""
+    """Describe a feed with the URL `url`: its plan, its figures over all `streams`, the use of its caches, and the
+    waits of all its consumers."""
     own = [stream for stream in streams if stream.feed is feed]
     return {
         "name": feed.name,
@@ -147,7 +148,7 @@ def of_feed(
 def of_worker(
     worker: WorkerHandle, *, leaving: bool = False, makes_batches: bool = True, memory: int | None = None
 ) -> dict[str, object]:
-    """Describe a worker, what it is doing, and the bytes of its process."""
+    """Describe a worker, its activity, and the memory of its process in bytes."""
     return {
         "number": worker.number,
         "name": str(worker.number),
@@ -166,7 +167,7 @@ def of_worker(
 
 
 def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, object]]:
-    """Describe the workers of a host that has joined, as it has reported them."""
+    """Describe the workers of a joined host, as the host has reported them."""
     return [
         {
             **_as_reported(*host.said[worker]),
@@ -182,7 +183,8 @@ def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, 
 
 
 def _as_reported(worker: WorkerReport, at: float) -> dict[str, Any]:
-    """Return a report as JSON types. `at`: when it came; what the worker does is that much longer ago."""
+    """Return a report as JSON types. It arrived at `at`, in monotonic seconds, so the worker's activity is that much
+    older."""
     described: dict[str, Any] = msgspec.to_builtins(worker)
     if described["doing"] is not None:
         described["doing"]["seconds"] = round(described["doing"]["seconds"] + time.monotonic() - at, 1)
@@ -190,7 +192,7 @@ def _as_reported(worker: WorkerReport, at: float) -> dict[str, Any]:
 
 
 def of_host(host: JoinedHost, streams: Iterable[Stream]) -> dict[str, object]:
-    """Describe a host that has joined, and what it makes for these streams."""
+    """Describe a joined host, and the lanes that it makes for these streams."""
     report = host.report
     return {
         "name": host.name,
@@ -219,7 +221,7 @@ def of_streams(
 ) -> dict[str, object]:
     """Describe the first `_MOST_STREAMS` consumers that read a stream, and count the others.
 
-    `unsent` tells whether bytes wait until a connection over TCP takes them, and `waits` what a consumer waited for.
+    `unsent` returns whether bytes wait for a connection over TCP, and `waits` returns a consumer's waits.
     """
     consumers = coordinator.consumers
     reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]

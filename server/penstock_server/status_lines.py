@@ -1,4 +1,4 @@
-"""What `penstock status` prints: a daemon's status as lines of text."""
+"""The output of `penstock status`: a daemon's status as lines of text."""
 
 from __future__ import annotations
 
@@ -136,5 +136,5 @@ def _stream(stream: dict[str, Any]) -> str:
 
 
 def _word(text: object) -> str:
-    """Return text from elsewhere on one line, without control characters."""
+    """Return text of other programs on one line, without control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in str(text))

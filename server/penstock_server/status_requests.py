@@ -1,7 +1,7 @@
-"""Answers clients that ask for the status over ZeroMQ: soon, and then at most once a second for each connection.
+"""Answers clients that ask for the status over ZeroMQ: soon, but at most once a second for each connection.
 
-Answers have fresh figures of the workers' memory. Where these must be looked at first, the answer waits until that is
-done, but not longer than to the end of the second.
+Answers have fresh figures of the workers' memory. If those must be measured first, the answer waits for that, but at
+most until the end of the second.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .to_consumers import ToConsumers
 
 
 class StatusRequests:
-    """See the file's head. A method that returns connections says that they are to be answered now.
+    """See the file's head. If a method returns connections, the caller must answer them now.
 
     Args:
         out: sends the answers.
         status: makes the text of an answer.
-        fresh: returns whether figures are fresh; otherwise it has them looked at.
+        fresh: returns whether the figures are fresh. If not, it starts a new measurement.
     """
 
     def __init__(self, out: ToConsumers, status: Callable[[], str], fresh: Callable[[], bool]) -> None:
@@ -32,7 +32,7 @@ class StatusRequests:
         """Connections whose answer waits for fresh figures."""
 
     def came(self, routing_id: bytes) -> None:
-        """A connection asks for the status."""
+        """Handle a connection's request for the status."""
         if routing_id in self._waiting:
             return
         again = self._asked[routing_id] = routing_id in self._asked
@@ -48,12 +48,12 @@ class StatusRequests:
         self._out.answer(routing_id, m.Status(self._status()))
 
     def forget(self, routing_id: bytes) -> None:
-        """The connection has ended."""
+        """Forget a connection that has ended."""
         self._asked.pop(routing_id, None)
         self._waiting.discard(routing_id)
 
     def refreshed(self) -> set[bytes]:
-        """The figures are fresh. Return the connections that waited for them."""
+        """Return the connections that waited for fresh figures, now that there are some."""
         waiting, self._waiting = self._waiting, set()
         return waiting
 

@@ -1,4 +1,4 @@
-"""Finds how worker processes can import a feed that the trainer has as an object."""
+"""Finds out how worker processes can import a feed that the trainer has as an object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIX = (
 
 
 class Target(NamedTuple):
-    """How workers import a feed: MODULE:ATTR, and the directory that must be on `sys.path`, if one must."""
+    """How workers import a feed: MODULE:ATTR, and the directory that must be on `sys.path`, or None."""
 
     name: str
     directory: str | None
@@ -31,7 +31,7 @@ def target_of(feed: Feed) -> Target:
         StartError: they cannot; the message says what to do.
     """
     owner, attribute = _place(feed)
-    name = owner.__spec__.name if owner.__spec__ is not None else owner.__name__  # __main__ has one with `python -m`
+    name = owner.__spec__.name if owner.__spec__ is not None else owner.__name__  # with `python -m`, __main__ has one
     file = getattr(owner, "__file__", None)
     if file is None or not file.endswith(".py") or not Path(file).is_file():
         what = "a notebook or an interactive session" if name == "__main__" else f"module {name}, which has no file"
@@ -45,10 +45,11 @@ def target_of(feed: Feed) -> Target:
 
 
 def _place(feed: Feed) -> tuple[ModuleType, str]:
-    """Return a module that has the feed as an attribute, and the attribute's name: `__main__` only if no other has."""
+    """Return a module that has the feed as an attribute, and the attribute's name. Prefer any other module to
+    `__main__`."""
     modules: dict[str, Any] = dict(sys.modules)
     main = modules.pop("__main__", None)
-    own = getattr(feed.generate, "__module__", None)  # most likely it is there
+    own = getattr(feed.generate, "__module__", None)  # most likely the feed is there
     for module in (modules.get(own or ""), *modules.values(), main):
         names = getattr(module, "__dict__", None)
         for name, value in list(names.items()) if isinstance(names, dict) else ():

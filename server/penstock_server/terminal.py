@@ -1,6 +1,6 @@
-"""What a person at a terminal sees while a command works: one line, or a bar. Both are on standard error.
+"""Shows progress to a person at a terminal while a command works: one line, or a bar, both on standard error.
 
-Nothing is drawn if standard error is no terminal.
+Nothing is drawn if standard error is not a terminal.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _CLEAR = "\r\x1b[K"
 
 
 class Tell(Protocol):
-    """Shows what is being done, and which part of all work is done (0 to 1, or None if that is not known)."""
+    """Shows the current task, and the part of all work that is done (0 to 1, or None if unknown)."""
 
     def __call__(self, doing: str, part: float | None) -> None: ...
 
 
 class Line:
-    """A line below the log that says what is waited for.
+    """A line below the log that says what the command waits for.
 
     Args:
-        private: whether the terminal belongs to a trainer that started this daemon; then nothing is shown.
+        private: whether the terminal belongs to a trainer that started this daemon. If so, nothing is shown.
 
     Attributes:
-        drawn: whether it is shown at all.
+        drawn: whether the line is shown at all.
     """
 
     def __init__(self, *, private: bool = False) -> None:
@@ -36,7 +36,7 @@ class Line:
         self._text = ""
 
     def show(self, text: str) -> None:
-        """Show `text` in place of what was shown before; "" for nothing."""
+        """Show `text` instead of the previous text; "" removes the line."""
         if self.drawn and text != self._text:
             self._text = text
             width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
@@ -51,7 +51,7 @@ class Line:
         self.show(text)
 
     def log_to(self, handler: logging.Handler) -> None:
-        """Keep the lines of this handler above the line."""
+        """Keep the log lines of this handler above the line."""
         emit = handler.emit
 
         def above(record: logging.LogRecord) -> None:
@@ -67,7 +67,7 @@ class Line:
 
 @contextmanager
 def bar(*, shown: bool = True) -> Iterator[Tell]:
-    """Show a bar while a command works, and remove it at the end. `shown`: False where somebody types meanwhile."""
+    """Show a bar while a command works, and remove it at the end. `shown`: False if the user may type meanwhile."""
     if not shown or not sys.stderr.isatty():
         yield lambda doing, part: None
         return
@@ -75,7 +75,7 @@ def bar(*, shown: bool = True) -> Iterator[Tell]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    # Twice a second: the command may be measuring meanwhile.
+    # Only twice a second, because the command may be measuring meanwhile.
     drawn = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2)
     with drawn:
         task = drawn.add_task("", total=None)

@@ -1,9 +1,9 @@
-"""Sends to consumers, over ZeroMQ or over a connection on this host.
+"""Sends messages and slabs to consumers, over ZeroMQ or over a connection on this host.
 
-A message that cannot be encoded fails the stream that it is about.
+A message that cannot be encoded fails its stream.
 
-If a host keeps the bytes of a slab, a consumer that reaches that host is told to fetch them. For any other the bytes
-are brought into their slot first. Whatever comes after such a slab waits behind it.
+If a host keeps the bytes of a slab, a consumer that can reach that host is told to fetch them. For other consumers, the
+host first sends the bytes into their slot. Meanwhile all later slabs and messages wait behind that slab.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class ToConsumers:
     """See the file's head.
 
     Args:
-        coordinator: what decides; to look at.
+        coordinator: makes the decisions; only read here.
         tell: tells the coordinator of an event.
-        router: consumers over ZeroMQ.
-        kept: what other hosts keep.
+        router: the connections over ZeroMQ.
+        kept: the batches that other hosts keep.
 
     Attributes:
-        look: called with the feed, a slab that is about to be sent, and its memory; or None. It must not raise.
+        look: called with the feed, a slab that is about to be sent, and its memfd; must not raise. None: not called.
     """
 
     look: Callable[[str, SendSlab, Memfd], None] | None = None
@@ -57,7 +57,7 @@ class ToConsumers:
             if len(session.behind) == 1:
                 self._wait(session, slab)
             elif self._must_wait(session, slab):
-                self._kept.bring(slab.ticket, lambda whole: None)  # so that it is there when its turn comes
+                self._kept.bring(slab.ticket, lambda whole: None)  # so that the bytes are there when it can be sent
         else:
             self._slab(session, slab, memfd)
 
@@ -65,7 +65,7 @@ class ToConsumers:
         """Send the bytes of a slab that its consumer could not fetch.
 
         Raises:
-            ProtocolError: it was not told to fetch this slab, or has asked before.
+            ProtocolError: the consumer was not told to fetch this slab, or has asked for it before.
         """
         told = session.fetching.pop(seq, None)
         if told is None:
@@ -78,15 +78,15 @@ class ToConsumers:
         return kept is not None and (kept.host is None or kept.host.number not in session.reached)
 
     def _wait(self, session: Session, slab: SendSlab) -> None:
-        """Bring the bytes of the first slab that waits, and then go on with those behind it."""
+        """Bring the bytes of the first waiting slab into its slot, and then go on with what waits behind it."""
         self._kept.bring(slab.ticket, lambda whole: self._go_on(session, whole))
 
     def _resent(self, session: Session, slab: SendSlab, memfd: Memfd, whole: bool) -> None:
-        if whole and session.consumer is not None:  # otherwise its slot may have another use
+        if whole and session.consumer is not None:  # otherwise the slot may be in use for another turn
             self._bytes(session, slab, memfd)
 
     def _go_on(self, session: Session, whole: bool) -> None:
-        """The bytes of the first slab that waits are there: send it, and what comes after it."""
+        """Send the first waiting slab, whose bytes are in its slot now, and what waits behind it."""
         if not whole:  # the stream has failed
             session.behind.clear()
         while session.behind and session.consumer is not None:
@@ -127,13 +127,14 @@ class ToConsumers:
             self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
 
     def host_at(self, session: Session, where: m.HostAt) -> None:
-        """Tell a consumer where it can fetch slabs of a host. The loopback address is its own only on this machine."""
+        """Tell a consumer at which address it can fetch slabs from a host. A loopback address means this machine only
+        to consumers on it."""
         consumer = self._router.address(session.routing_id).rpartition(":")[0]
         if is_loopback(consumer) or not is_loopback(urlsplit(where.endpoint).hostname or ""):
             self.send(session, where)
 
     def send(self, session: Session, message: m.Message) -> bool:
-        """Send a message to a session. Return whether that was possible, or may be later."""
+        """Send a message to a session, or queue it behind a waiting slab. Return whether that was possible."""
         if session.behind:
             if not isinstance(message, m.Failed):
                 session.behind.append(message)
@@ -157,19 +158,19 @@ class ToConsumers:
         try:
             return self._put(to, message)
         except ProtocolError as error:
-            self._put(to, failed(error))  # which has room in a message
+            self._put(to, failed(error))  # this one is never too large to encode
             return False
 
     def key(self, routing_id: bytes) -> ClientKey | None:
-        """Return the key with which a connection over ZeroMQ was made; None without keys."""
+        """Return the client's key of a connection over ZeroMQ; None without keys."""
         return self._router.key(routing_id)
 
     def machine(self, routing_id: bytes) -> str:
-        """Return the machine at the other end of a connection over ZeroMQ, as Router.machine."""
+        """Return the machine at the other end of a connection over ZeroMQ, see Router.machine."""
         return self._router.machine(routing_id)
 
     def drop(self, session: Session) -> None:
-        """Drop the bytes that still wait to be sent to the session: otherwise they would keep their slots."""
+        """Drop the bytes that still wait to be sent to the session, because they would keep their slots in use."""
         session.behind.clear()
         session.fetching.clear()
         for _, memfd, _ in session.sending:
@@ -190,5 +191,5 @@ class ToConsumers:
 
 
 def failed(error: PenstockError) -> m.Failed:
-    """Make the message that tells a client of an error."""
+    """Return the message that tells a client of an error."""
     return m.Failed(m.ErrorReport.of(error))

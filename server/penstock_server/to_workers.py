@@ -1,4 +1,4 @@
-"""Sends the coordinator's commands to workers: to those of this host, and to those of hosts that have joined."""
+"""Sends the coordinator's commands to the workers of this host, and to those of joined hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .host.supervisor import Supervisor
 
 
 class OtherHosts(Protocol):
-    """Speaks to workers of other hosts (joining/hosts.py)."""
+    """Sends messages to workers of other hosts (joining/hosts.py)."""
 
     def say(self, worker: int, message: m.Message) -> None: ...
 
@@ -40,7 +40,8 @@ class OtherHosts(Protocol):
 
 
 class ToWorkers:
-    """Speaks to the workers of `supervisor`, which have these numbers at first, and to those of `others`."""
+    """Sends messages to the workers of `supervisor`, whose numbers at the start are `numbers`, and to those of
+    `others`."""
 
     def __init__(self, supervisor: Supervisor, numbers: Iterable[int], others: OtherHosts) -> None:
         self._supervisor = supervisor
@@ -51,12 +52,12 @@ class ToWorkers:
         self.forget_memfd = self._here.forget_memfd
 
     def new_process(self, number: int) -> None:
-        """The worker has a new process, which has been shown nothing."""
+        """Handle a worker's new process, which has no memfds and lists yet."""
         if number < REMOTE:
             self._here.new_process(number)
 
     def gone(self, number: int) -> None:
-        """The worker has left: nothing more is sent to it."""
+        """Handle a worker that has left: send it nothing more."""
         self._here.gone(number)
 
     def say(self, worker: int, message: m.Message) -> None:
@@ -67,7 +68,7 @@ class ToWorkers:
             self._others.say(worker, message)
 
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
-        """Have a turn, or a part of it, filled into `memfd`."""
+        """Tell a worker to fill a turn, or a part of it, into `memfd`."""
         if command.worker < REMOTE:
             self._here.show_memfd(command.worker, memfd)
             self._here.say(command.worker, wire.fill(command, memfd.number, memfd.nbytes))
@@ -75,14 +76,14 @@ class ToWorkers:
             self._others.fill(command, memfd)
 
     def measure_rows(self, command: do.MeasureRows) -> None:
-        """Have leftover rows measured."""
+        """Tell a worker to measure leftover rows."""
         if command.worker < REMOTE:
             self._here.say(command.worker, wire.measure_rows(command))
         else:
             self._others.measure_rows(command)
 
     def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
-        """Have leftover rows written into `memfd`."""
+        """Tell a worker to write leftover rows into `memfd`."""
         if command.worker < REMOTE:
             self._here.show_memfd(command.worker, memfd)
             self._here.say(command.worker, wire.write_rows(command, memfd.number, memfd.nbytes))
@@ -90,15 +91,15 @@ class ToWorkers:
             self._others.write_rows(command, memfd)
 
     def pool_rows(self, command: do.PoolRows, memfd: Memfd, sources: Sequence[Memfd], spec: Spec) -> None:
-        """Have rows of the visits in `sources` copied into `memfd`, of a feed with this spec, by a worker of this
-        host."""
+        """Tell a worker of this host to copy rows of the visits in `sources` into `memfd`, for a feed with this
+        spec."""
         for shown in (memfd, *sources):
             self._here.show_memfd(command.worker, shown)
         numbers = [source.number for source in sources]
         self._here.say(command.worker, wire.pool_rows(command, memfd.number, memfd.nbytes, numbers, spec))
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
-        """Have a run opened, of a feed with this spec."""
+        """Tell a worker to start a run of a feed with this spec."""
         if command.worker < REMOTE:
             self._here.show_list(command.worker, command.splits)
             self._here.say(command.worker, wire.start_run(command, spec))
@@ -106,19 +107,19 @@ class ToWorkers:
             self._others.start_run(command, spec)
 
     def compare(self, command: do.Compare) -> None:
-        """Have a feed's first sample made again, by a worker of this host."""
+        """Tell a worker of this host to make a feed's first sample again, and to compare it."""
         self._here.show_list(command.worker, command.splits)
         self._here.say(command.worker, wire.compare(command))
 
     def accepted(self, worker: int) -> None:
-        """The worker serves the same feeds as the others, and gets work."""
+        """Note that the worker serves the same feeds as the others, and may get work."""
         if worker < REMOTE:
             self._supervisor.ready(worker)
         else:
             self._others.accepted(worker)
 
     def retire(self, worker: int) -> None:
-        """The worker has no work left: end it."""
+        """End a worker that has no work left."""
         if worker < REMOTE:
             self._here.gone(worker)
             self._supervisor.retire(worker, codec.encode(m.Shutdown()))

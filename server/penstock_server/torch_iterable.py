@@ -1,8 +1,8 @@
 """A torch `IterableDataset` as a generator function that is divided among lanes.
 
-Such a dataset divides itself by `torch.utils.data.get_worker_info()`, which here tells it the lane and the number of
-lanes. One that never asks would yield all of its samples in every lane, so it is refused, unless there is only one.
-This file does not import torch: the dataset has.
+Such a dataset divides itself with `torch.utils.data.get_worker_info()`, which here tells it the lane and the number of
+lanes. A dataset that never asks would yield all its samples in every lane, so it is refused if there are several lanes.
+This file does not import torch: the dataset has imported it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class _Info:
 
     @property
     def seed(self) -> int:
-        """A seed of this lane, as in torch; it comes from the states that Penstock seeds."""
+        """A seed for this lane, as in torch. It comes from the states that Penstock seeds."""
         module: Any = sys.modules["torch"]
         return int(module.initial_seed())
 
 
 class TorchIterable:
-    """Reads a torch `IterableDataset`, one lane of it at a time. It is a generator function that takes `shard`."""
+    """A generator function, with the parameter `shard`, that reads one lane of a torch `IterableDataset`."""
 
     def __init__(self, dataset: Any) -> None:
         self.__name__ = type(dataset).__name__
@@ -86,7 +86,8 @@ class TorchIterable:
 
 @contextmanager
 def _told(info: _Info) -> Iterator[None]:
-    """Have `get_worker_info()` return `info`. Lanes take turns in one process, so this holds for one call at a time."""
+    """Let `get_worker_info()` return `info` within this block. Lanes take turns in one process, so use it for one call
+    at a time."""
     worker: Any = sys.modules.get("torch.utils.data._utils.worker")
     if worker is None or not hasattr(worker, "_worker_info"):
         raise FeedError(

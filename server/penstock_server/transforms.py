@@ -1,4 +1,4 @@
-"""The functions of a feed's `transform=`, from a sample to a sample, checked before any of them runs."""
+"""Checks the functions of a feed's `transform=`, which turn a sample into another, before any of them runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock_proto.reprs import shown
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A function that makes a sample of a sample.
+    """A function that turns a sample into another.
 
     Attributes:
         function: takes the sample, and `rng` if `takes_rng`.
-        name: for errors.
+        name: its name, for errors.
         takes_rng: whether it has a parameter named `rng`.
     """
 
@@ -52,7 +52,7 @@ def _checked(function: Any) -> Transform:
         raise TypeError(f"transform {name} is async: a transform is a plain function")
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError):  # of a function in C: it gets the sample alone
+    except (ValueError, TypeError):  # a function in C: it gets only the sample
         return Transform(function, name, takes_rng=False)
     takes_rng = any(p.name == "rng" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
     others = [p for p in parameters if not (takes_rng and p.name == "rng")]

@@ -1,9 +1,9 @@
-"""What each consumer waits for: looks ten times a second, and adds up the time by cause.
+"""Measures what each consumer waits for: looks ten times a second, and adds up the time by cause.
 
-A consumer that reads an epoch and was sent nothing that it has not taken waits for a batch to be made, or for other
-ranks. If its connection takes no more for now, it waits for the network. That does not count while enough bytes have
-gone through to hold a batch that it could take: a slow consumer has some while others come. The times are counters,
-like those of workers: who wants shares takes the difference of two statuses.
+If a consumer reads an epoch and has taken everything that it was sent, it waits for production or for other ranks. If
+its connection takes no more bytes at the moment, it waits for the network. That does not count if enough bytes have
+gone through for a batch that the consumer could take: a slow consumer has some batches while others come. The times are
+counters, like those of workers: for shares, take the difference of two statuses.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ BUFFERS = 16 << 20
 for receiving, unless it is configured otherwise."""
 
 _MOST = 1.0
-"""Most seconds that one look counts for. The daemon itself stood still if it comes later."""
+"""Most seconds that one look counts for. If a look comes later, the daemon itself was blocked."""
 
 
 @dataclass(slots=True)
 class Waits:
-    """Where a consumer's time went, in seconds.
+    """How a consumer spent its time, in seconds.
 
     Attributes:
-        reading: it read an epoch. The rest are parts of that.
-        production: it had nothing to take, and no batch was made for it.
-        ranks: it had nothing to take, and its batch waited for other ranks.
-        sending: its connection took no more, and it may have had nothing to take.
-        holding_up: other ranks waited for it.
+        reading: seconds in which it read an epoch. All other times are parts of that.
+        production: seconds in which it had nothing to take, because no batch was made for it.
+        ranks: seconds in which it had nothing to take, because its batch waited for other ranks.
+        sending: seconds in which its connection took no more, and it may have had nothing to take.
+        holding_up: seconds in which other ranks waited for it.
     """
 
     reading: float = 0.0
@@ -47,7 +47,7 @@ class Waits:
     holding_up: float = 0.0
 
     def add(self, seconds: float, cause: str) -> None:
-        """Count time of reading. `cause`: for what it waited meanwhile, or ""."""
+        """Count `seconds` of reading. `cause`: the wait in that time, or ""."""
         self.reading += seconds
         if cause:
             setattr(self, cause, getattr(self, cause) + seconds)
@@ -64,9 +64,9 @@ class Looks:
     Args:
         coordinator: knows what consumers were sent and have taken.
         table: the sessions.
-        unsent: tells how many bytes wait until a connection over TCP takes them.
-        unfetched: tells how many bytes wait at a host, by its number, until the connections of consumers take them.
-        awaited: told of each worker for whose batch a consumer has waited, and for how many seconds.
+        unsent: returns how many bytes wait for a connection over TCP.
+        unfetched: returns how many bytes wait at a host, given by its number, for the connections of consumers.
+        awaited: called with each worker for whose batch a consumer has waited, and with the seconds.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Looks:
         return self._waits.get(consumer, Waits())
 
     def of_feed(self, name: str) -> Waits:
-        """Return the waits of all consumers of a feed, those that are gone too. `holding_up` is not counted."""
+        """Return the waits of all consumers of a feed, including those that are gone. `holding_up` is not counted."""
         return self._of_feeds.get(name, Waits())
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class Looks:
             self._timer.cancel()
 
     def look(self, seconds: float) -> None:
-        """Look at all consumers. The look counts for `seconds`."""
+        """Look at all consumers. The look counts for `seconds` seconds."""
         opened = self._table.by_consumer
         for gone in self._waits.keys() - opened.keys():
             del self._waits[gone]
@@ -122,7 +122,7 @@ class Looks:
             self._waits.setdefault(number, Waits()).holding_up += seconds
 
     def _look_at(self, consumer: Consumer, session: Session, seconds: float) -> list[int]:
-        """Count what the consumer does now. Return the ranks that it waits for."""
+        """Count the time for the consumer's present wait. Return the numbers of the consumers that it waits for."""
         both = self._waits.setdefault(consumer.number, Waits()), self._of_feeds.setdefault(session.feed, Waits())
         slow: Collection[Consumer] = ()
         cause = ""
@@ -140,7 +140,8 @@ class Looks:
         return [other.number for other in slow]
 
     def _waits_for_network(self, session: Session) -> bool:
-        """Whether its connections take no more, and the first slab under way may not have come whole."""
+        """Return whether its connections take no more bytes, and the first slab under way may not have arrived
+        completely."""
         sent = [nbytes for _, _, nbytes in session.sending]
         if _is_held_up(sent, self._unsent(session.routing_id)):
             return True
@@ -151,6 +152,6 @@ class Looks:
 
 
 def _is_held_up(sizes: list[int], unsent: int) -> bool:
-    """Whether slabs of these sizes are under way, so many bytes of them have not left yet, and the first may be one of
-    these."""
+    """Return whether `unsent` bytes of slabs with these sizes have not left yet, and the first slab may not have
+    arrived completely."""
     return unsent > 0 and sum(sizes) - unsent < sum(sizes[:1]) + BUFFERS

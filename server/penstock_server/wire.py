@@ -1,6 +1,6 @@
-"""The coordinator's commands as messages, and the messages of workers as its events.
+"""Converts the coordinator's commands to messages for workers, and workers' messages to its events.
 
-Slots are named by the number of the memory that they lie in. No I/O.
+Messages name a slot by the number of its memfd. No I/O.
 """
 
 from __future__ import annotations

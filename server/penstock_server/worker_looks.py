@@ -1,7 +1,7 @@
-"""What workers did between two looks, from the sums on their activity pages.
+"""Finds out what workers did between two looks, from the sums on their activity pages.
 
-So the shares of the time between two looks are exact, however short the calls of user code are. Which split was read is
-that of the moment of the look. The daemon looks at its own workers, and a host that has joined at those that it has.
+So the shares of time between two looks are exact, however short the calls of user code are. The split is that of the
+moment of the look. The daemon looks at its own workers, and a joined host at its workers.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from .activity import Activity, Spent
 from .host.worker_handle import WorkerHandle
 
 EVERY = 0.2
-"""Seconds between two looks, while somebody wants to see them."""
+"""Seconds between two looks, while somebody watches."""
 
 RUNS, IMPORTS, STARTS, GIVEN_UP = range(4)
-"""What a worker's process does: it serves, it imports the user's modules, there was none, or none will come."""
+"""States of a worker's process: it serves, it imports the user's modules, there is no process yet, or there will be
+none."""
 
 
 class WorkerLooks:
-    """Looks at workers again and again."""
+    """Looks at workers repeatedly."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[int | None, Spent | None]] = {}
 
     def look(self, workers: Iterable[WorkerHandle]) -> list[WorkerActivity]:
-        """Look at these workers, and return what each did since the look before."""
+        """Look at these workers, and return what each has done since the previous look."""
         found: list[WorkerActivity] = []
         seen: dict[int, tuple[int | None, Spent | None]] = {}
         for worker in workers:
@@ -36,7 +37,7 @@ class WorkerLooks:
             seen[worker.number] = worker.pid, spent
             state, generating, collating = _state(worker, activity), 0, 0
             if pid != worker.pid:
-                state = STARTS  # perhaps it has started already, but the last process ended in this time
+                state = STARTS  # the previous process ended in this time, even if the next one runs already
             elif before is not None and spent is not None:
                 generating, collating = shares(before, spent)
             run, what = -1, ""
@@ -47,12 +48,12 @@ class WorkerLooks:
         return found
 
     def forget(self) -> None:
-        """Nobody wants to see them any longer."""
+        """Forget the previous look, because nobody watches any longer."""
         self._before.clear()
 
 
 def shares(before: Spent, now: Spent) -> tuple[int, int]:
-    """Return how much of the time between was in the generator and in collating, in thousandths."""
+    """Return the shares of the time from `before` to `now` in the generator and in collating, in thousandths."""
     seconds = now.seconds - before.seconds
     if seconds <= 0:
         return 0, 0

@@ -1,8 +1,8 @@
-"""Looks at the memory of worker processes when somebody asks for it.
+"""Measures the memory of worker processes on request.
 
 The kernel walks over the page tables of a process: 1 ms for a small worker, 10 ms for each 100 MB of a large one. So a
-thread looks, and not more often than every five seconds, however many ask. Hosts that have joined look at their workers
-at the same time.
+thread measures, at most every five seconds, for any number of requests. Joined hosts measure their workers at the same
+time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Protocol
 from .bugs import Bugs
 
 EVERY = 5.0
-"""Seconds for which figures are fresh."""
+"""Seconds for which the figures are fresh."""
 
 PATIENCE = 1.0
-"""Most seconds that an HTTP request waits for fresh ones."""
+"""Most seconds that an HTTP request waits for fresh figures."""
 
 HOSTS_PATIENCE = 0.5
-"""Most seconds that a look waits for the answers of hosts."""
+"""Most seconds that a measurement waits for the answers of hosts."""
 
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
@@ -34,10 +34,10 @@ class OfHost(Protocol):
 
     @property
     def measuring(self) -> bool:
-        """Whether it was asked and has not answered."""
+        """Whether the host was asked and has not answered yet."""
 
     def measure_memory(self) -> None:
-        """Ask it."""
+        """Ask the host to measure."""
 
 
 class WorkerMemory:
@@ -45,9 +45,9 @@ class WorkerMemory:
 
     Args:
         pids: the process ids of the workers.
-        looked: called after each look.
-        bugs: where unexpected errors are noted.
-        hosts: returns the hosts that have joined, which measure their workers themselves.
+        looked: called after each measurement.
+        bugs: counts and logs unexpected errors.
+        hosts: returns the joined hosts, which measure their workers themselves.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class WorkerMemory:
         self._look: asyncio.Task[None] | None = None
 
     def of(self, pid: int | None) -> int | None:
-        """Return the bytes of a process as they were last seen, or None."""
+        """Return the bytes of a process according to the latest measurement, or None."""
         return None if pid is None else self._found.get(pid)
 
     def fresh(self) -> bool:
-        """Return whether the figures are fresh. Otherwise begin to look, unless that was done already."""
+        """Return whether the figures are fresh. If not, begin a measurement, unless one is in progress."""
         if self._look is None and time.monotonic() - self._at >= EVERY:
             self._look = asyncio.get_running_loop().create_task(self._look_now())
         return self._look is None

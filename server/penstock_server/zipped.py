@@ -1,8 +1,8 @@
-"""What `Feed.zip` makes of feeds: a source that yields their samples side by side.
+"""The source of a feed from `Feed.zip`, which yields samples of other feeds side by side.
 
 A pair of splits is itself a split, and a pair of segments a segment. So a zipped feed is an ordinary feed, whose
-generator runs those of its parts in step. Indexable objects become one whose items are pairs. This file runs no
-generators: `worker/generators.py` does.
+generator runs the generators of its parts in step. Indexable objects become one object whose items are pairs. This file
+runs no generators: `worker/generators.py` does.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ NAME = "Feed.zip"
 
 
 class Form:
-    """The form of a zipped sample: a dict with these keys, or, with None, a tuple."""
+    """The form of a zipped sample: a dict with these keys, or a tuple if they are None."""
 
     def __init__(self, keys: tuple[str, ...] | None) -> None:
         self._keys = keys
 
     def joined(self, samples: Sequence[Any]) -> Any:
-        """Return one sample of those of the parts."""
+        """Join the parts' samples to one sample."""
         return tuple(samples) if self._keys is None else dict(zip(self._keys, samples, strict=True))
 
     def apart(self, sample: Any) -> list[Any]:
-        """Return the samples of the parts."""
+        """Take a sample apart into the parts' samples."""
         return list(sample) if self._keys is None else [sample[key] for key in self._keys]
 
 
 class Zipped:
-    """The generators of a zipped feed. It takes the place of a feed's generator.
+    """The generators of a zipped feed, which has this instead of a generator.
 
     Attributes:
         parts: the feeds, by label.
         wants: the arguments that the generators take, as those of a `GeneratorCall`. Each part has its own `rng`.
         form: the form of a sample.
         uneven: as in `Feed.zip`.
-        name: for errors.
+        name: its name, for errors.
     """
 
     def __init__(self, parts: Mapping[str, FeedOptions], wants: Wants, form: Form, uneven: str) -> None:
@@ -54,10 +54,10 @@ class Zipped:
 
 
 class ZippedSplits:
-    """Lists pairs of splits, as the function given as `splits=`.
+    """Lists pairs of splits; the function for `splits=` of a zipped feed.
 
     Attributes:
-        warnings: what is notable about the latest list.
+        warnings: warnings about the latest list.
     """
 
     def __init__(self, parts: Mapping[str, Any], uneven: str) -> None:
@@ -71,7 +71,7 @@ class ZippedSplits:
 
         Raises:
             ValueError: a part has none, or, with uneven="raise", the parts have different numbers of them.
-            Exception: whatever the parts' functions raise.
+            Exception: any exception of the parts' functions.
         """
         lists = {label: self._listed(label, splits) for label, splits in self._parts.items()}
         nested = [w for splits in self._parts.values() if isinstance(splits, ZippedSplits) for w in splits.warnings]
@@ -90,12 +90,12 @@ class ZippedSplits:
 
 
 class ZippedItems:
-    """The items of indexable objects, side by side. It takes the place of an indexable object.
+    """The items of several indexable objects, side by side, as one indexable object.
 
     Attributes:
         parts: the feeds, by label.
         form: the form of a sample.
-        warnings: what is notable about their lengths.
+        warnings: warnings about their lengths.
     """
 
     def __init__(self, parts: Mapping[str, FeedOptions], form: Form, uneven: str) -> None:
@@ -120,7 +120,7 @@ class ZippedItems:
 
 
 class StaticPairs(list[Any]):
-    """Pairs of splits that are known beforehand, with what is notable about them."""
+    """Pairs of splits that are known in advance, with warnings about them."""
 
     def __init__(self, splits: Callable[[], list[Any]]) -> None:
         super().__init__(splits())
@@ -128,7 +128,7 @@ class StaticPairs(list[Any]):
 
 
 def zip_warnings(feed: FeedOptions, name: str) -> tuple[str, ...]:
-    """Return what is notable about the latest list of splits, or the items, of the feed `name`, if it is zipped."""
+    """Return warnings about the latest list of splits, or about the items, of the feed `name`, if it is zipped."""
     source = feed.generate if isinstance(feed.generate, ZippedItems) else feed.splits
     found = source.warnings if isinstance(source, ZippedItems | ZippedSplits | StaticPairs) else ()
     return tuple(f"feed {name}: {text}"[:1024] for text in found)
@@ -165,7 +165,7 @@ def _items(source: Any, indices: list[int]) -> list[Any]:
     found = list(several(indices))
     if len(found) != len(indices):
         raise ValueError(
-            f"__getitems__ of {type(source).__name__} returned {len(found)} samples for {len(indices)} indices: let it "
-            "return a list with one sample for each index, in their order"
+            f"__getitems__ of {type(source).__name__} returned {len(found)} samples for {len(indices)} indices: it "
+            "must return a list with one sample for each index, in the same order"
         )
     return [as_structure(item) for item in found] if is_torch(source) else found

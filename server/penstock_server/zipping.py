@@ -1,4 +1,4 @@
-"""Checks feeds that `Feed.zip` combines, and makes the options of the combined feed. Each error says what to do."""
+"""Checks the feeds that `Feed.zip` combines, and makes the options of the combined feed. Each error says what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INSTEAD = {
         "sizes, give each batch_size=None, and rebatch= to Feed.zip"
     ),
 }
-"""What is to be done about options that a zip cannot take over from its parts."""
+"""Why a zip cannot have these options, and what to do instead."""
 
 
 def zipped(feeds: Sequence[Any], uneven: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def zipped(feeds: Sequence[Any], uneven: str, options: Mapping[str, Any]) -> dic
     batch_size = agreed_batch_size(parts, NAME, options)
     if options.get("rebatch") is not None and batch_size is not None:
         raise ValueError(
-            f"rebatch={options['rebatch']} takes whole batches apart, and the feeds yield samples: give batch_size= in "
-            "place of rebatch=, or, if they yield batches, batch_size=None to each of them"
+            f"rebatch={options['rebatch']} takes whole batches apart, and the feeds yield samples: give batch_size= "
+            "instead of rebatch=, or, if they yield batches, batch_size=None to each of them"
         )
     found: dict[str, Any] = {**options, "batch_size": batch_size}
     if kind == "items":

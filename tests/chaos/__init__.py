@@ -1,10 +1,10 @@
-"""Random scenarios: feeds, services, consumers and faults drawn from a seed, each compared with a plain model.
+"""Random scenarios: feeds, services, consumers and faults are drawn from a seed. Each is compared with a plain model.
 
     make chaos ARGS='--scenarios 2000 --seed 1 --jobs 2'
     make chaos ARGS='--seed 417 --scenarios 1'                  # replays scenario 417
 
-A scenario (scenario.py) is plain data. One run of it (run.py) starts a real daemon (service.py) that serves feeds.py,
-lets real consumers (reading.py) read while it brings about the faults, and compares what they were handed with what
-the guarantees promise (model.py, compare.py), which knows nothing of the product's code. What the keyed permutation
-decides is compared with a quiet run of one worker.
+A scenario (scenario.py) is plain data. A run of it (run.py) starts a real daemon (service.py) that serves feeds.py. It
+lets real consumers (reading.py) read while it causes the faults, and compares the batches that they were handed with
+the guarantees (model.py, compare.py). The model knows nothing of the product's code. Whatever depends on the keyed
+permutation is compared with a quiet run: one worker, and no faults.
 """

@@ -1,7 +1,7 @@
-"""Run many scenarios in several processes, and report those that differ.
+"""Run many scenarios in several processes, and report those that differ from the model.
 
 python -m chaos --scenarios 2000 --seed 1 --jobs 2
-python -m chaos --scenario "Scenario(...)"        # a literal, as a report shows it, perhaps made smaller
+python -m chaos --scenario "Scenario(...)"        # a literal from a report, perhaps reduced
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Any
 from . import scenario as scenarios
 
 STUCK = 3
-"""How a process ends that has reported a run of which something cannot be ended."""
+"""Exit status of a process that has reported a run in which some consumer could not be stopped."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--scenarios", type=int, default=200, help="how many (200)")
-    parser.add_argument("--seed", type=int, default=1, help="the first one's seed; the others' follow (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first one; the others follow (1)")
     parser.add_argument("--jobs", type=int, default=2, help="processes that run them (2)")
     parser.add_argument("--scenario", help="run this literal instead")
-    parser.add_argument("--reports", type=Path, help="write the report of each that differs into this folder")
+    parser.add_argument("--reports", type=Path, help="write a report of each difference into this folder")
     parser.add_argument("--show", action="store_true", help="print the scenarios, and run nothing")
-    parser.add_argument("--take", help=argparse.SUPPRESS)  # of a process of ours: the seeds it runs
+    parser.add_argument("--take", help=argparse.SUPPRESS)  # for our own processes: the seeds to run
     options = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # whatever a shell has set: what was started is ended
+    for number in (signal.SIGINT, signal.SIGTERM):  # even if a shell ignores them: we must stop what we started
         signal.signal(number, signal.default_int_handler)
     if options.take:
         return _runner(options.take)
@@ -65,7 +65,7 @@ def _one(scenario: scenarios.Scenario) -> int:
 
 @dataclass
 class Totals:
-    """What came of all scenarios so far."""
+    """The results of all scenarios so far."""
 
     done: int = 0
     faults: int = 0
@@ -101,7 +101,7 @@ class Totals:
 
 
 def _many(seeds: range, jobs: int, reports: Path | None) -> int:
-    """Deal the seeds to processes. One that ends before its last seed is replaced by another for the rest."""
+    """Deal the seeds to processes. If one ends before its last seed, another process takes over the rest."""
     began = time.monotonic()
     totals = Totals()
     todo = [list(seeds[job::jobs]) for job in range(jobs)]
@@ -141,7 +141,7 @@ def _many(seeds: range, jobs: int, reports: Path | None) -> int:
 
 
 def _stop(running: dict[int, subprocess.Popen[str]]) -> None:
-    """End those that still run, which end what they started. Code may swallow an interrupt, so it is repeated."""
+    """Interrupt the processes until they end. They stop what they started. Code may swallow one interrupt."""
     for process in running.values():
         while process.poll() is None:
             process.send_signal(signal.SIGINT)

@@ -1,14 +1,14 @@
-"""What consumers were handed against what the model says. The answer is a list of differences in words; empty: none.
+"""Compares the batches that consumers were handed with the model. Returns the differences in words, or an empty list.
 
-What a consumer logs (reading.py) is a list of events:
+The log of a consumer (reading.py) is a list of events:
 
-    ["batch", [[epoch, split, number, checksum], ...]]    it was handed this
-    ["end", epoch]  ["break"]  ["resumed"]                the epoch ended; it left it; it went on from a state
-    ["in", epoch]                                         the first batch of a connection, in this epoch, comes
+    ["batch", [[epoch, split, number, checksum], ...]]    it was handed this batch
+    ["end", epoch]  ["break"]  ["resumed"]                the epoch ended; it left the epoch; it resumed from a state
+    ["in", epoch]                                         the first batch of a connection follows, in this epoch
     ["not left"]                                          the stream had failed, so the epoch that it left goes on
-    ["closed"]  ["over"]                                  it closed; the feed has no further epoch
+    ["closed"]  ["over"]                                  it closed; the feed has no more epochs
     ["failed", kind, text]                                the stream failed
-    ["wrong", text]                                       a batch that is not what it says
+    ["wrong", text]                                       a batch is damaged, or is not the batch that it claims to be
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Epoch = list[Batch]
 
 
 class Known:
-    """The model's epochs of a feed; those that are not shuffled, batch for batch, as far as they are wanted."""
+    """The epochs of a feed according to the model. Unshuffled epochs are computed batch by batch, when needed."""
 
     def __init__(self, case: FeedCase, turn: int) -> None:
         self.case, self.turn = case, turn
         self._begun: dict[Any, tuple[Iterator[Batch], Epoch]] = {}
 
     def exact(self, variant: int, cuts: Cuts, wanted: int) -> Epoch:
-        """The first batches of an epoch, `wanted` or all there are."""
+        """Return the first `wanted` batches of an epoch, or all if it has fewer."""
         key = variant, tuple(sorted(cuts.items()))
         if key not in self._begun:
             self._begun[key] = batches(self.case, self.turn, variant, cuts), []
@@ -43,7 +43,7 @@ class Known:
         return known[:wanted]
 
     def all_cuts(self, epoch: int, variant: int) -> list[Cuts]:
-        """Where splits may have been left out: always for a failure that stays, perhaps for one that passes."""
+        """Return all possible cuts of an epoch. A permanent failure always cuts its split, a passing one perhaps."""
         if self.case.on_error != "skip":
             return [{}]
         choices = []
@@ -64,7 +64,7 @@ class Known:
 
 
 def without_refused(log: Iterable[Event]) -> list[Event]:
-    """The log without each "break" that a "not left" takes back."""
+    """Return the log without each "break" that a "not left" takes back."""
     out: list[Event] = []
     for event in log:
         if event[0] == "not left":
@@ -80,7 +80,7 @@ def words(batch: Batch) -> str:
 
 
 def exactly(expected: Epoch, got: Epoch, complete: bool, where: str) -> list[str]:
-    """Compare batch for batch. `complete`: the epoch was read to its end."""
+    """Compare batch by batch. `complete`: the epoch was read to its end."""
     if got == expected[: len(got)] and (not complete or len(got) == len(expected)):
         return []
     at = next((i for i, (one, other) in enumerate(zip(expected, got, strict=False)) if one != other), None)
@@ -88,9 +88,9 @@ def exactly(expected: Epoch, got: Epoch, complete: bool, where: str) -> list[str
         at = min(len(expected), len(got))
     text = f"{where}, batch {at} of {len(expected)}: "
     if at < len(got) and at < len(expected):
-        text += f"{words(got[at])} came in place of {words(expected[at])}"
+        text += f"{words(got[at])} came instead of {words(expected[at])}"
     elif at < len(got):
-        text += f"{words(got[at])} came behind the last"
+        text += f"{words(got[at])} came after the last batch"
     else:
         text += f"the epoch ended, and {words(expected[at])} did not come"
     wanted = expected if complete else expected[: len(got)]
@@ -114,7 +114,7 @@ def telling(lost: Counter[Sample], more: Counter[Sample], complete: bool) -> str
 def mixed(
     known: Known, variant: int, cuts: Cuts, got: Epoch, complete: bool, where: str, in_order: bool = True
 ) -> list[str]:
-    """An epoch that is shuffled, or in fast order: each sample once, in full batches, of lanes that are known."""
+    """Compare an epoch that is shuffled, or in fast order: each sample once, in full batches, from known lanes."""
     case = known.case
     found = []
     doubled = Counter({sample: n - 1 for sample, n in counted(got).items() if n > 1})
@@ -130,7 +130,7 @@ def mixed(
         dropped = len(all_rows) % (case.batch_size or 1) if case.drop_remainder else 0
         if complete and short != dropped:
             found.append(
-                f"{where}: {short} samples are missing, {dropped} are to be: {telling(missing, Counter(), True)}"
+                f"{where}: {short} samples are missing instead of {dropped}: {telling(missing, Counter(), True)}"
             )
     if case.batch_size is not None:
         small = [i for i, batch in enumerate(got) if len(batch) != case.batch_size]
@@ -146,7 +146,7 @@ def mixed(
 
 
 def of_lanes(known: Known, variant: int, cuts: Cuts, got: Epoch, where: str) -> list[str]:
-    """Fast order: each batch is a lane's next one, or made of what lanes had left over."""
+    """Compare an epoch in fast order: each batch comes from one lane, or is made of lanes' leftover rows."""
     case, size = known.case, known.case.batch_size or 1
     whole: set[Batch] = set()
     for lane in lanes_of(case, variant, cuts):
@@ -155,12 +155,12 @@ def of_lanes(known: Known, variant: int, cuts: Cuts, got: Epoch, where: str) -> 
     inside = {sample for batch in whole for sample in batch}
     for at, batch in enumerate(got):
         if batch not in whole and not inside.isdisjoint(batch):
-            return [f"{where}, batch {at}: {words(batch)} is no batch of a lane, nor left over"]
+            return [f"{where}, batch {at}: {words(batch)} is neither a batch of a lane nor made of leftovers"]
     return []
 
 
 def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
-    """Segments are not permuted: which block each row is of is known."""
+    """Compare the blocks of rows. Segments are not permuted, so the block of each row is known."""
     case, size = known.case, known.case.batch_size or 1
     if any(cuts) or (case.on_error == "skip" and case.failures):
         return []
@@ -175,7 +175,7 @@ def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
         return known_blocks[lane][number] if number < len(known_blocks[lane]) else set()
 
     number = 0
-    # Which rows of which lane these batches have: only their places change.
+    # `like` has the rows that these batches take from each lane. Mixing changes only the places of the rows.
     for size_of_group, like in groups(case, known.turn):
         together = got[number : number + size_of_group]
         if len(together) < size_of_group:
@@ -195,17 +195,17 @@ def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
                     rest -= mine
             at[lane] += count if case.batch_size is not None else 1
         if rest:
-            return [f"{where}, up to batch {number}: {words(batch)} has rows of blocks that were not its turn"]
+            return [f"{where}, up to batch {number}: {words(batch)} has rows of blocks whose turn it was not"]
     return []
 
 
 def single(job: Job, turn: int, log: list[Event]) -> list[str]:
-    """A consumer with a stream of its own."""
+    """Compare the log of a consumer that has its own stream."""
     return _walk(job, Known(job.feed, turn), log, lambda epoch: epoch)[0]
 
 
 def rank(job: Job, turn: int, log: list[Event], number: int) -> list[str]:
-    """One of ranks: batch j of an epoch is of rank j mod n; the last ones go to nobody, or to all."""
+    """Compare the log of one rank. Rank j mod n gets batch j of an epoch. The last round is dropped, or filled up."""
     world = len(job.consumers)
 
     def dealt(epoch: Epoch) -> Epoch:
@@ -219,7 +219,7 @@ def rank(job: Job, turn: int, log: list[Event], number: int) -> list[str]:
 
 
 def _walk(job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1) -> tuple[list[str], int]:
-    """Go through the log, and compare each epoch when it is over; returns the differences, and the epochs begun."""
+    """Compare each epoch of the log. Return the differences, and the number of epochs that are over."""
     case = job.feed
     found: list[str] = []
     epoch, got = 0, []
@@ -236,12 +236,12 @@ def _walk(job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1) 
             over(True)
         elif event[0] == "break":
             over(False)
-        elif event[0] == "in" and event[1] > epoch:  # the state was at the epoch's end
+        elif event[0] == "in" and event[1] > epoch:  # the state was at the end of the epoch
             over(True)
         elif event[0] == "wrong":
             found.append(event[1])
         elif event[0] == "over" and (case.epochs is None or epoch < case.epochs):
-            found.append(f"the feed has no further epoch after {epoch} of {case.epochs}")
+            found.append(f"the feed has no more epochs after {epoch} of {case.epochs}")
         if found:
             return found, epoch
     if got:
@@ -284,19 +284,19 @@ def _epoch(known: Known, epoch: int, got: list[Any], complete: bool, dealt: Any,
 def _with_cuts(
     known: Known, variant: int, cuts: Cuts, got: list[Any], complete: bool, dealt: Any, world: int, where: str
 ) -> list[str]:
-    """What differs if splits end where `cuts` says."""
+    """Return the differences if splits end where `cuts` says."""
     case = known.case
     mine: Epoch = [tuple((split, number) for _, split, number in batch) for batch in got]
     if case.shuffle or case.order == "fast":
         if world > 1:
-            return []  # `ranks` sees to all of them at once
+            return []  # `ranks` compares all of them at once
         return mixed(known, variant, cuts, mine, complete, where)
     expected = dealt(known.exact(variant, cuts, _expected_most(case, got, complete, world)))
     return exactly(expected, mine, complete, where)
 
 
 def ranks(job: Job, turn: int, logs: list[list[Event]]) -> list[str]:
-    """All ranks: each by itself, and where the order is not known, what they have together."""
+    """Compare each rank alone and, if the order is not known, the batches of all ranks together."""
     found = [f"rank {r}: {text}" for r, log in enumerate(logs) for text in rank(job, turn, log, r)]
     if found or not job.feed.shuffle:
         return found
@@ -337,9 +337,9 @@ def _by_epoch(logs: list[list[Event]]) -> dict[int, Epoch]:
 
 
 def group(job: Job, turn: int, logs: list[list[Event]], killed: Iterable[int] = ()) -> list[str]:
-    """A group: each batch to one of those that live. `killed` are the numbers of those that were killed.
+    """Compare a group: each batch goes to one living consumer. `killed` are the numbers of the killed consumers.
 
-    One that was killed may have had a batch that it had no time to log. What it had over TCP may come again.
+    A killed consumer may have been handed a batch that it had no time to log. Its batches over TCP may come again.
     """
     killed = set(killed)
     case, known = job.feed, Known(job.feed, turn)
@@ -362,7 +362,7 @@ def group(job: Job, turn: int, logs: list[list[Event]], killed: Iterable[int] = 
 def _dealt_once(
     known: Known, variant: int, cuts: Cuts, epoch: int, had: Counter[Batch], ended: bool, may_miss: int
 ) -> list[str]:
-    """What a group had of an epoch: each batch once, and where it ended, all of them."""
+    """Compare the batches of a group's epoch: each came once, and all of them came if the epoch ended."""
     where = f"epoch {epoch} of the group"
     expected = known.exact(variant, cuts, 10**9)
     doubled = Counter({batch: n - 1 for batch, n in had.items() if n > 1})
@@ -372,7 +372,7 @@ def _dealt_once(
         found = mixed(known, variant, cuts, _small_last(list(had)), False, where, False)
         missing = [()] * max(0, len(expected) - len(had))
     else:
-        found = [f"{where}: {words(batch)} is no batch of it" for batch in had if batch not in set(expected)][:1]
+        found = [f"{where}: {words(batch)} is not a batch of it" for batch in had if batch not in set(expected)][:1]
         missing = [batch for batch in expected if batch not in had]
     if ended and len(missing) > may_miss:
         first = words(missing[0])
@@ -381,7 +381,7 @@ def _dealt_once(
 
 
 def quiet(case: FeedCase, logs: list[list[Event]], reference: list[Event], compares_order: bool) -> list[str]:
-    """What the generator drew, and the order of what was shuffled, against a quiet run of one worker."""
+    """Compare the numbers that the generator drew, and the shuffled order, with a quiet run of one worker."""
     sums: dict[Any, int] = {}
     epochs: dict[int, Epoch] = {}
     at = 0

@@ -1,7 +1,7 @@
-"""The user's module: feeds that are declared by the JSON file that CHAOS_FEEDS names. `penstock serve feeds.py:feed0`.
+"""The user's module, for `penstock serve feeds.py:feed0`. CHAOS_FEEDS names the JSON file that declares its feeds.
 
-A sample that is to fail does so the first `times` times that it is reached (0: always), whoever reaches it: the count
-is kept in a file, so that it outlives workers and daemons.
+A failing sample fails the first `times` times that any process reaches it (0: always). A file has the count, so that it
+outlives workers and daemons.
 """
 
 import json
@@ -17,7 +17,7 @@ from penstock_server import DictSpec, Feed, Leaf, TupleSpec
 
 
 def _reached(folder, name):
-    """How often this has been reached, with this time."""
+    """Count one more time that `name` was reached, and return the count."""
     fd = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(fd, b".")
@@ -27,7 +27,7 @@ def _reached(folder, name):
 
 
 class Source:
-    """What a feed's samples are, and which of them fail."""
+    """The samples of a feed, and their failures."""
 
     def __init__(self, case, folder):
         self.case = case
@@ -37,7 +37,7 @@ class Source:
             self.failures[failure["split"], failure["number"]] = number, failure
 
     def meet(self, epoch, split, number):
-        """Fail, if this sample is to."""
+        """Fail if this sample has to."""
         if self.case["pause"]:
             time.sleep(self.case["pause"])
         found, failure = self.failures.get((split, number), (None, None))
@@ -67,7 +67,7 @@ class Source:
         return body, draw, np.array([self.case["tag"], epoch, split, number, checksum(body, draw)], np.int64)
 
     def one(self, epoch, split, number, rng):
-        """One sample, or one ready batch."""
+        """Return one sample, or one ready batch."""
         self.meet(epoch, split, number)
         width = self.case["width"]
         if self.case["batch_size"] is not None:
@@ -86,7 +86,7 @@ class Source:
     def many(self, epoch, split, size, rng):
         for number in range(size):
             yield self.one(epoch, split, number, rng)
-        self.meet(epoch, split, size)  # it may fail at its end too
+        self.meet(epoch, split, size)  # a split may fail at its end, too
 
 
 class Indexed:
@@ -105,7 +105,7 @@ class Indexed:
 
 
 def _with_signature(source, first, sizes_of):
-    """A generator function that asks for what its case says: its first parameter, the epoch, rng."""
+    """Return a generator function with the parameters of its case: `first`, and perhaps `epoch` and `rng`."""
     takes_epoch, takes_rng = source.case["takes_epoch"], source.case["draws"] == "rng"
 
     def body(what, epoch, rng):
@@ -122,7 +122,7 @@ def _with_signature(source, first, sizes_of):
 
 
 def spec(structure):
-    """What a ready batch is, whose rows and width vary."""
+    """Return the spec of ready batches, whose rows and width vary."""
     body, draw, identity = Leaf("uint8", (None, None)), Leaf("float64", (None, 2)), Leaf("int64", (None, 5))
     if structure == "tuple":
         return TupleSpec((body, draw, identity))
@@ -141,7 +141,7 @@ def declared(case, folder):
         if case[key] is not None
     }
     options["batch_size"] = case["batch_size"]
-    if case["batch_size"] is None:  # nothing but a spec can say what varies
+    if case["batch_size"] is None:  # only a spec can say which dimensions vary
         options["spec"] = spec(case["structure"])
     if case["tells_samples"]:
         options["samples"] = case["tells_samples"]

@@ -1,7 +1,7 @@
-"""What a consumer must see, written down from docs/guarantees.md and docs/PROTOCOL.md in plain Python over lists.
+"""A model of the batches that a consumer must see, after docs/guarantees.md and docs/protocol.md, in plain Python.
 
-Nothing of the product is imported. A sample is (split, number). Where the keyed permutation has its say, the model
-only says what does not depend on it.
+It imports nothing of the product. A sample is (split, number). Where the keyed permutation decides the order, the model
+only says what does not depend on the permutation.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .scenario import FeedCase
 Sample = tuple[int, int]
 Batch = tuple[Sample, ...]
 Cuts = Mapping[int, int]
-"""Of splits that are left out from some sample on: the samples that they have."""
+"""For each split whose rest is left out: the number of samples that it still has."""
 
 
 def splits_of(case: FeedCase, variant: int) -> Iterator[tuple[int, int]]:
-    """Number and samples of each split of an epoch, in the order of the list. Segments are splits."""
+    """Yield the number and the size of each split of an epoch, in the order of the list. Segments count as splits."""
     if case.kind == "endless":
         assert case.segment is not None
         return ((number, endless_size(case.segment, number)) for number in count())
@@ -32,7 +32,7 @@ def splits_of(case: FeedCase, variant: int) -> Iterator[tuple[int, int]]:
 
 
 def lanes_of(case: FeedCase, variant: int = 0, cuts: Cuts | None = None) -> list[Iterator[Sample]]:
-    """The samples of each lane where nothing is shuffled: split i is of lane i mod C."""
+    """Return the samples of each lane if nothing is shuffled: split i belongs to lane i mod C."""
     cuts = cuts or {}
     if case.kind == "endless":
         lanes = case.lanes
@@ -49,10 +49,10 @@ def lanes_of(case: FeedCase, variant: int = 0, cuts: Cuts | None = None) -> list
 
 
 def batches(case: FeedCase, turn: int, variant: int = 0, cuts: Cuts | None = None) -> Iterator[Batch]:
-    """The batches of an epoch in exact order, not shuffled.
+    """Yield the batches of an epoch in exact order, not shuffled.
 
-    A visit takes up to `turn` full batches of a lane. A lane that has fewer ends there; what it has left over joins
-    what others had, and each full batch of that comes at once.
+    A visit takes up to `turn` full batches of a lane. A lane with fewer ends there. Its leftover rows join those of
+    other lanes, and as soon as these make a full batch, this batch comes next.
     """
     if case.indexable:
         size = case.batch_size or 1
@@ -83,13 +83,15 @@ def batches(case: FeedCase, turn: int, variant: int = 0, cuts: Cuts | None = Non
 
 
 def mixes_lanes(case: FeedCase) -> bool:
-    """Whether the rows of one visit to each lane are mixed with each other. (The batches here are small.)"""
+    """Return whether lanes mix the rows of one visit to each. (The batches here are small enough for that.)"""
     return bool(case.shuffle) and case.order == "exact" and case.batch_size is not None and not case.indexable
 
 
 def groups(case: FeedCase, turn: int) -> Iterator[tuple[int, Batch]]:
-    """How many batches share their rows, and these rows, not permuted: of a visit to each lane if lanes mix their rows,
-    else of one batch."""
+    """Yield groups of batches that share their rows: the number of batches, and the rows, not permuted.
+
+    If lanes mix their rows, the full batches of one visit to each lane are a group. Otherwise each batch is a group.
+    """
     if not mixes_lanes(case):
         yield from ((1, batch) for batch in batches(case, turn))
         return
@@ -115,7 +117,7 @@ def groups(case: FeedCase, turn: int) -> Iterator[tuple[int, Batch]]:
 
 
 def ready(case: FeedCase, batch: Batch) -> Batch:
-    """The rows of a batch: of a feed that makes them itself, as many as it says."""
+    """Return the rows of a batch. In a feed that makes its own batches, `batch` is one sample that stands for them."""
     if case.batch_size is not None:
         return batch
     ((split, number),) = batch
@@ -123,7 +125,7 @@ def ready(case: FeedCase, batch: Batch) -> Batch:
 
 
 def rows(case: FeedCase, variant: int = 0, cuts: Cuts | None = None) -> set[Sample]:
-    """All rows of an epoch that has an end."""
+    """Return all rows of an epoch that has an end."""
     if case.indexable:
         samples: Iterator[Sample] = ((0, number) for number in range(case.sizes[0][0]))
     else:
@@ -132,7 +134,7 @@ def rows(case: FeedCase, variant: int = 0, cuts: Cuts | None = None) -> set[Samp
 
 
 def blocks(case: FeedCase, lane: int) -> Iterator[set[Sample]]:
-    """The shuffle blocks of a lane of segments, which are not permuted: open splits fill a block in equal runs."""
+    """Yield the shuffle blocks of a lane of segments. These are not permuted: open ones fill a block in equal runs."""
     assert case.kind in ("segment", "endless")
     size = case.batch_size or 1
     lanes = case.lanes if case.kind == "endless" else min(case.lanes, len(list(splits_of(case, 0))))

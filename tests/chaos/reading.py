@@ -1,6 +1,6 @@
-"""How consumers read, and what they log of it. In a thread, or as a process: `python -m chaos.reading FILE`.
+"""A consumer that reads and logs. It runs in a thread, or as a process: `python -m chaos.reading FILE`.
 
-What is logged says compare.py. TensorFlow is imported for those consumers alone that ask for it.
+compare.py describes the log. Only consumers that need TensorFlow import it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .sample import ROWS, checksum, payload, rows_of, width_of
 from .scenario import Consumer, FeedCase, Step
 
 AWAY = 40.0
-"""Seconds for which a consumer tries to connect to a daemon that is away."""
+"""Seconds that a consumer tries to connect to a daemon that is away."""
 
 
 def parts(case: FeedCase, batch: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The payload, the draw and the id of a batch."""
+    """Return the payload, the draw and the id of a batch."""
     if case.structure == "tuple":
         return tuple(map(np.asarray, batch))
     if case.structure == "dict":
@@ -37,7 +37,7 @@ def parts(case: FeedCase, batch: Any) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def look(case: FeedCase, batch: Any) -> tuple[list[list[int]], str]:
-    """The ids of a batch, and what is wrong with it in words, or ""."""
+    """Return the ids of a batch, and its fault in words, or ""."""
     body, draw, identity = parts(case, batch)
     found, wrong = [], ""
     for row in range(len(identity)):
@@ -58,13 +58,15 @@ def look(case: FeedCase, batch: Any) -> tuple[list[list[int]], str]:
 
 
 class Reading:
-    """One consumer: `run` reads as its plan says and logs by `emit`.
+    """One consumer. `run` reads according to `plan` and logs with `emit`.
 
     Args:
-        meet: called before and after a connection is given up for a state, and before the last one is closed: ranks do
-            both together.
-        more: whether to read further epochs than the plan says.
-        state, epochs: where one that was killed goes on: a state, and how many epochs it had done.
+        meet: called before and after the consumer closes a connection to resume from a state, and before it closes the
+            last one: all ranks do this together.
+        more: returns whether to read more epochs than the plan has.
+        state, epochs, batches: where a killed consumer continues: its state, and the epochs and batches that it had
+            read.
+        saves: log a state with each batch.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Reading:
         self.turn = 0
         self._state, self._epochs, self._saves = state, epochs, saves
         self._steps = list(plan.steps)
-        while batches and self._steps:  # those that were done when it was killed
+        while batches and self._steps:  # the steps that were done when it was killed
             step = self._steps.pop(0)
             if step.batches is not None and batches <= step.batches:
                 self._steps.insert(0, Step(max(1, step.batches - batches), step.then))
@@ -100,13 +102,13 @@ class Reading:
         self._left: int | None = None
 
     def run(self) -> None:
-        """Read to the end of the plan; an error of Penstock is logged."""
+        """Read to the end of the plan. Log an error of Penstock."""
         try:
             self._connect(self._state)
             while (self._epochs < self.plan.epochs or self.more()) and self._epoch():
                 pass
             self._recheck()
-            self.meet()  # a rank that is cut off before its last batches needs the others when it comes back
+            self.meet()  # a rank that is cut off before its last batches needs the others to reconnect
         except penstock.EndOfStream:
             self.emit(["over"])
         except penstock.PenstockError as error:
@@ -151,7 +153,7 @@ class Reading:
         return self.connection.batches()
 
     def _epoch(self) -> bool:
-        """Read to the end of an epoch, or until a step takes the reader out of it; returns whether to go on."""
+        """Read to the end of an epoch, or until a step leaves it. Return whether to continue."""
         assert self.connection is not None
         step = self._steps.pop(0) if self._steps else Step(None)
         count = 0
@@ -166,7 +168,7 @@ class Reading:
             except Exception as error:  # TensorFlow wraps it
                 if isinstance(self.connection.error, penstock.EndOfStream):
                     raise self.connection.error from None
-                if "EndOfStream: " in str(error):  # nothing was left of the last epoch
+                if "EndOfStream: " in str(error):  # the last epoch had no batches left
                     raise penstock.EndOfStream("in TensorFlow's words") from error
                 if not self._goes_on_after(error, refused=count == 0):
                     raise self.connection.error or error from None
@@ -201,7 +203,7 @@ class Reading:
             self.emit(["wrong", wrong])
         if self.plan.how == "hoard":
             self._kept.append((batch, ids))
-        elif self.plan.how == "scribble":  # a handed batch is the consumer's: nobody reads it again
+        elif self.plan.how == "scribble":  # a batch belongs to its consumer: nobody else reads it again
             for leaf in parts(self.case, batch):
                 leaf[...] = 77
 
@@ -223,7 +225,7 @@ class Reading:
         return True
 
     def _count_what_was_left(self) -> None:
-        """An epoch that is left counts as all that TensorFlow took of it: wait until it takes no more."""
+        """Wait until TensorFlow takes no more batches of an epoch that was left. All that it took count."""
         assert self.connection is not None
         taken, still = -1, 0
         while still < 10:
@@ -246,9 +248,10 @@ class Reading:
         self.emit(["resumed"])
 
     def _goes_on_after(self, error: Exception, refused: bool) -> bool:
-        """Go on from the state of a failed stream, if its cause is one that passes.
+        """Resume from the state of a failed stream if its failure is a passing one. Return whether it resumed.
 
-        A stream that failed begins no epoch, so its state is within the epoch that was left before it was `refused`.
+        A failed stream cannot begin an epoch. If it `refused` to begin the next one, its state is still within the
+        epoch that was left before.
         """
         assert self.connection is not None
         failed = self.connection.error
@@ -267,7 +270,7 @@ class Reading:
         return True
 
     def _recheck(self) -> None:
-        """What was kept is still what it was."""
+        """Check that the batches that were kept have not changed."""
         for batch, ids in self._kept:
             if look(self.case, batch)[0] != ids:
                 self.emit(["wrong", f"a batch that was kept has changed: it was {ids[:4]}"])
@@ -275,7 +278,7 @@ class Reading:
 
 
 def main() -> None:
-    """Read as the JSON file says; each event is a line of the log, which outlives the process."""
+    """Read according to the JSON file. Write each event as a line of a log file, which outlives the process."""
     with open(sys.argv[1]) as file:
         said = json.load(file)
     from . import scenario

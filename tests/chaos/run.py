@@ -1,4 +1,4 @@
-"""One run of a scenario: start the service, let consumers read, bring about the faults, compare."""
+"""One run of a scenario: start the service, let consumers read, cause the faults, compare."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from .scenario import Consumer, Fault, Job, Scenario, Step
 from .service import FEEDS, Service
 
 STILL = 45.0
-"""Seconds without a batch for anybody after which a run hangs."""
+"""A run hangs if no consumer gets a batch for this many seconds."""
 GONE = 60.0
-"""Further seconds where a state file has a group: its daemon waits so long for a consumer that went while none ran."""
+"""Further seconds if a state file has a group: a new daemon waits this long for consumers that left while none ran."""
 LIMIT = 300.0
-"""Seconds after which a run hangs though something moves."""
+"""A run hangs after this many seconds, even if it makes progress."""
 TICK = 0.005
 
 
 @dataclass
 class Result:
-    """What came of a run: `differences`, in words; how long the longest wait without any batch was, and where."""
+    """The outcome of a run: its `differences` in words, a timeline, and `gap`, the longest time without any batch."""
 
     scenario: Scenario
     differences: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Result:
     stuck: bool = False
 
     def report(self) -> str:
-        """All that somebody needs who looks into it."""
+        """Return everything that is needed to look into the run."""
         lines = [f"scenario {self.scenario.seed}: {len(self.differences)} differences", *self.differences, ""]
         lines += [repr(self.scenario), "", *self.timeline, "", self.log[-12000:], "", f"again: {self.scenario.command}"]
         return "\n".join(lines)
@@ -79,11 +79,11 @@ class Reader:
         self._file = run.folder / f"consumer{number}.log"
         self._read = 0
         self._rest = b""
-        self._counted = 0, 0  # events of the log, and the batches among them
+        self._counted = 0, 0  # events of the log that were counted, and batches among them
 
     @property
     def batches(self) -> int:
-        """How many it was handed."""
+        """The number of batches that it was handed."""
         for event in self.log[self._counted[0] :]:
             self._counted = self._counted[0] + 1, self._counted[1] + (event[0] == "batch")
         return self._counted[1]
@@ -113,7 +113,7 @@ class Reader:
 
         def meet() -> None:
             if self.barrier is not None:
-                with contextlib.suppress(threading.BrokenBarrierError):  # one of them has failed
+                with contextlib.suppress(threading.BrokenBarrierError):  # another rank has failed
                     self.barrier.wait(LIMIT)
 
         def more() -> bool:
@@ -136,10 +136,10 @@ class Reader:
             self.log.append(["failed", type(error).__name__, str(error)[:600]])
         finally:
             if self.barrier is not None:
-                self.barrier.abort()  # the others do not wait for it
+                self.barrier.abort()  # the others must not wait for it
 
     def look(self) -> None:
-        """Take in what its process has logged; note its end."""
+        """Read the new events that its process has logged, and note its end."""
         if self._thread is not None and not self._thread.is_alive():
             self.over = True
         if self._process is None:
@@ -161,7 +161,7 @@ class Reader:
                 self.log.append(["failed", "process", f"the consumer's process ended with {status}: {text}"])
 
     def kill(self) -> bool:
-        """SIGKILL; one that has a stream of its own goes on from what it had saved. Returns whether it lived."""
+        """Kill its process. Restart it from its last state if it has its own stream. Return whether it was running."""
         if self._process is None or self._process.poll() is not None:
             return False
         self._process.kill()
@@ -186,14 +186,14 @@ class Reader:
             self._process.send_signal(number)
 
     def private(self, workers: bool) -> list[psutil.Process]:
-        """Its private daemon, or the workers of that."""
+        """Return its private daemon, or the workers of that daemon."""
         if self._process is None or self._process.poll() is not None:
             return []
         daemons = psutil.Process(self._process.pid).children()
         return [worker for daemon in daemons for worker in service.workers_of(daemon)] if workers else daemons
 
     def end(self) -> bool:
-        """Make it end whatever it does; returns whether it has."""
+        """Stop it, whatever it is doing. Return whether it has ended."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -210,7 +210,7 @@ class Reader:
 
 
 class Heard(logging.Handler):
-    """What the clients of this process log, in the timeline of a run."""
+    """Puts the log of this process's clients into the timeline of a run."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(logging.WARNING)
@@ -221,7 +221,7 @@ class Heard(logging.Handler):
 
 
 class Run:
-    """The parts of a run while it lasts."""
+    """A run in progress."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self.scenario, self.folder = scenario, folder
@@ -340,15 +340,15 @@ class Run:
 
     def _may_join(self, reader: Reader) -> bool:
         first = next(other for other in self.readers if other.feed == reader.feed)
-        if reader.job.together == "group" and not first.turn:  # it could read all and end the group before that comes
+        if reader.job.together == "group" and not first.turn:  # or the group may end too early
             return reader is first or first.over
         return reader is first or first.batches >= reader.plan.joins or first.over
 
     def others_read(self, reader: Reader) -> bool:
-        """Whether others of a group read, or have yet to come. The first one reads on until they have.
+        """Return whether a group's first consumer has to read on, because others still read or have not come yet.
 
-        A group ends with its last consumer, and who came later would begin another. And who has left an epoch waits
-        for those who have not begun it.
+        A group ends with its last consumer, and a later one would begin another group. Besides, a consumer that has
+        left an epoch waits for those that have not begun it.
         """
         group = [other for other in self.readers if other.feed == reader.feed]
         return reader is group[0] and not self.ending and not all(other.over for other in group[1:])
@@ -372,7 +372,7 @@ class Run:
     # --- faults ---
 
     def _fault(self, fault: Fault) -> None:
-        """Bring it about. What cannot be done just now (no worker there) is left undone, and said so."""
+        """Cause a fault. Skip it if it is impossible now (there is no worker). The timeline tells."""
         done = f"{fault.what} {fault.which} {fault.value}"
         ours = self.service
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -445,7 +445,7 @@ class Run:
     def _in(self, seconds: float, undo: Any) -> None:
         self._later.append((time.monotonic() + seconds, undo))
 
-    # --- what came of it ---
+    # --- the outcome ---
 
     def _check(self) -> None:
         found = self.result.differences
@@ -486,7 +486,7 @@ class Run:
             return 1
 
     def _quiet(self, number: int, job: Job, logs: list[list[Any]]) -> list[str]:
-        """Read the same of the same feed with one worker and without faults, and compare."""
+        """Read the same batches of the same feed, with one worker and without faults, and compare."""
         if job.feed.order == "fast" and not job.feed.labels_epochs:
             return []
         passing = [failure for failure in job.feed.failures if failure.times]
@@ -524,7 +524,7 @@ class Run:
             try:
                 still = self.service.nothing_held()
             except PenstockError as error:
-                still = f"the daemon does not say how it is: {error}"
+                still = f"the daemon does not answer a request for its status: {error}"
             if still:
                 self.result.differences.append(still)
         self.service.stop()
@@ -537,8 +537,11 @@ class Run:
 
 
 def _may_fail(job: Job, plan: Consumer, event: list[Any], faults: tuple[Fault, ...]) -> bool:
-    """Whether this error is promised: a failure that stays and is to be raised, or a private daemon that was killed
-    before it was ready."""
+    """Return whether the consumer may get this error.
+
+    It may be a permanent failure that has to be raised, or come from a private daemon that was killed before it was
+    ready.
+    """
     if event[1] == "StartError":
         return plan.private and any(fault.what == "kill private daemon" for fault in faults)
     stays = any(not failure.times and failure.what == "raise" for failure in job.feed.failures)
@@ -547,7 +550,7 @@ def _may_fail(job: Job, plan: Consumer, event: list[Any], faults: tuple[Fault, .
 
 @contextlib.contextmanager
 def nothing_left(result: Result) -> Iterator[None]:
-    """What is there afterwards and was not before is a difference: processes, threads, descriptors, /dev/shm."""
+    """Report everything that the block leaves behind as a difference: processes, threads, descriptors, /dev/shm."""
     before = _present()
     yield
     deadline = time.monotonic() + 5
@@ -580,7 +583,7 @@ def _present() -> dict[Any, str]:
 
 
 def run(scenario: Scenario) -> Result:
-    """Run the scenario in a folder of its own."""
+    """Run the scenario in its own folder."""
     if any(consumer.how in ("eager", "mapped") for job in scenario.jobs for consumer in job.consumers):
         _tensorflow()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
@@ -592,7 +595,7 @@ def run(scenario: Scenario) -> Result:
 
 
 def _tensorflow() -> None:
-    """Import it, and start its thread pools, once: it keeps what it opens."""
+    """Import TensorFlow and start its thread pools before the run, because it keeps everything that it opens."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     import tensorflow as tf

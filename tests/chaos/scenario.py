@@ -1,6 +1,6 @@
-"""A scenario: what is served, by what, to whom, and what goes wrong meanwhile. Plain frozen data, drawn from a seed.
+"""A scenario: feeds, their daemon, their consumers, and the faults. Plain frozen data, drawn from a seed.
 
-`repr` of a scenario is a literal that makes it again. Nothing here runs anything.
+The `repr` of a scenario is a literal that makes the same scenario. Nothing here runs anything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 class Failure:
     """User code fails when it reaches sample `number` of `split`, the first `times` times (0: always).
 
-    `epoch` -1: in each epoch. Split -1: in the function that lists the splits. What: "raise", "die" (SIGKILL to
-    itself), "hang".
+    `epoch` -1: in each epoch. `split` -1: in the function that lists the splits. `what`: "raise", "die" (it sends
+    itself SIGKILL) or "hang".
     """
 
     split: int
@@ -26,10 +26,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class FeedCase:
-    """A feed. `sizes` are the samples of each split; of a kind "function" there are several such lists.
+    """A feed. `sizes` has the number of samples of each split. The kind "function" has several such lists.
 
-    Kinds: "list" (of splits), "function" (that picks one of several lists), "shard", "plain" (one generator),
-    "segment" (with samples=), "endless", "index" (an object with __getitem__), "items" (a list of samples).
+    `kind`: "list" (of splits), "function" (which picks one of several lists), "shard", "plain" (one generator),
+    "segment" (with samples=), "endless", "index" (an object with __getitem__) or "items" (a list of samples).
     """
 
     kind: str
@@ -61,16 +61,16 @@ class FeedCase:
 
     @property
     def labels_epochs(self) -> bool:
-        """Whether a sample says of which epoch it is."""
+        """Whether samples carry the number of their epoch."""
         return self.takes_epoch and not self.indexable
 
 
 @dataclass(frozen=True)
 class Step:
-    """Read so many batches (None: to the end of the epoch), then do something.
+    """Read `batches` batches (None: to the end of the epoch), then do something.
 
-    "go" on; "break" out of the epoch; "resume" from a state in another connection; "load" a state into another
-    connection; "close" for good.
+    `then`: "go" on; "break" out of the epoch; "resume" from a state in another connection; "load" a state into another
+    connection; or "close" for good.
     """
 
     batches: int | None
@@ -79,11 +79,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Consumer:
-    """Who reads: how many epochs, after how many batches of the first consumer it comes, and how it reads.
+    """A consumer: how many epochs it reads, how, and after how many batches of the first consumer it joins.
 
-    How: "numpy", "hoard" (keeps all it gets), "scribble" (overwrites all it gets), "process" (NumPy, in a process of
-    its own, which saves a state with each batch), "eager" and "mapped" (tf.data). One that is private has a daemon of
-    its own.
+    `how`: "numpy", "hoard" (keeps all batches), "scribble" (overwrites all batches), "process" (NumPy, in its own
+    process, which saves a state with each batch), or "eager" and "mapped" (tf.data). A `private` consumer has its own
+    daemon.
     """
 
     how: str = "numpy"
@@ -98,7 +98,7 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Job:
-    """A feed and its consumers. Together: "" (each has a stream of its own), "drop", "pad" (ranks), "group"."""
+    """A feed and its consumers. `together`: "" (each has its own stream), "drop" or "pad" (ranks), or "group"."""
 
     feed: FeedCase
     consumers: tuple[Consumer, ...]
@@ -107,12 +107,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Fault:
-    """After so many batches in all: what is done, to the how manieth, and for how long or to how many.
+    """A fault, which comes after `after` batches in total. `which` is the number of its target.
 
-    What: "kill worker", "kill workers", "stop worker" (SIGSTOP, for `value` seconds; 0: for good), "kill forks",
-    "stop forks", "kill daemon" (and start it with `value` workers), "stop daemon", "drain" (likewise), "end" (two
-    SIGTERMs, likewise), "scale", "scale now", "cut", "stall", "throttle", "kill consumer", "stop consumer", and of a
-    consumer's private daemon "kill private daemon", "kill private worker".
+    `what`: "kill worker", "kill workers", "stop worker" (SIGSTOP, for `value` seconds; 0: for good), "kill forks",
+    "stop forks", "kill daemon" (and start it with `value` workers), "stop daemon", "drain" (and start it with `value`
+    workers), "end" (two SIGTERMs, and start it with `value` workers), "scale" and "scale now" (to `value` workers),
+    "cut", "stall", "throttle", "kill consumer", "stop consumer", or, in a consumer's private daemon, "kill private
+    daemon" and "kill private worker".
     """
 
     after: int
@@ -123,7 +124,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run. Memory: None is ample, 1.0 the least that the daemon names, more is a multiple of that."""
+    """A scenario. `memory`: None is ample, 1.0 the least that the daemon asks for, other values a multiple of it."""
 
     seed: int
     jobs: tuple[Job, ...]
@@ -135,14 +136,14 @@ class Scenario:
 
     @property
     def command(self) -> str:
-        """What replays it."""
-        if self != scenario(self.seed):  # somebody made it smaller
+        """The shell command that runs the scenario again."""
+        if self != scenario(self.seed):  # somebody has reduced it
             return f'PYTHONPATH=tests python -m chaos --scenario "{self!r}"'
         return f"make chaos ARGS='--seed {self.seed} --scenarios 1'"
 
 
 def scenario(seed: int) -> Scenario:
-    """The scenario of this seed."""
+    """Return the scenario of this seed."""
     chance = random.Random(seed)
     mode = chance.choices(["single", "ranks", "group"], [12, 3, 5])[0]
     kept = mode == "group" and chance.random() < 0.4
@@ -163,7 +164,7 @@ def scenario(seed: int) -> Scenario:
 
 
 def _lives_on_the_least(job: Job) -> bool:
-    """Whether the least memory does: batches are of one size, and no tensor outlives its connection beside another."""
+    """Return whether the least memory is enough: batches have one size, and no tensor outlives its connection."""
     holds = {"hoard", "eager", "mapped"} & {consumer.how for consumer in job.consumers}
     again = job.feed.on_error == "raise" or any(step.then in ("resume", "load") for step in job.consumers[0].steps)
     return job.feed.batch_size is not None and not (holds and again)
@@ -174,7 +175,7 @@ def _without(feed: FeedCase, what: str) -> FeedCase:
 
 
 def _sizes(chance: random.Random, least: int) -> tuple[int, ...]:
-    """Samples of each split: uneven, some empty, at least so many in all."""
+    """Return the samples of each split: uneven numbers, some of them 0, at least `least` in total."""
     count = chance.choice([1, 2, 3, 5, 8, 12, 17])
     most = max(3, chance.choice([80, 200, 400]) // count)
     sizes = [chance.choice([0, 1, most, chance.randint(0, most), chance.randint(0, most)]) for _ in range(count)]
@@ -186,7 +187,7 @@ def _sizes(chance: random.Random, least: int) -> tuple[int, ...]:
 def _feed(chance: random.Random, mode: str, number: int) -> FeedCase:
     kinds = ["list", "function", "shard", "plain", "segment", "endless", "index", "items"]
     weights = [10, 4, 2, 1, 3, 3, 3, 1]
-    if mode != "single":  # whose epochs must be told apart, and have an end
+    if mode != "single":  # their epochs must be told apart, and have an end
         kinds, weights = ["list", "function", "shard", "segment"], [8, 3, 2, 2]
     kind = chance.choices(kinds, weights)[0]
     indexable = kind in ("index", "items")
@@ -220,7 +221,7 @@ def _feed(chance: random.Random, mode: str, number: int) -> FeedCase:
         on_error = "retry"
     if on_error == "skip" and (indexable or tells):
         on_error = "retry"
-    if on_error == "raise" and order == "fast" and not ready and turn != 1:  # no state stands behind a batch there
+    if on_error == "raise" and order == "fast" and not ready and turn != 1:  # there is no state after each batch there
         on_error = "retry"
     case = FeedCase(
         kind=kind,
@@ -280,7 +281,7 @@ def _failures(chance: random.Random, case: FeedCase) -> tuple[Failure, ...]:
 
 
 def _leaves_enough(case: FeedCase, failures: list[Failure]) -> bool:
-    """Whether an epoch has batches although all of these splits are left out."""
+    """Return whether an epoch still has batches if all of these splits are left out."""
     for variant, sizes in enumerate(case.sizes):
         ends = {f.split - 1000 * variant: 0 for f in failures}
         if sum(ends.get(split, size) for split, size in enumerate(sizes)) < (case.batch_size or 1):
@@ -289,7 +290,7 @@ def _leaves_enough(case: FeedCase, failures: list[Failure]) -> bool:
 
 
 def _may(case: FeedCase, failure: Failure) -> bool:
-    """Whether a daemon that looks at a first sample lives through this."""
+    """Return whether a daemon can start in spite of this failure. At its start it reads a first sample."""
     if failure.what == "raise" and case.on_error == "retry":
         return True
     if failure.what == "raise" and case.on_error == "skip":
@@ -311,7 +312,7 @@ def _job(chance: random.Random, mode: str, number: int, kept: bool) -> Job:
         if chance.random() < 0.5:
             steps = (Step(chance.randint(1, 8), "resume"),)
         breaks = [Step(chance.randint(1, 12), "break") if chance.random() < 0.2 else None for _ in range(world)]
-        if epochs == 1:  # who leaves its last epoch closes, which ends the job of the others
+        if epochs == 1:  # a rank that leaves its last epoch closes, which ends the job of the others
             breaks = [None] * world
         readers = [
             Consumer(
@@ -342,7 +343,7 @@ def _reader(chance: random.Random, feed: FeedCase, epochs: int) -> Consumer:
     how = chance.choices(["numpy", "hoard", "scribble", "process", "eager", "mapped"], [8, 2, 2, 3, 1, 1])[0]
     transport = chance.choice(["local", "local", "tcp", "tcp"])
     actions = ["go", "break", "resume", "load"]
-    if how in ("eager", "mapped"):  # an epoch that is left counts as all that TensorFlow took of it
+    if how in ("eager", "mapped"):  # if an epoch is left, all batches that TensorFlow took count
         actions = [chance.choice(["break", "resume"])]
     if feed.order == "fast" and feed.turn != 1 and feed.batch_size is not None:
         actions = ["break"]

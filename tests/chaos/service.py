@@ -1,4 +1,4 @@
-"""The daemon of a scenario: started, killed, drained and started again at the same port."""
+"""The daemon of a scenario. It can be killed or drained, and is then started again on the same port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _started: list[Daemon] = []
 
 
 def end_all() -> None:
-    """End all daemons at once, whatever this process was doing; their workers end with them."""
+    """Kill all daemons at once, whatever this process was doing. Their workers end with them."""
     for daemon in _started:
         if daemon.process.poll() is None:
             daemon.process.kill()
@@ -37,7 +37,7 @@ def end_all() -> None:
 
 
 def workers_of(daemon: psutil.Process) -> list[psutil.Process]:
-    """The workers of a daemon."""
+    """Return the workers of a daemon."""
     found = []
     for process in daemon.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -47,7 +47,7 @@ def workers_of(daemon: psutil.Process) -> list[psutil.Process]:
 
 
 class Service:
-    """`penstock serve` with these feeds. Its counts of failures, its state file and its logs lie in `folder`."""
+    """`penstock serve` with these feeds. `folder` has its counts of failures, its state file and its logs."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Service:
         self.start(workers)
 
     def start(self, workers: int) -> None:
-        """Start the daemon, at the port that it had before if it had one."""
+        """Start the daemon, on the port that it had before, if any."""
         if self._memory is not None and "memory" not in self._options:
             self._options["memory"] = max(4096, round(self._memory * self._least()))
         self.daemon = self._launch(workers)
@@ -89,7 +89,7 @@ class Service:
         self._port = int(self.daemon.urls["feed0"].rpartition("/")[0].rpartition(":")[2])
 
     def _least(self) -> int:
-        """What a daemon with too little says that it needs."""
+        """Return the --memory that a daemon asks for if it has too little."""
         self._options["memory"] = 1
         refused = self._launch(1)
         with contextlib.suppress(AssertionError):
@@ -116,7 +116,7 @@ class Service:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What feeds.py, and whoever imports it, needs in its environment."""
+        """The environment variables of processes that import feeds.py."""
         return {"CHAOS_FEEDS": str(self._folder / "feeds.json"), "PYTHONFAULTHANDLER": "1"}
 
     @property
@@ -124,14 +124,14 @@ class Service:
         return self._port
 
     def workers(self) -> list[psutil.Process]:
-        """The workers of the daemon that runs now; none where it has just ended."""
+        """Return the workers of the running daemon: none if it has just ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
             assert self.daemon is not None
             return workers_of(psutil.Process(self.daemon.process.pid))
         return []
 
     def forks(self) -> psutil.Process | None:
-        """The fork server."""
+        """Return the fork server, or None."""
         assert self.daemon is not None
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.daemon.process.pid).children():
@@ -148,19 +148,19 @@ class Service:
         self.start(workers)
 
     def drain(self, workers: int, signals: int = 1) -> None:
-        """Ask it to end when the epochs that are being read have ended, or with two signals at once."""
+        """Ask the daemon to stop after the current epochs, with one signal, or at once, with two."""
         assert self.daemon is not None
         if self._draining is not None:
             return
         self._draining = workers
-        self._ends_with = (0,) if signals == 1 else (0, -signal.SIGTERM)  # the second one may come when it has ended
+        self._ends_with = (0,) if signals == 1 else (0, -signal.SIGTERM)  # the second one may come after its end
         for _ in range(signals):
             with contextlib.suppress(ProcessLookupError):
                 self.daemon.process.send_signal(signal.SIGTERM)
             time.sleep(0.02)
 
     def look(self) -> None:
-        """Start another daemon where one has drained; one that ended by itself is not well."""
+        """Start another daemon if this one has drained. Note a failure if it ended without being asked to."""
         assert self.daemon is not None
         status = self.daemon.process.poll()
         if status is None:
@@ -176,9 +176,9 @@ class Service:
         return found
 
     def nothing_held(self, patience: float = 5.0) -> str:
-        """Wait until it holds no stream and no memory for anybody; returns what it still holds then, or "".
+        """Wait until the daemon holds no stream and no reserved memory. Return what it still holds in the end, or "".
 
-        One that drains ends then instead.
+        A draining daemon is not checked, because it ends instead.
         """
         if self._draining is not None:
             return ""
@@ -192,7 +192,7 @@ class Service:
             time.sleep(0.02)
 
     def dump(self) -> str:
-        """Stacks of the daemon and the workers; it ends them."""
+        """Abort the daemon and the workers, which write their stacks to the log. Return the last status."""
         assert self.daemon is not None
         text = ""
         with contextlib.suppress(Exception):
@@ -206,12 +206,12 @@ class Service:
         return text
 
     def log(self) -> str:
-        """What all its daemons have logged."""
+        """Return the logs of all its daemons."""
         files = sorted(self._folder.glob("log*"), key=lambda file: int(file.name[3:]))
         return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
     def stop(self) -> None:
-        """End it; it must end well."""
+        """Stop the daemon. Note a failure unless it exits with status 0."""
         assert self.daemon is not None
         running = self.daemon.process.poll() is None
         for worker in self.workers():
@@ -222,7 +222,7 @@ class Service:
                 self.daemon.process.wait(20)
             status = self.daemon.stop(timeout=20)
         except subprocess.TimeoutExpired:
-            self.unwell.append("the daemon does not end at SIGTERM though nobody reads")
+            self.unwell.append("the daemon does not end at SIGTERM, although nobody reads")
             self.daemon.stop(signal.SIGKILL)
             return
         if running and status != 0 and self._draining is None:

@@ -1,6 +1,6 @@
-"""The feeds of tests/test_stream_hashes.py. A change to this file changes their streams: add feeds, change none.
+"""The feeds of tests/test_stream_hashes.py. Add feeds, but never change one: that would change its stream.
 
-What they draw is the raw output of generators, which NumPy and Python keep the same from version to version.
+They draw the raw output of random generators, which NumPy and Python keep the same from version to version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from penstock_server import DictSpec, Feed, Leaf
 
 SIZES = [7, 0, 31, 1, 16, 64, 5, 12, 3, 40, 2, 9]
-"""Samples of each split: uneven, one split is empty. 190 in all."""
+"""The samples of each split: uneven, one split is empty. 190 in total."""
 SPLITS = list(range(len(SIZES)))
 
 
@@ -109,7 +109,7 @@ def splits_in_an_order_that_is_drawn() -> list[int]:
 
 READY = DictSpec(("n", "x"), (Leaf("int64", (None,)), Leaf("float32", (None, None))))
 
-# In order, with several numbers of lanes and lengths of turns.
+# In order, with different numbers of lanes and lengths of turns.
 one_lane = Feed(counted, splits=SPLITS, batch_size=8, lanes=1, turn=1)
 five_lanes = Feed(counted, splits=SPLITS, batch_size=8, lanes=5, turn=3)
 more_lanes_than_splits = Feed(counted, splits=SPLITS, batch_size=4, lanes=16)
@@ -127,7 +127,7 @@ shuffled_rng = Feed(drawn, splits=SPLITS, batch_size=7, shuffle=100, lanes=5, tu
 shuffled_global = Feed(drawn_globally, splits=SPLITS, batch_size=7, shuffle=50, lanes=4, turn=1, seed=9)
 shuffled_by_function = Feed(drawn, splits=splits_in_an_order_that_is_drawn, batch_size=8, shuffle=32, lanes=3, seed=7)
 
-# What is left over is dropped.
+# Leftover rows are dropped.
 dropping = Feed(drawn, splits=SPLITS, batch_size=16, lanes=4, turn=2, drop_remainder=True)
 dropping_shuffled = Feed(drawn, splits=SPLITS, batch_size=16, shuffle=64, lanes=4, turn=2, drop_remainder=True)
 
@@ -147,12 +147,12 @@ endless_shuffled = Feed(made_up, segment=10, batch_size=4, shuffle=40, lanes=3, 
 endless_numbered = Feed(numbered_segment, segment=9, batch_size=4, lanes=4, turn=1)
 segments = Feed(made_up, segment=10, samples=95, batch_size=4, lanes=3, turn=2, seed=1)
 
-# Without splits; and some splits are left out.
+# Without splits; and with splits that are left out.
 shards = Feed(shared_out, batch_size=4, lanes=4, turn=2)
 undivided = Feed(alone, batch_size=4, turn=2)
 skipping = Feed(failing, splits=SPLITS, batch_size=4, lanes=4, turn=2, on_error="skip")
 
-# Fast order follows timing, except where there is one lane.
+# Fast order depends on timing, except with one lane.
 fast_one_lane = Feed(drawn, splits=SPLITS, batch_size=8, shuffle=40, lanes=1, turn=2, order="fast", seed=2)
 
 # Combined feeds.

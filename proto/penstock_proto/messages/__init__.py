@@ -1,4 +1,4 @@
-"""Every control message, as a typed record. PROTOCOL.md says who sends which, when, and what follows.
+"""Every control message, as a typed record. PROTOCOL.md says who sends each message, when, and what follows.
 
 There are four conversations, and each has its own set of messages each way:
 
@@ -7,8 +7,8 @@ There are four conversations, and each has its own set of messages each way:
     client <-> host      fetching.py; over ZMTP (the client is a DEALER)
     daemon <-> worker     to_worker.py, from_worker.py; over the SOCK_SEQPACKET socketpair that the worker inherits
 
-No message contains the bytes of a batch; where such bytes follow a message, they are a frame of their own. Every text,
-list and number has a bound; unknown fields are refused.
+No message contains the bytes of a batch. If such bytes follow a message, they are a separate frame. Every text, list
+and number has a bound, and unknown fields are refused.
 """
 
 from .base import (

@@ -14,7 +14,7 @@ VERSION = 11
 
 IDS_PER_STREAM = 1 << 40
 """The daemon numbers runs and tickets of stream s from s * IDS_PER_STREAM, so that an id tells its stream. A stream
-lives as long as its trainer: at 10,000 turns a second these numbers last for three years, and a daemon has 4 million
+lives as long as its trainer: at 10,000 turns a second its numbers last for three years. A daemon can have 4 million
 streams."""
 
 MAX_TEXT = 32 * 1024
@@ -25,13 +25,14 @@ MAX_WORLD = 1024
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Line = Annotated[str, Meta(max_length=1024)]
 UnixName = Annotated[str, Meta(pattern=rf"\A({unix_address.PATTERN})?\Z")]
-"""An abstract unix address that a host listens at, or none. It may name no other, as clients will connect."""
+"""An abstract unix address that a host listens at, or none. Only Penstock's addresses are allowed, as clients
+connect."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Epoch = Annotated[int, Meta(ge=0, le=2**53)]
-"""The number of an epoch that a client asks for. Its bound is below that of Count, as the daemon counts on from it."""
+"""The number of an epoch that a client asks for. Its bound is below Count's, because the daemon counts up from it."""
 Progress = Annotated[int, Meta(ge=0, le=2**53)]
-"""How many batches or rows a client says it has read. Its bound is below that of Count for the same reason."""
+"""How many batches or rows a client says it has read. Its bound is below Count's for the same reason."""
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Lane = Annotated[int, Meta(ge=-2, lt=2**31)]
@@ -52,7 +53,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type",
 
 
 class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """An error on its way to where it is raised. `kind` is a name in `errors.BY_NAME`."""
+    """An error on its way to the process that raises it. `kind` is a name in `errors.BY_NAME`."""
 
     kind: Name
     message: Text
@@ -63,7 +64,7 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, error: errors.PenstockError) -> ErrorReport:
-        """Make the report of `error`. Cut its texts to what a message can hold; a traceback keeps its end."""
+        """Make the report of `error`. Cut its texts to fit a message; a traceback keeps its end."""
         traceback = error.remote_traceback
         return cls(
             type(error).__name__,

@@ -25,7 +25,7 @@ from .watching import MAX_PROFILE_SECONDS
 
 
 class Hello(Message, frozen=True):
-    """Begins a session: which feed, which version. `client` names the consumer in status and logs."""
+    """Begins a session that reads `feed`. `client` names the consumer in status and logs."""
 
     version: Version
     feed: Line
@@ -34,14 +34,14 @@ class Hello(Message, frozen=True):
 
 class PositionPart(Message, frozen=True):
     """A piece of the position at which the session's stream begins. All pieces come in order, before Open and on the
-    same transport; together they are a packed `Position`. Without any the stream begins at epoch 0."""
+    same transport; together they are a packed `Position`. Without them the stream begins at epoch 0."""
 
     session: Token
     data: Annotated[bytes, Meta(max_length=64 * 1024)]
 
 
 class Had(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Batches of a slab that was handed over: `batches` of lane `lane` (-1: merged ones) from number `index` on."""
+    """Batches of a slab that was handed over: `batches` of lane `lane` (-1: merged ones), from number `index` on."""
 
     epoch: Epoch
     lane: Lane
@@ -50,24 +50,24 @@ class Had(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
 
 
 class Open(Message, frozen=True):
-    """Opens the session's stream, at the position that was sent, on the transport that this message comes by.
+    """Opens the session's stream at the position that was sent, on the transport by which this message comes.
 
     Over a unix connection it is the first message, and `proof` repeats the nonce in the ledger. Over ZeroMQ `proof` is
     empty. At most `credit` slabs and `credit_bytes` bytes (but always one slab) are under way: sent, and not handed
-    over. The client keeps at most `quota` slabs that were handed over aliased, and copies others (0 over ZeroMQ).
+    over. Of the slabs that were handed over, the client aliases at most `quota` (0 over ZeroMQ), and copies the others.
 
     `consumer` is the same in all sessions of one consumer: a session ends older ones with the same, of any feed.
     `again`: the consumer read this stream before, and its position is where it was cut off.
 
-    With a `group` alone the stream is shared by all consumers of that group, and each batch goes to one of them. If one
-    comes `again`, `handed` says how many slabs of its session `last` were handed over, and `had` names the newest of
-    them, as many as a daemon may not have been told of: another daemon counts them as handed over.
+    With a `group` alone all consumers of that group share the stream, and each batch goes to one of them. If one comes
+    `again`, `handed` says how many slabs of its session `last` were handed over. `had` names the newest of them, as
+    many as a daemon may not have been told of: another daemon counts them as handed over.
 
-    With a `world_size` the stream is that of all ranks 0 to `world_size` - 1 of the `group` together, and batch j of an
-    epoch goes to rank j mod `world_size`. It begins when all of them are there. `pad`: repeats fill up an epoch's last
-    round if it has fewer batches than there are ranks; without, it is left out.
+    With a `world_size` ranks 0 to `world_size` - 1 of the `group` share the stream, and batch j of an epoch goes to
+    rank j mod `world_size`. The stream begins when all ranks are there. `pad`: repeats fill up an epoch's last round if
+    it has fewer batches than there are ranks; otherwise that round is left out.
 
-    `fetches` (ZeroMQ only): the client can fetch slabs from other hosts, and is told where these are (HostAt).
+    `fetches` (ZeroMQ only): the client can fetch slabs from other hosts, and HostAt tells it where these are.
     """
 
     session: Token
@@ -88,15 +88,15 @@ class Open(Message, frozen=True):
 
 
 class Reaches(Message, frozen=True):
-    """The client has a connection to this host (HostAt), or, if not `reached`, has none any longer."""
+    """The client has a connection to this host (HostAt) or, if not `reached`, no longer has one."""
 
     host: Count
     reached: bool
 
 
 class Resend(Message, frozen=True):
-    """Asks for the bytes of slab `seq`, which could not be fetched from their host. They come in Chunks, as soon as the
-    daemon has them."""
+    """Asks for the bytes of slab `seq`, which the client could not fetch from their host. They come in Chunks, as soon
+    as the daemon has them."""
 
     seq: Count
 
@@ -110,8 +110,8 @@ class Begin(Message, frozen=True):
 class Ack(Message, frozen=True):
     """The first `handed` slabs of the session were handed over, or are void with their epoch.
 
-    `released` (unix only): sequence numbers of slabs over which no tensor lives any longer. `ended`: the number of End
-    messages that came.
+    `released` (unix only): sequence numbers of slabs over which no tensor lives any longer. `ended`: how many End
+    messages came.
     """
 
     handed: Count
@@ -122,7 +122,7 @@ class Ack(Message, frozen=True):
 class Leave(Message, frozen=True):
     """The client leaves this epoch before its end. Slabs of it that were sent and not handed over are void.
 
-    `handed`: how many of the slabs sent so far were handed over, or were void before.
+    `handed`: how many of the slabs sent so far were handed over, or were void before this.
     """
 
     epoch: Epoch
@@ -146,7 +146,7 @@ class StatusRequest(Message, frozen=True):
 
 
 class StopRequest(Message, frozen=True):
-    """Asks the daemon to stop: when the epochs that are being read have ended, or `now`.
+    """Asks the daemon to stop when the epochs that are being read have ended, or `now`.
 
     Only over a unix connection, from the daemon's own user or root.
     """
@@ -158,8 +158,8 @@ class ScaleRequest(Message, frozen=True):
     """Asks for this number of workers: of the daemon's own, or of those of the joined host of this name. Answered by
     Scaled. Only over a unix connection, as StopRequest.
 
-    With `now`, surplus workers end at once and their work is done again elsewhere. Otherwise they first hand over what
-    they do.
+    With `now`, surplus workers end at once, and other workers do their work again. Otherwise they first give up their
+    lanes at borders.
     """
 
     workers: Annotated[int, Meta(ge=1, le=4096)]
@@ -191,7 +191,7 @@ class ProfileHosts(Message, frozen=True):
 
 
 class Source(Struct, frozen=True, forbid_unknown_fields=True):
-    """A feed that a joining host serves: MODULE:ATTR as it was typed there, and the SHA-256 of the module's file."""
+    """A feed that a joining host serves: MODULE:ATTR as typed there, and the SHA-256 of the module's file."""
 
     feed: Line
     digest: Digest
@@ -203,8 +203,8 @@ class Join(Message, frozen=True):
 
     `host` names it in status and logs. `process` is random, and stays the same when this process joins again.
     `penstock`, `python` and `numpy` are versions; they and the feeds' sources must be those of the daemon. `memory`:
-    bytes that the host allows for slots. `fetch_port`: where consumers can fetch slabs, at the
-    address from which the host joins; 0: nowhere. `unix`: where those on the host's machine can.
+    bytes that the host allows for slots. `fetch_port`: the port where consumers can fetch slabs, at the address from
+    which the host joins; 0: none. `unix`: the address for consumers on the host's machine.
     """
 
     version: Version

@@ -12,7 +12,7 @@ from .base import Count, Line, Name, Seed
 Environment: TypeAlias = dict[
     Annotated[str, Meta(min_length=1, max_length=256)], Annotated[str, Meta(max_length=16384)] | None
 ]
-"""Environment variables to set, or, with None, to remove."""
+"""Environment variables to set or, with None, to remove."""
 MAX_BUCKETS = 256
 MAX_POOLED = 32
 """Most lanes that mix their rows with each other."""
@@ -24,8 +24,8 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     """The description of a feed for its consumers.
 
     `spec` describes one sample, or one batch if `batch_size` is None. `turn` is the most batches in a slab. `batches`
-    and `samples` are those of an epoch, or None if they are not known. `shuffle`, `interleave` and `segment` are as in
-    FeedPlan. `pool`: how many lanes mix their rows with each other; 1 if none do.
+    and `samples` are those of an epoch, or None if unknown. `shuffle`, `interleave` and `segment` are as in FeedPlan.
+    `pool`: how many lanes mix their rows with each other; 1 if none do.
     """
 
     name: Name
@@ -60,11 +60,11 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     samples of an indexable feed, otherwise None. `static_splits`: `splits` is not a function, so all epochs have the
     same list. `lanes` is 1 if the generator cannot be divided. `on_error`: what happens to a split in which user code
     raises, or that has ended its worker `attempts` times. `warnings` are for the log. `segment`: the most samples of
-    one run of a generator that is run again and again, for segment 0, 1, ...; segments are its splits. Without
-    `samples` they have no end. `batching`: how samples of different shapes become a batch. `buckets`: the lengths to
+    one run of a generator that runs again and again, for segment 0, 1, ...; segments are its splits. Without `samples`
+    there is no last segment. `batching`: how samples of different shapes become a batch. `buckets`: the lengths to
     which "pad" fills them up; none: to the longest of the batch. `block`: how many neighbours of an indexable feed stay
-    together when it shuffles. `cache`: the directory of its cached splits. `mixes`: it draws from several
-    feeds, each with splits of its own. `part_caches`: those of these feeds that have a cache, with its directory.
+    together when it shuffles. `cache`: the directory of its cached splits. `mixes`: it draws from several feeds, each
+    with its own splits. `part_caches`: the names of these feeds that have a cache, with its directory.
     """
 
     name: Name

@@ -1,9 +1,9 @@
-"""Messages between a consumer and a host that has joined: the consumer fetches slabs from where they are.
+"""Messages between a consumer and a joined host, from which the consumer fetches slabs.
 
-It connects to where HostAt says (server.py), and asks for slabs that the daemon has told it of. A host knows no
-sessions: who knows the secret of a slot was sent a slab of it.
+The consumer connects to the endpoint in HostAt (server.py), and asks for slabs that the daemon has announced to it. A
+host knows no sessions: a consumer that knows the secret of a slot was sent a slab of it.
 
-Over ZMTP the consumer is a DEALER, and gets the bytes. On the host's machine it uses the unix connection: the host then
+Over ZMTP the consumer is a DEALER, and gets the bytes. On the host's machine it uses the unix connection, and the host
 lends it the memory in which they lie.
 """
 
@@ -18,7 +18,7 @@ from .server import Chunk, Greeting, Pong
 
 
 class Fetch(Message, frozen=True):
-    """Asks for `batches` batches from place `first` of the slot of `ticket` on: those of slab `seq`. Answered by
+    """Asks for the batches of slab `seq`: `batches` of them, from place `first` of the slot of `ticket` on. Answered by
     Chunks, as the daemon sends them; over unix by Lent; or by NotKept. `secret` as in Slab."""
 
     seq: Count
@@ -35,10 +35,10 @@ class NotKept(Message, frozen=True):
 
 
 class Lent(Message, frozen=True):
-    """Slab `seq` lies in `memfd`, which a Map has brought. The consumer maps it, and says when nobody uses the slab any
-    longer (GivenBack). Until then the host does not write there. If it needs the memory before, it leaves the memfd to
-    the consumer (Unmap), and takes another. `brief`: consumers hold much of the host's memory, so the slab is to be
-    copied, and given back at once."""
+    """Slab `seq` lies in `memfd`, which a Map has brought. The consumer maps it, and sends GivenBack when nobody uses
+    the slab any longer. Until then the host does not write there. If the host needs the memory earlier, it leaves the
+    memfd to the consumer (Unmap), and takes another. `brief`: consumers hold much of the host's memory, so the consumer
+    must copy the slab and give it back at once."""
 
     seq: Count
     memfd: Index
@@ -46,7 +46,7 @@ class Lent(Message, frozen=True):
 
 
 class GivenBack(Message, frozen=True):
-    """The consumer uses slab `seq`, which was lent to it, no longer."""
+    """The consumer no longer uses slab `seq`, which was lent to it."""
 
     seq: Count
 

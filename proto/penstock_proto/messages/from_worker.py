@@ -20,21 +20,21 @@ class Imported(Message, frozen=True):
 
 
 class EnvironmentWanted(Message, frozen=True):
-    """The feeds want other environment variables than the worker was started with, in place of Imported; it ends. None
-    removes a variable."""
+    """The feeds want other environment variables than the worker was started with. Sent instead of Imported; the worker
+    then ends. None removes a variable."""
 
     variables: Environment
 
 
 class StartFailed(Message, frozen=True):
-    """The worker cannot serve what it was asked for, and ends."""
+    """The worker cannot serve the requested feeds, and ends."""
 
     error: ErrorReport
 
 
 class FirstSample(Struct, frozen=True, forbid_unknown_fields=True):
-    """The look at a feed's first sample: the `index` of its split, a digest of 8 bytes for each leaf (none if the
-    sample is large), how many `seconds` it took to make, and `warnings` for the log."""
+    """A feed's first sample: the `index` of its split, a digest of 8 bytes for each leaf (none if the sample is large),
+    how many `seconds` it took to make, and `warnings` for the log."""
 
     index: Count
     digests: Digests
@@ -45,12 +45,12 @@ class FirstSample(Struct, frozen=True, forbid_unknown_fields=True):
 class SplitsListed(Message, frozen=True):
     """Answers ListSplits; its fd holds the list. `digest` is the SHA-256 of the list.
 
-    Without an fd `nbytes` is 0: an indexable feed has no splits (`count` 0), and segments are numbers, 2**62 of them if
-    they have no end. The list of a mix holds the splits of all of its feeds; `count` is at least `lanes`, or the fewest
-    splits that one of them has.
+    Without an fd `nbytes` is 0: an indexable feed has no splits (`count` 0), and segments are numbers (`count` is 2**62
+    if they have no end). The list of a mix holds the splits of all of its feeds; `count` is at least `lanes`, or the
+    fewest splits that one of them has.
 
     `spec` is that of the first sample of the first split, and `sample_nbytes` the size of that sample (or ready batch).
-    Both come only with the answer to the first listing of a feed (epoch 0 and no spec known), otherwise they are None
+    Both come only with the answer to the first listing of a feed (epoch 0 and no spec known); otherwise they are None
     and 0. `first` says more about that sample, if one was made. `warnings` about the list are for the log.
     """
 
@@ -68,8 +68,8 @@ class SplitsListed(Message, frozen=True):
 
 
 class Compared(Message, frozen=True):
-    """Answers Compare: what is wrong with the feed, for the log, or nothing. `unfit`: why a host cannot serve the feed
-    on which the sample was made again, if it is another host."""
+    """Answers Compare. `warning`: what is wrong with the feed, for the log, or empty. `unfit`: why the host that made
+    the sample again cannot serve the feed, if it is another host."""
 
     run: Count
     warning: Line = ""
@@ -77,12 +77,12 @@ class Compared(Message, frozen=True):
 
 
 class Made(Message, frozen=True):
-    """Batches of a turn are in the slot: `batches` of them, from number `first` of what Fill asked for (0, 1, ...).
+    """`batches` batches of a turn are in the slot, from number `first` of those that Fill asked for (0, 1, ...).
 
     `last` closes the turn and the ticket. `ended` (only with `last`): the lane has no further full batch and holds
     `leftover` rows. A message can have 0 batches only with `last`. `rows`: rows in these batches. `record`: the restart
-    record behind the last of them. `border`: a run that continues from there reads next to nothing again (a split or a
-    block has just begun), so the lane can move to another worker. `shapes` as in Slab.
+    record after the last of them. `border`: a run that continues from there replays next to nothing (a split or a block
+    has just begun), so the lane can move to another worker. `shapes` as in Slab.
     """
 
     run: Count
@@ -124,8 +124,8 @@ class RowsWritten(Message, frozen=True):
 
 class SplitSkipped(Message, frozen=True):
     """The rest of a split is left out. With `on_error="skip"`: user code raised in it (`error`), or StartRun asked for
-    it. In a zipped feed: a part has no more samples, and another one has (`error` says which). `number`: of the split
-    within the lane. `split` shows it. `samples` of it were read."""
+    it. In a zipped feed: a part has no more samples, and another one has (`error` says which). `number`: the split's
+    within the lane. `split`: a text that shows it. `samples` of it were read."""
 
     run: Count
     number: Count
@@ -135,10 +135,10 @@ class SplitSkipped(Message, frozen=True):
 
 
 class CacheUsed(Message, frozen=True):
-    """What became of a feed's cached splits since this worker said so last. `hits` were read from the cache, and for
-    `misses` the generator ran. `written` were written, with `nbytes` in all. `stored` are the bytes in the directory,
-    if the worker has counted them. `problem` says that a split was not written or not read, and why. `part`: which of
-    the feeds of a mix has this cache."""
+    """How a feed's cache was used since this worker's last such message. `hits` splits were read from the cache, and
+    for `misses` the generator ran. `written` were written, with `nbytes` bytes in all. `stored`: the bytes in the
+    directory, if the worker has counted them. `problem` says that a split was not written or not read, and why. `part`:
+    which of the feeds of a mix has this cache."""
 
     feed: Name
     hits: Count = 0
@@ -151,7 +151,7 @@ class CacheUsed(Message, frozen=True):
 
 
 class RunFailed(Message, frozen=True):
-    """User code raised, or what it yielded cannot be served. The run is closed, with all of its tickets."""
+    """User code raised, or yielded values that cannot be served. The run is closed, with all of its tickets."""
 
     run: Count
     error: ErrorReport

@@ -1,8 +1,8 @@
 """Messages between the daemon (at the *head*) and a host that joins it, over ZMTP.
 
-A host's connection begins with Join (client.py). After Joined, both sides send these. What a worker says and hears
-crosses the connection as it is, in Said and Say, but for memory: Payload and SplitsPart have a second frame, with bytes
-that the receiver puts where they belong before it reads on.
+A host's connection begins with Join (client.py). After Joined, both sides send these. Messages from and to a worker
+cross the connection unchanged, in Said and Say, except for memory: Payload and SplitsPart have a second frame, with
+bytes that the receiver puts into place before it reads on.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class Joined(Message, frozen=True):
-    """The head takes the host's workers: the first has the number `first`, the others those that follow. Workers of
-    a host are named by these numbers. A number is used once."""
+    """The head accepts the host's workers. The first has the number `first`, the others the numbers that follow. These
+    numbers identify the workers from now on, and the head never reuses one."""
 
     first: Index
 
 
 class Say(Message, frozen=True):
-    """Give a worker this message. `process`: how many processes of this worker have ended, as far as the head knows. A
-    message for one that has ended is dropped.
+    """Give a worker this message. `process`: how many processes of this worker have ended, as far as the head knows.
+    The host drops a message for a process that has ended.
 
     Fill and WriteRows name no memfd: the host finds memory of its own, and sends the bytes as Payload. With `keep` it
     keeps them until Release, so that consumers can fetch them. It then sends them only if the head asks (SendKept), if
@@ -56,20 +56,20 @@ class Say(Message, frozen=True):
 
 
 class SendKept(Message, frozen=True):
-    """Send the bytes that are kept for this ticket, as Payload, and then KeptNoLonger."""
+    """Send the kept bytes of this ticket, as Payload, and then KeptNoLonger."""
 
     ticket: Count
 
 
 class Release(Message, frozen=True):
-    """Nobody needs what is kept for this ticket any longer."""
+    """Nobody needs the kept bytes of this ticket any longer."""
 
     ticket: Count
 
 
 class SplitsPart(Message, frozen=True):
-    """`size` bytes of list `splits` from byte `start` on; the list has `nbytes`. The bytes are the second frame. The
-    parts of a list come in order, one list after another, before the first StartRun that names it."""
+    """`size` bytes of list `splits` from byte `start` on; the list has `nbytes` bytes. The bytes are the second frame.
+    The parts of a list come in order, one list after another, before the first StartRun that names it."""
 
     splits: Count
     start: Count
@@ -90,8 +90,8 @@ class Accepted(Message, frozen=True):
 
 
 class Scale(Message, frozen=True):
-    """The host is to have `workers` workers from now on, and offers as many when it joins again. `more` of them are
-    new, with the numbers from `first` on. Those that are too many get a Retire each when they have no work left."""
+    """The host must have `workers` workers from now on, and offers as many when it joins again. `more` of them are new,
+    with the numbers from `first` on. Each surplus worker gets a Retire when it has no work left."""
 
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
     first: Index
@@ -106,13 +106,13 @@ class AdmitClients(Message, frozen=True):
 
 
 class Retire(Message, frozen=True):
-    """The worker has no work left, and gets none: end it. The last one ends the host."""
+    """The worker has no work left and gets no more: end it. The last Retire ends the host."""
 
     worker: Index
 
 
 class Kill(Message, frozen=True):
-    """Kill the worker's process. Another one takes its place, as after any death."""
+    """Kill the worker's process. Another process takes its place, as after any death."""
 
     worker: Index
 
@@ -144,7 +144,7 @@ FromHead: TypeAlias = (
 
 
 class Said(Message, frozen=True):
-    """What a worker has said. File descriptors do not cross: a host's workers list no splits.
+    """A message from a worker. File descriptors do not cross: a host's workers list no splits.
 
     `secret`: not empty if the host keeps the batches of a Made. Consumers that name it may fetch them."""
 
@@ -154,15 +154,15 @@ class Said(Message, frozen=True):
 
 
 class KeptNoLonger(Message, frozen=True):
-    """Nothing is kept for this ticket any longer: all of it was sent before, as Payload, or Release has come. Said once
-    for each ticket of which something was kept."""
+    """The host keeps nothing for this ticket any longer: it has sent all of it, as Payload, or Release has come. Sent
+    once for each ticket for which the host kept something."""
 
     ticket: Count
 
 
 class Payload(Message, frozen=True):
     """`nbytes` bytes that the worker has written in this run to the slot of `ticket`, from byte `start` on. They are
-    the second frame, and come before the Made or RowsWritten that is about them."""
+    the second frame, and come before the Made or RowsWritten that reports them."""
 
     worker: Index
     run: Count
@@ -187,7 +187,7 @@ class LastActivity(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerEnded(Message, frozen=True):
-    """A worker's process has ended: how, and what it did last. Another one takes its place."""
+    """A worker's process has ended: how, and its last activity. Another process takes its place."""
 
     worker: Index
     how: Line
@@ -206,7 +206,7 @@ class Leaving(Message, frozen=True):
 
 
 class Doing(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker works on, as in the status."""
+    """A worker's current work, as in the status."""
 
     what: Line
     split: Line | None
@@ -240,10 +240,10 @@ class WorkerReport(Struct, frozen=True, forbid_unknown_fields=True):
 class HostReport(Message, frozen=True):
     """The state of a host, once a second, which is also its sign of life.
 
-    `workers`: some of its workers, in turn if there are many. `memory`: bytes of its slots, of the `allowed` ones.
-    `unsent`: bytes that wait for the connection. `unfetched`: bytes that consumers fetch, and that wait for their
-    connections. `lent`: bytes that consumers on the host's machine have borrowed since it joined. `cpus`: how many its
-    processes may use.
+    `workers`: some of its workers, in turn if there are many. `memory`: bytes of its slots, out of `allowed` bytes.
+    `unsent`: bytes that wait for the connection to the head. `unfetched`: bytes that consumers asked for, and that wait
+    for their connections. `lent`: bytes that consumers on the host's machine have borrowed since it joined. `cpus`: how
+    many CPUs its processes may use.
     """
 
     workers: Annotated[tuple[WorkerReport, ...], Meta(max_length=64)]

@@ -1,4 +1,4 @@
-"""Messages with which the daemon shares the arena's memfds, with clients on the same host and with workers."""
+"""Messages by which the daemon shares the arena's memfds with clients on the same host and with workers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Map(Message, frozen=True):
 
 
 class Unmap(Message, frozen=True):
-    """No message will name this memfd again: unmap it when the last array over it is gone."""
+    """No message will name this memfd again. Unmap it when the last array over it is gone."""
 
     memfd: Index

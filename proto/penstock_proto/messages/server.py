@@ -36,16 +36,16 @@ class Welcome(Message, frozen=True):
 
 
 class Greeting(Message, frozen=True):
-    """First message on a unix connection, which the daemon sends at once, with the ledger's fd. See ledger.py."""
+    """The first message on a unix connection, sent at once, with the ledger's fd. See ledger.py."""
 
     version: Version
 
 
 class Opened(Message, frozen=True):
-    """The stream exists. `credit` and `quota` are what was granted: at most what Open asked for, or, if several
-    consumers share the stream, what the first of them asked for.
+    """The stream exists. The daemon grants `credit` and `quota`: at most those that Open asked for or, if several
+    consumers share the stream, those that the first of them asked for.
 
-    It comes again, with less, when slots had to grow and there is no memory for as many: from then on the client copies
+    It comes again, with less, if slots had to grow and there is no memory for as many. From then on the client copies
     while it aliases `quota` slabs or more. `epoch` is the first that the client can begin.
     """
 
@@ -55,7 +55,7 @@ class Opened(Message, frozen=True):
 
 
 class MissingRanks(Message, frozen=True):
-    """The stream has not begun, because these ranks are missing or not ready. None: it begins now."""
+    """The stream has not begun, because these ranks are missing or not ready. An empty list: it begins now."""
 
     ranks: Annotated[tuple[Index, ...], Meta(max_length=MAX_WORLD)]
 
@@ -68,11 +68,11 @@ class Begun(Message, frozen=True):
 
 
 class LaneEnded(Message, frozen=True):
-    """All batches of a lane have been sent: `index` full ones, with `leftover` rows behind them.
+    """All batches of a lane have been sent: `index` full ones. `leftover` rows remain after them.
 
-    `number` counts the epoch's ended lanes from 0 in the order in which their leftovers are merged; in exact order
-    that is the order of these messages. `record`: as in Slab, behind the lane's last full batch. (Not sent for
-    indexable feeds, which have no lanes.)
+    `number` counts the epoch's ended lanes from 0 in the order in which their leftovers are merged; in exact order that
+    is the order of these messages. `record`: as in Slab, after the lane's last full batch. (Not sent for indexable
+    feeds, which have no lanes.)
     """
 
     epoch: Count
@@ -84,7 +84,7 @@ class LaneEnded(Message, frozen=True):
 
 
 class HostAt(Message, frozen=True):
-    """Slabs may be kept by a host, which has this number, and can be fetched there. The client may connect, and says so
+    """A host with this number may keep slabs, which the client can fetch there. If the client connects, it says so
     (Reaches). Otherwise all bytes come from the daemon. `key`: the host's public key (Z85), if keys are used. `unix`:
     the host's abstract unix address for clients on its machine, or "" if it has none."""
 
@@ -95,7 +95,7 @@ class HostAt(Message, frozen=True):
 
 
 class Kept(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Where the bytes of a slab are: at this host, in the slot of `ticket`. Fetch names the `secret`."""
+    """Where the bytes of a slab are: at this host, in the slot of `ticket`. Fetch must repeat the `secret`."""
 
     host: Count
     ticket: Count
@@ -107,12 +107,11 @@ class Slab(Message, frozen=True):
 
     `seq` counts the session's slabs from 0. `lane` and `index` identify its first batch (`lane` -1 for merged
     leftovers). The batches begin at place `first` of a slot (layout.py). Over unix that slot is `memfd`; over ZeroMQ
-    `memfd` is 0, and the bytes follow in Chunks, or are to be fetched where `kept` says. `shapes`: whole shapes of the
-    leaves if the feed is not fixed (`batches` is 1 then), otherwise empty. `rows`: the number of rows in all its
-    batches; if there are several, each is full. `record`: the lane's restart record behind its last batch (empty for
-    merged batches and for indexable feeds).
-    `repeat`: the batch repeats one that another rank gets, to fill up the last round. It is a slab like any other, but
-    moves no position and does not count in End's `batches` and `rows`.
+    `memfd` is 0, and the bytes follow in Chunks, or the client fetches them from the host in `kept`. `shapes`: whole
+    shapes of the leaves if the feed is not fixed (`batches` is 1 then), otherwise empty. `rows`: the number of rows in
+    all its batches; if there are several, each is full. `record`: the lane's restart record after its last batch (empty
+    for merged batches and for indexable feeds). `repeat`: the batch repeats one that another rank gets, to fill up the
+    last round. It is a slab like any other, but moves no position and does not count in End's `batches` and `rows`.
     """
 
     seq: Count
@@ -131,9 +130,9 @@ class Slab(Message, frozen=True):
 
 
 class SentElsewhere(Message, frozen=True):
-    """Batches of the stream that are not sent to this consumer, for its position. Fields as in Slab.
+    """Batches of the stream that are not sent to this consumer, but move its position. Fields as in Slab.
 
-    They lie within the position's `skip`, or another rank gets them. They count in End's `batches` and `rows`.
+    They are within the position's `skip`, or another rank gets them. They count in End's `batches` and `rows`.
     """
 
     epoch: Count
@@ -145,8 +144,9 @@ class SentElsewhere(Message, frozen=True):
 
 
 class LaneInPool(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The place of a lane behind a pool: `index` batches of it lie before this place, and `record` is the restart
-    record behind the last of them. If it has ended there, `number` and `leftover` are as in LaneEnded; else -1 and 0.
+    """The place of a lane after a pool: `index` batches of it come before this place, and `record` is the restart
+    record after the last of them. If the lane has ended there, `number` and `leftover` are as in LaneEnded; else -1 and
+    0.
     """
 
     lane: Index
@@ -159,9 +159,9 @@ class LaneInPool(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tru
 class PoolBegun(Message, frozen=True):
     """A pool begins: the next `batches` batches, `rows` rows, are those of these lanes, with their rows mixed.
 
-    Their slabs have `lane` -2. They move no lane's place one by one: when the last of them was read, all these lanes
-    have moved to their new places at once. `number`: larger for each pool of an epoch. `batches` may be
-    0. `more`: another message continues the list of lanes.
+    Their slabs have `lane` -2, and do not move a lane's place one by one: when the last of them was read, all these
+    lanes move to their new places at once. `number` grows with each pool of an epoch. `batches` may be 0. `more`:
+    another message continues the list of lanes.
     """
 
     epoch: Count
@@ -180,10 +180,10 @@ class Chunk(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """The epoch's last batch has been sent: totals as the daemon counted them.
+    """The epoch's last batch has been sent. Has the totals that the daemon counted.
 
-    `slabs`: of this session. `batches`, `rows`: of the whole epoch, with what came before the position at which the
-    session began. The totals of each lane stand in its LaneEnded.
+    `slabs`: those of this session. `batches`, `rows`: those of the whole epoch, including what came before the position
+    at which the session began. The totals of each lane are in its LaneEnded.
     """
 
     epoch: Count
@@ -193,7 +193,7 @@ class End(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The session, or what was asked for, failed. An open session stays failed."""
+    """The session or a request failed. An open session stays failed."""
 
     error: ErrorReport
 
@@ -210,7 +210,7 @@ class Scaled(Message, frozen=True):
 
 
 class WorkerStacks(Message, frozen=True):
-    """A worker's process `pid`, with the fd of its stacks file. (unix only)"""
+    """A worker and its process `pid`, with the fd of its stacks file. (unix only)"""
 
     worker: Index
     pid: Index
@@ -221,8 +221,8 @@ class StacksSent(Message, frozen=True):
 
 
 class HostSampled(Message, frozen=True):
-    """The workers of a host are sampled from now on; or, if `ended`, that is over: `how` the host was lost before its
-    end, or empty. (unix only)"""
+    """The workers of a host are sampled from now on or, if `ended`, no longer. `how`: how the host was lost before the
+    end of sampling, or empty. (unix only)"""
 
     host: Line
     ended: bool = False
@@ -230,7 +230,7 @@ class HostSampled(Message, frozen=True):
 
 
 class WorkerSampled(Message, frozen=True):
-    """Samples of a worker of a host, with its number and its name. (unix only)"""
+    """Samples of a host's worker, with its number and name. (unix only)"""
 
     worker: Index
     name: Line

@@ -21,8 +21,8 @@ class ListSplits(Message, frozen=True):
 
 
 class Compare(Message, frozen=True):
-    """Make the first sample of the split with this `index` again, which had these `digests` in another process.
-    Answered by Compared. `splits` as in StartRun."""
+    """Make the first sample of the split with this `index` again; in another process it had these `digests`. Answered
+    by Compared. `splits` as in StartRun."""
 
     run: Count
     feed: Name
@@ -32,7 +32,7 @@ class Compare(Message, frozen=True):
 
 
 class ShareSplits(Message, frozen=True):
-    """A list of splits, `nbytes` long, with its fd. StartRun refers to it by `splits`."""
+    """A list of splits, `nbytes` bytes long, with its fd. StartRun refers to it by `splits`."""
 
     splits: Count
     nbytes: Count
@@ -47,13 +47,12 @@ class ForgetSplits(Message, frozen=True):
 class StartRun(Message, frozen=True):
     """Open a run: one lane of one epoch of one stream, or, for an indexable feed, the whole epoch.
 
-    `record` is empty for a fresh start, or the restart record behind which to continue. `spec` is the feed's if it is
-    not declared: the worker that answered the feed's first ListSplits saw it, and only that one knows it otherwise.
-    `skip`: numbers (within the lane) of splits that are not read beyond the record, or, if it stands within a block,
-    not beyond that block. `careful`: report each of the first `careful` batches of the run at
-    once, because a worker died at this lane and the next death is to be found where it happens, or because batches are
-    delivered one by one. `ahead`: empty, or a later record of the lane. The batches up to there were consumed (see
-    Position), and the run must pass that record.
+    `record` is empty for a fresh start, or the restart record after which to continue. `spec` is the feed's if it is
+    not declared: otherwise only the worker that answered the feed's first ListSplits knows it. `skip`: numbers (within
+    the lane) of splits that are not read beyond the record or, if it is within a block, not beyond that block.
+    `careful`: report each of the first `careful` batches of the run at once. The reason is that a worker died at this
+    lane, so that the next death can be located, or that batches are delivered one by one. `ahead`: empty, or a later
+    record of the lane. The batches up to there were consumed (see Position), and the run must pass that record.
     """
 
     run: Count
@@ -72,9 +71,8 @@ class StartRun(Message, frozen=True):
 
 
 class Fill(Message, frozen=True):
-    """Make the run's next turn: up to `batches` batches, the first being number `index` of the lane. They go into the
-    slot that is `memfd`, of `nbytes` bytes, from place `first` on. Answered by Made messages, the last of which has
-    `last` set."""
+    """Make the run's next turn: up to `batches` batches, from number `index` of the lane on. They go into the slot that
+    is `memfd`, of `nbytes` bytes, from place `first` on. Answered by Made messages, the last one with `last`."""
 
     run: Count
     ticket: Count
@@ -86,7 +84,7 @@ class Fill(Message, frozen=True):
 
 
 class MeasureRows(Message, frozen=True):
-    """Tell the sizes of `count` leftover rows of an ended run, from its row `start` on. Answered by RowsMeasured."""
+    """Measure the sizes of `count` leftover rows of an ended run, from its row `start` on. Answered by RowsMeasured."""
 
     run: Count
     ticket: Count
@@ -149,7 +147,7 @@ class PoolRows(Message, frozen=True):
 
 
 class DropRun(Message, frozen=True):
-    """Forget the run. Fills of it that are not answered are answered with no batches."""
+    """Forget the run. Answer its unanswered Fills with no batches."""
 
     run: Count
 

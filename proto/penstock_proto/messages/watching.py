@@ -1,7 +1,7 @@
-"""What the head wants to see of a host's workers, and what the host shows: their memory, what they do, and samples of
-their stacks. In hosts.py these are parts of the conversation; Samples go on to the user who asked (server.py).
+"""Messages by which the head watches a host's workers: their memory, their activity, and samples of their stacks.
 
-A host shows nothing of this unless it was just asked for it.
+They are part of the conversation in hosts.py; Samples go on to the user who asked (server.py). A host sends none of
+this unless it was just asked for it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Thousandths = Annotated[int, Meta(ge=0, le=1000)]
 
 
 class MeasureMemory(Message, frozen=True):
-    """Tell what memory the workers' processes take. Answered by MemoryMeasured; if that was measured just before, with
-    the same figures."""
+    """Measure the memory of the workers' processes. Answered by MemoryMeasured, with the last figures if they are
+    recent."""
 
 
 class ShowActivity(Message, frozen=True):
-    """Tell by ActivityShown what workers do, some times a second, for some seconds from now on. `at`: when this was
-    sent; by this the host knows the head's clock."""
+    """Report the workers' activity by ActivityShown, several times a second, for some seconds from now on. `at`: when
+    this was sent, from which the host knows the head's clock."""
 
     at: Moment
 
 
 class SampleStacks(Message, frozen=True):
     """Sample the workers' stacks for `seconds`, `rate` times a second, for the profile with this number. Answered by
-    StacksSampled, again and again, and then SamplingEnded. 0 seconds: the profile wants no more, and no answer."""
+    StacksSampled, again and again, and then SamplingEnded. 0 seconds: end the profile, without an answer."""
 
     profile: Count
     seconds: Annotated[float, Meta(ge=0, le=MAX_PROFILE_SECONDS)]
@@ -62,11 +62,11 @@ class MemoryMeasured(Message, frozen=True):
 
 
 class WorkerActivity(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What a worker did since the look before.
+    """A worker's activity since the previous look.
 
-    `state`: 0, its process serves; 1, it imports the feeds; 2, there was none for some of the time; 3, it is given up.
-    `generating` and `collating`: shares of the time, in thousandths. `run` and `what`: the run that it reads at the
-    moment of the look, -1 for none, and the text for what it reads there.
+    `state`: 0, its process serves; 1, it imports the feeds; 2, there was no process for some of the time; 3, it is
+    given up. `generating` and `collating`: shares of the time, in thousandths. `run` and `what`: the run that it reads
+    at the moment of the look, -1 for none, and a text that shows what it reads there.
     """
 
     worker: Index
@@ -96,7 +96,7 @@ class SampledFrame(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class SampledRun(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """For how many ns a stack was seen, on a CPU or not. `stack`: its place in `Samples.stacks`."""
+    """How many ns a stack was seen for, on a CPU or not. `stack`: its place in `Samples.stacks`."""
 
     stack: Index
     ns: Count
@@ -106,8 +106,8 @@ class SampledRun(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tru
 class Samples(Struct, frozen=True, forbid_unknown_fields=True):
     """Some of the samples of a worker's process `pid`, in the order in which they came.
 
-    `count`: how many samples `runs` are made of. A stack is places in `frames`, the outermost frame first. `ended`: the
-    process has ended.
+    `count`: how many samples `runs` are made of. A stack is a list of places in `frames`, the outermost frame first.
+    `ended`: the process has ended.
     """
 
     pid: Index

@@ -21,28 +21,28 @@ from .recording import Recording, load
 from .runs import Outcome, Run, finish
 
 _AGAIN = 4
-"""The second run may take so many times as long as the first, and 10 s more."""
+"""The second run may take 10 s plus this many times as long as the first."""
 
 _BEYOND = 64
-"""Samples that an experiment reads behind the first one that differs."""
+"""Samples that an experiment reads after the first one that differs."""
 
 _LENGTHS = 3
-"""How often two runs must have as many samples: numbers of samples can be equal by chance."""
+"""How many times two runs must have the same number of samples to agree, since one match can be chance."""
 
 _LOOKS = 60.0
-"""Seconds after which no further experiment begins."""
+"""Seconds after which no new experiment begins, or four times `Options.seconds` if that is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asks for.
+    """The user's options.
 
     Attributes:
         target: MODULE:ATTR, or a target of data files.
-        seconds: to read for, in the first run.
-        environment: variables of workers from the command line.
-        hang_timeout: seconds without a sign of life after which a run is ended.
-        debugs: start pdb in user code that fails.
+        seconds: how long the first run reads.
+        environment: workers' environment variables, from the command line.
+        hang_timeout: seconds without a sign of life after which the check ends a run.
+        debugs: start pdb where user code fails.
     """
 
     target: str
@@ -54,17 +54,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen of a feed.
+    """The facts about a feed.
 
     Attributes:
-        first, second: the two runs. There is no second one if the first read nothing.
-        compared: samples that both have read.
-        lists_differ: whether they have listed different splits.
+        first, second: the two runs. There is no second run if the first read nothing.
+        compared: how many samples both runs read.
+        lists_differ: whether the runs listed different splits.
         difference: the first sample that differs, or None.
         culprit: why something differs, or None.
-        recording: of the first run, or None.
-        hashes: the same facts where PYTHONHASHSEED differs in the two runs, if that alone makes them differ. Then all
-            other facts are those of two runs with one PYTHONHASHSEED.
+        recording: the first run's recording, or None.
+        hashes: the facts of two runs with different PYTHONHASHSEEDs, if only that makes the runs differ. Then all other
+            facts are about two runs with the same PYTHONHASHSEED.
     """
 
     first: Outcome
@@ -83,11 +83,11 @@ class Facts:
 
 
 Tell = Callable[[str, float], None]
-"""Called with what is being done, and the part of all work that is done."""
+"""Called with the current activity, and the finished share of all work (0 to 1)."""
 
 
 def collect(options: Options, tell: Tell) -> Facts:
-    """Run the feed, and return what was seen. Never raises for anything that user code does."""
+    """Run the feed, and return the facts about it. Never raises for anything that user code does."""
     with TemporaryDirectory(prefix="penstock-check-") as folder:
         return _Collector(options, Path(folder), tell).collect()
 
@@ -111,7 +111,7 @@ class _Collector:
         facts = self._compared(first, recording, "1")
         if facts.culprit is None or facts.culprit.kind != culprit.HASH:
             return facts
-        # Workers have one PYTHONHASHSEED, so look whether that is all.
+        # All workers have the same PYTHONHASHSEED, so find out whether anything else differs.
         return replace(self._compared(first, recording, "0"), hashes=facts)
 
     def _compared(self, first: Outcome, recording: Recording, hash_seed: str) -> Facts:
@@ -132,7 +132,7 @@ class _Collector:
         return replace(facts, difference=difference, culprit=self._culprit(first, difference))
 
     def _first(self) -> Outcome:
-        """Make the first run; again if the feed wants other environment variables."""
+        """Do the first run. Repeat it if the feed asks for other environment variables."""
         task = self._task("first", seconds=self._options.seconds, debugs=self._options.debugs)
         first = self._finish(task)
         if first.wanted is not None:
@@ -173,7 +173,7 @@ class _Collector:
         return outcome
 
     def _culprit(self, first: Outcome, difference: Difference | None) -> Culprit:
-        """Find out why a sample differs or, with None, the list of splits."""
+        """Find out why a sample differs or, if `difference` is None, why the lists of splits do."""
         assert first.imported is not None
         self._tell("looking for the cause", 0.9)
         until = time.monotonic() + max(_LOOKS, 4 * self._options.seconds)
@@ -218,7 +218,7 @@ class _Collector:
         if one.done is None or other.done is None:
             return None
         if count is None and not (one.done.whole and other.done.whole):
-            return None  # how many samples there are is not known
+            return None  # the number of samples is unknown
         return Result(culprit.agree(*recordings), (one.done, other.done))
 
     def _task(self, name: str, **given: Any) -> messages.Task:
@@ -236,15 +236,17 @@ class _Collector:
         path = self._folder / name
         try:
             return load(path) if path.is_file() else None
-        except (OSError, msgspec.MsgspecError):  # the process died while it wrote
+        except (OSError, msgspec.MsgspecError):  # the process died while it wrote the file
             return None
 
 
 def _to_read(difference: Difference | None) -> tuple[int, int | None]:
-    """Return the place that an experiment reads, and how many samples of it; None for all. None are read for a list of
-    splits."""
+    """Return the place that an experiment reads, and how many samples of it (None: all).
+
+    If the lists of splits differ, an experiment reads no samples.
+    """
     if difference is None:
         return 0, 0
-    if not difference.leaves:  # one run had fewer
+    if not difference.leaves:  # one run had fewer samples
         return difference.place, None
     return difference.place, difference.number + _BEYOND

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     default=cpus.usable,
     metavar="N",
     show_default="one for each CPU that it may use",
-    help="Worker processes for which memory and speed are estimated. None is started.",
+    help="Number of workers to estimate memory and speed for. None are started.",
 )
 @click.option(
     "--memory",
@@ -90,10 +90,10 @@ def check(
 
     With MODULE:ATTR or data files: reads the feed for some seconds as a worker does, then reads the same samples again
     in another process, in another order. Reports the spec, memory, useful numbers of workers, speed, imports and open
-    files, and what is wrong, with the fix. If the two runs differ, experiments show what the samples depend on. No
-    daemon is needed.
+    files, and each mistake with its fix. If the two runs differ, experiments show what the samples depend on. This
+    needs no daemon.
 
-    Alone: looks at this machine: CPUs, memory, limits, the kernel, versions, TensorFlow.
+    Without an argument: looks at this machine: CPUs, memory, limits, the kernel, versions, TensorFlow.
 
     With the URL of a daemon or a feed: looks at the connection: whether the daemon can be reached, which transport is
     used and why, the round trip, and the batches that come within a second (or --seconds).
@@ -147,7 +147,7 @@ def check(
 
 
 def _refuse_options(context: click.Context, where: str, *allowed: str) -> None:
-    """Raise UsageError for an option on the command line that means nothing there."""
+    """Raise UsageError for an option on the command line that is not in `allowed`. `where` names the kind of check."""
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if isinstance(option, click.Option) and option.name not in allowed and source is ParameterSource.COMMANDLINE:
@@ -188,7 +188,7 @@ def _with(facts: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
 
 
 def _finish(text: str, findings: list[Finding], *, strict: bool) -> NoReturn:
-    """Print the report, and end with the exit code that follows from the findings."""
+    """Print the report, and exit with the code that the findings call for."""
     from .findings import failed
 
     click.echo(text)

@@ -17,11 +17,11 @@ class Difference:
     """The first sample that differs.
 
     Attributes:
-        place: see recording.py, with its `name`.
-        number: of the sample in its place.
-        leaves: the paths of the leaves that differ; none if one of the recordings ends before the sample.
+        place, name: the sample's place (see recording.py), and the place's name.
+        number: the sample's number in its place.
+        leaves: the paths of the leaves that differ; empty if one of the recordings ends before the sample.
         values: a differing item of the first of these leaves in both recordings, in words; empty if it was not kept.
-        samples: how many of the samples differ.
+        samples: how many samples differ.
     """
 
     place: int
@@ -33,12 +33,12 @@ class Difference:
 
 
 def compared(one: Recording, other: Recording) -> int:
-    """Return how many samples both recordings have."""
+    """Return how many samples are in both recordings."""
     return sum(min(one.count(place), other.count(place)) for place in one.digests)
 
 
 def first_difference(one: Recording, other: Recording) -> Difference | None:
-    """Return the first sample of `one`, in the order of its reading, that differs in `other`; None if all agree."""
+    """Return the first sample of `one`, in reading order, that differs in `other`; None if all agree."""
     width = one.width
     differing: dict[int, npt.NDArray[np.intp]] = {}
     for place in one.digests:
@@ -62,7 +62,7 @@ def _table(recording: Recording, place: int, rows: int, width: int) -> npt.NDArr
 
 
 def _ends_apart(one: Recording, other: Recording, place: int) -> int | None:
-    """Return after how many samples one recording of a place ends and the other goes on, if it does."""
+    """Return the number of samples after which one recording of a place ends and the other goes on; None if neither."""
     ours, theirs = one.count(place), other.count(place)
     if place in one.ended and theirs > ours:
         return ours
@@ -106,7 +106,7 @@ def shown_difference(path: str, one: Value, other: Value) -> str:
 
 
 def _text(text: bytes, other: bytes) -> str:
-    """Show text from about where it differs from another."""
+    """Show a text from shortly before the place where it differs from another."""
     same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), 0)
     start = max(0, same - 10)
     part = text[start : start + 40]

@@ -1,6 +1,7 @@
-"""Tries each step of a connection to a daemon, from its name to its batches; connection_findings.py judges that.
+"""Tries each step of a connection to a daemon, from resolving its name to reading batches.
 
-The steps are those of a client. Only the last one, which reads batches, needs the client itself: the caller brings it.
+connection_findings.py judges the outcome. The steps are those of a client. Only the last step, which reads batches,
+needs the client itself, so the caller passes in a function for it.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from penstock_proto.keys import client_keys
 from .. import control
 
 CONNECT_SECONDS = 5.0
-"""Seconds to wait for a TCP connection, and for an answer over it."""
+"""Seconds to wait for a TCP connection, and for each answer over it."""
 
 PINGS = 20
 
 OTHER_USER, OTHER_HOST, WORKS = "other user", "other host", "works"
-"""Whether the unix connection works: the daemon has another user; its address does not exist here; it does."""
+"""Outcomes of the unix connection: the daemon has another user; its address does not exist here; it works."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a client has read.
+    """The outcome of a client's reading.
 
     Attributes:
         transport: "local" or "tcp".
-        seconds: from the first batch on.
-        batches, nbytes: that came in this time.
-        waiting: the share of it in which no batch was there.
-        unsent: whether the daemon had more bytes for it than the connection took.
+        seconds: how long it read, from the first batch on.
+        batches, nbytes: how much came in this time.
+        waiting: the share of this time in which it waited for a batch.
+        unsent: whether the daemon had more bytes to send than the connection took.
     """
 
     transport: str
@@ -54,7 +55,7 @@ class Read:
 
 
 ReadFeed = Callable[[str, float, "str | None"], Read]
-"""Reads a feed (its URL) for some seconds, as a trainer does, with this folder of keys."""
+"""Called with a feed's URL, seconds, and a folder of keys or None: reads the feed for that long, as a trainer does."""
 
 
 @dataclass(slots=True)
@@ -62,19 +63,20 @@ class Connection:
     """How far a connection came.
 
     Attributes:
-        url: what was asked for.
-        host, port, feed: its parts; `feed` may be empty.
-        addresses: what the host's name resolves to, and `resolved` how many seconds that took.
-        unresolved: why there are none.
-        refused: by address: why no TCP connection came about.
-        reached: the address that answered, or empty; `connected` the seconds that it took.
-        same_host: whether it is an address of this host.
-        error: what the daemon answered instead of its status, or why it did not.
-        state: its status.
+        url: the URL that the user gave.
+        host, port, feed: the URL's parts; `feed` may be empty.
+        addresses, resolved: the addresses that the host's name resolves to, and the seconds that resolving it took.
+        unresolved: why the name has no address, or empty.
+        refused: why the TCP connection failed, by address.
+        reached, connected: the address that answered, or empty, and the seconds that connecting took.
+        same_host: whether `reached` is an address of this host.
+        error: the error that the daemon answered, or the reason why it did not answer; None if it sent its status.
+        state: the daemon's status.
         unix: OTHER_USER, OTHER_HOST, WORKS, or another error of the unix connection; empty if it was not tried.
-        trips: seconds of messages there and back.
-        read: batches that were read; None if that was not tried.
-        unread: why none could be read.
+        encrypted: whether the daemon answered to a client's keys, so that TCP is encrypted.
+        trips: round-trip times of messages, in seconds.
+        read: the outcome of reading batches; None if they were not read.
+        unread: why no batch could be read, or empty.
     """
 
     url: str
@@ -104,10 +106,10 @@ def attempt(
 
     Args:
         url: the daemon's or a feed's address.
-        seconds: for which batches are read.
-        read: reads them; None: they are not read.
-        tell: called with the present step, and the part that is done.
-        keys: a client's folder of keys; None: what PENSTOCK_KEYS says, or none.
+        seconds: how long to read batches.
+        read: reads batches; None to read none.
+        tell: called with the current step, and the finished share of all steps (0 to 1).
+        keys: a client's folder of keys; None for the one that PENSTOCK_KEYS names, if any.
 
     Raises:
         StartError: `url` is not of the form tcp://HOST:PORT[/FEED], or the folder of keys is not one.
@@ -172,7 +174,7 @@ def _reach(seen: Connection) -> None:
 
 
 def _unix(name: str) -> str:
-    """Connect to the daemon's unix address, as a client does that wants shared memory."""
+    """Connect to the daemon's unix address, as a client that wants shared memory does; see `Connection.unix`."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(CONNECT_SECONDS)
@@ -192,7 +194,7 @@ def _unix(name: str) -> str:
 
 
 def _trips(endpoint: str, feed: str) -> list[float]:
-    """Send messages that the daemon answers at once, and return how long each took. They open no stream."""
+    """Measure round trips of messages that the daemon answers at once, in seconds. This opens no stream."""
     context = zmq.Context()
     connection = context.socket(zmq.DEALER)
     connection.setsockopt(zmq.LINGER, 0)

@@ -17,13 +17,13 @@ from .connection import OTHER_HOST, OTHER_USER, WORKS, Connection
 from .findings import ERROR, NOTE, WARNING, Finding, by_severity
 
 SLOW_NAME = 0.5
-"""Seconds."""
+"""Seconds of a name lookup above which it counts as slow."""
 
 SLOW_TRIP = 0.02
-"""Seconds."""
+"""Seconds of a round trip above which it counts as slow."""
 
 WAITS = 0.1
-"""A consumer that waits for less than this share of its time is the limit itself."""
+"""A consumer that waits for less than this share of the time is itself the limit."""
 
 
 def judged(seen: Connection) -> list[Finding]:
@@ -34,7 +34,7 @@ def judged(seen: Connection) -> list[Finding]:
 
 
 def rows(seen: Connection) -> Iterator[tuple[str, str]]:
-    """Yield the facts, each as a name and a text."""
+    """Yield the facts as pairs of a name and a text."""
     yield "url", seen.url
     if seen.addresses:
         yield "address", f"{', '.join(seen.addresses)}, port {seen.port}; looked up in {_ms(seen.resolved)}"
@@ -68,7 +68,7 @@ def rows(seen: Connection) -> Iterator[tuple[str, str]]:
 
 
 def as_json(seen: Connection) -> dict[str, Any]:
-    """Return the same as a value for JSON."""
+    """Return the facts as a value for JSON."""
     state = seen.state
     return {
         "url": seen.url,
@@ -107,7 +107,7 @@ def _transport_in_words(seen: Connection) -> str:
 
 
 def _limit(seen: Connection) -> str:
-    """Say what limits the batches that were read."""
+    """Say what limited the reading of batches."""
     read = seen.read
     assert read is not None
     if read.waiting < WAITS:
@@ -142,7 +142,7 @@ def _reached(seen: Connection) -> Iterator[Finding]:
             yield Finding(
                 NOTE,
                 "tcp",
-                f"{address}, which the name has too, does not answer: {_why(error)}",
+                f"the name also has the address {address}, which does not answer: {_why(error)}",
                 fix="serve with --bind 'tcp://[::]:PORT', which takes both kinds of addresses, or use the address",
             )
         elif refused:
@@ -185,17 +185,17 @@ def _daemon(seen: Connection) -> Iterator[Finding]:
         return
     for failing in state.get("failing", []):
         yield Finding(
-            WARNING, "daemon", f"feed {failing['feed']} cannot be started, and is tried again: {failing['error']}"
+            WARNING, "daemon", f"feed {failing['feed']} cannot be started; the daemon tries again: {failing['error']}"
         )
     if not state["ready"] and not state.get("failing"):
         yield Finding(WARNING, "daemon", "its feeds are not ready yet", fix="see its log; trainers wait meanwhile")
     if state.get("draining"):
-        yield Finding(WARNING, "daemon", "it stops when the current epochs have ended, and begins none")
+        yield Finding(WARNING, "daemon", "it stops when the current epochs have ended, and begins no new ones")
     if state.get("internal_errors"):
         yield Finding(
             WARNING,
             "daemon",
-            f"it counts {state['internal_errors']} internal errors",
+            f"it has counted {state['internal_errors']} internal errors",
             fix="report them; their tracebacks are in its log",
         )
     lost = [worker for worker in state["workers"] if worker.get("given_up")]

@@ -1,12 +1,13 @@
-"""Finds out why samples of a place differ from run to run, by experiments.
+"""Finds out by experiments why samples of a place differ from run to run.
 
-An experiment is two runs in processes of their own, which read the place and nothing before it. First, as it is: if
-the two agree, the place depends on what was read before, or on the order of sets. If not, some source of values
-differs. The runs have noted which sources user code uses. The likeliest of them are made to give the same values in
-both runs, one at a time: if the runs agree now, it is the culprit. Otherwise all sources are, but for one in turn: if
-the runs differ without it, it is one of several culprits.
+An experiment is two runs in separate processes, which read the place and nothing before it. The first experiment
+changes nothing. If its runs agree, the samples depend on what was read before, or on the order of sets. If they differ,
+some source of values differs. The runs have noted which sources user code uses. The next experiments fix one of the
+likeliest sources at a time, so that it gives the same values in both runs. If the runs then agree, that source is the
+culprit. Otherwise all sources are fixed except one, each in turn: if the runs then differ, that source is one of
+several culprits.
 
-This file decides what to try and what that means. It starts nothing.
+This file decides what to try, and what the results mean. It starts no processes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .recording import Recording
 HASH, BEFORE, SOURCES, UNKNOWN = "hash", "before", "sources", "unknown"
 
 MOST_LIKELY = 2
-"""Sources of which each is tried by itself."""
+"""Sources that are fixed one at a time, at most."""
 
 MOST_SOURCES = 6
-"""Sources of which each is tried in turn."""
+"""Sources that are left unfixed one at a time, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Trial:
     """The conditions of an experiment.
 
     Attributes:
-        fixes: sources that give the same values in both runs.
-        hash_seeds: PYTHONHASHSEED of the two runs.
+        fixes: sources that are made to give the same values in both runs.
+        hash_seeds: PYTHONHASHSEED of each run.
     """
 
     fixes: tuple[Source, ...] = ()
@@ -41,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the two runs of an experiment have read and reported; None where a run failed."""
+    """The result of an experiment: whether its two runs agree, and the report of each (None if it sent none)."""
 
     agree: bool
     runs: tuple[Done | None, Done | None]
@@ -52,11 +53,11 @@ class Culprit:
     """Why samples differ.
 
     Attributes:
-        kind: HASH (the order of a set of text), BEFORE (what was read before), SOURCES, or UNKNOWN.
+        kind: HASH (the order of a set of text), BEFORE (earlier reads), SOURCES, or UNKNOWN.
         sources: the culprits if `kind` is SOURCES; if it is UNKNOWN, sources that are not the only cause.
-        proven: whether an experiment has shown it for each of the sources.
-        names: what changes in user modules while samples are made, if `kind` is BEFORE; lines that start threads or
-            processes, if it is UNKNOWN.
+        proven: whether an experiment has shown each of the sources to be a cause.
+        names: if `kind` is BEFORE, names in user modules that change while samples are made; if it is UNKNOWN, lines
+            that start threads or processes.
         late: libraries that were imported while samples were made, if `kind` is BEFORE.
     """
 
@@ -68,14 +69,14 @@ class Culprit:
 
 
 Try = Callable[[Trial], Result | None]
-"""Makes an experiment; None if it cannot be made, or there is no time left."""
+"""Does an experiment; returns None if that fails or no time is left."""
 
 
 def find(attempt: Try, *, takes_rng: bool) -> Culprit:
     """Return why samples differ.
 
     Args:
-        attempt: makes an experiment.
+        attempt: does an experiment.
         takes_rng: whether user code takes `rng`, so that Penstock does not seed the global random generators.
     """
     first = attempt(Trial())
@@ -118,7 +119,7 @@ def _one_by_one(attempt: Try, used: list[Source]) -> Culprit:
 
 
 def _used(result: Result, takes_rng: bool) -> list[Source]:
-    """Return the sources that either run has used, those first that are most likely."""
+    """Return the sources that either run has used, the likeliest culprits first."""
     found: dict[Source, None] = {}
     for done in result.runs:
         for source in () if done is None else done.used:
@@ -132,7 +133,7 @@ _GLOBAL: Collection[str] = ("random", "numpy.random", "torch")
 
 
 def _unlikely(source: Source) -> int:
-    """Return a small number for a source that is a likely culprit."""
+    """Return a sort key for a source: the smaller, the likelier it is a culprit."""
     if source.kind == "system":
         return 0 if source.site else 3
     return {"clock": 4, "pid": 5}.get(source.kind, 1 if source.kind in _GLOBAL else 2)
@@ -148,7 +149,7 @@ def _unknown(result: Result, used: list[Source]) -> Culprit:
 
 
 def agree(one: Recording | None, other: Recording | None) -> bool:
-    """Return whether two runs of an experiment have read the same samples, and some."""
+    """Return whether two runs of an experiment have read the same samples, at least one."""
     if one is None or other is None or not one.samples:
         return False
     return one.digests == other.digests and one.ended == other.ended

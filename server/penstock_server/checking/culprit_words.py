@@ -18,7 +18,7 @@ _FIXES = {
     "numpy.random": _GLOBAL_TOO,
     "torch": _GLOBAL_TOO,
     "tensorflow": (
-        "draw from `rng` in place of tf.random, or begin each sample with tf.random.set_seed(int(rng.integers(2**31)))"
+        "draw from `rng` instead of tf.random, or begin each sample with tf.random.set_seed(int(rng.integers(2**31)))"
     ),
     "cv2": "begin each sample with cv2.setRNGSeed(int(rng.integers(2**31)))",
     "numba": "pass random numbers from `rng` to the compiled function, or seed np.random inside it",
@@ -31,9 +31,9 @@ _LIBRARIES = {
 
 
 def cause(culprit: Culprit, *, listing: bool = False) -> tuple[str, str, str]:
-    """Return why the runs differ, where that is in user code (or an empty text), and what to do.
+    """Return why the runs differ, the place in user code (or an empty text), and what to do.
 
-    `listing`: the lists of splits differ, not samples.
+    `listing`: True if the lists of splits differ, not the samples.
     """
     if culprit.kind == SOURCES:
         text, where, fix = _sources(culprit)
@@ -43,10 +43,10 @@ def cause(culprit: Culprit, *, listing: bool = False) -> tuple[str, str, str]:
     if culprit.kind == HASH:
         return (
             "it depends on the order of a set, or on hash() of text, which PYTHONHASHSEED decides: the two runs had "
-            "different ones",
+            "different values of it",
             "",
-            "workers always have PYTHONHASHSEED=0, so their stream is the same. For workers=0, set it too, or sort "
-            "the set",
+            "workers always have PYTHONHASHSEED=0, so their stream is always the same. With workers=0, set it "
+            "yourself, or sort the set",
         )
     if culprit.kind == BEFORE:
         return _before(culprit)
@@ -56,7 +56,7 @@ def cause(culprit: Culprit, *, listing: bool = False) -> tuple[str, str, str]:
 def _sources(culprit: Culprit) -> tuple[str, str, str]:
     first = culprit.sources[0]
     named = " and ".join(dict.fromkeys(map(_source, culprit.sources[:3])))
-    evidence = "with the same values there, two runs agree" if culprit.proven else "one of these, or several together"
+    evidence = "two runs with the same values there agree" if culprit.proven else "one of these, or several together"
     sites = dict.fromkeys(source.site for source in culprit.sources[:3] if source.site)
     return f"the cause is {named}: {evidence}", "; ".join(sites), _fix(first)
 
@@ -64,7 +64,7 @@ def _sources(culprit: Culprit) -> tuple[str, str, str]:
 def _source(source: Source) -> str:
     if source.kind == SYSTEM:
         by = f" in {source.library}" if source.library else ""
-        return f"random numbers of the system (a generator without a seed{by}, or os.urandom)"
+        return f"the system's random numbers (a generator without a seed{by}, or os.urandom)"
     if source.kind == CLOCK:
         return "the clock"
     if source.kind == PID:
@@ -85,7 +85,7 @@ def _fix(source: Source) -> str:
 
 
 def _before(culprit: Culprit) -> tuple[str, str, str]:
-    text = "it depends on what the process has read before: read alone, it is the same in every run"
+    text = "it depends on what the process read before: if it is read alone, it is the same in every run"
     if culprit.names:
         text += f". While samples are made, these change: {', '.join(culprit.names)}"
     elif culprit.late:
@@ -102,16 +102,16 @@ def _unknown(culprit: Culprit) -> tuple[str, str, str]:
     text = "experiments did not show the cause"
     if culprit.sources:
         named = " and ".join(dict.fromkeys(map(_source, culprit.sources[:3])))
-        text += f": it remains with {named} the same in both runs"
+        text += f": the runs differ even with {named} the same in both"
     if culprit.names:
         return (
             f"{text}. Your code starts threads or processes, which run in no fixed order",
             "; ".join(culprit.names[:3]),
-            "take their results in a fixed order, and give each random numbers of its own, from `rng`",
+            "take their results in a fixed order, and give each its own random numbers, from `rng`",
         )
     return (
         text,
         "",
-        "look at id() and the order of a set of objects, which depend on addresses, and at random numbers of C "
+        "look for id() and sets of objects, whose order depends on memory addresses, and for random numbers of C "
         "libraries",
     )

@@ -1,4 +1,4 @@
-"""Starts pdb where user code failed, in the terminal of the command."""
+"""Starts pdb where user code failed, in the command's terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def debug(error: BaseException, generator: Any = None) -> None:
     """Start pdb in the innermost frame of user code.
 
     Args:
-        error: what Penstock raised. Its cause is what user code raised, if it did.
-        generator: yielded the sample that cannot be served, if user code raised nothing.
+        error: Penstock's exception. Its cause is the exception of user code, if that raised one.
+        generator: the generator that yielded a sample that cannot be served, if user code raised nothing.
     """
     print(f"\n{type(error).__name__}: {getattr(error, 'message', error)}", file=sys.stderr)
     debugger = pdb.Pdb()
@@ -31,14 +31,14 @@ def debug(error: BaseException, generator: Any = None) -> None:
         cause = cause.__cause__
     frame: FrameType | None = getattr(generator, "gi_frame", None)
     if frame is not None:
-        print(f"pdb stands where the sample was yielded: {frames.site(frame)}", file=sys.stderr)
+        print(f"pdb stops at the line that yielded the sample: {frames.site(frame)}", file=sys.stderr)
         debugger.interaction(frame, None)
     else:
         print("there is no line of user code to stop at", file=sys.stderr)
 
 
 def _users(found: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from its first to its last frame of user code; None if it has none."""
+    """Return the part of a traceback from its first to its last frame of user code; None if it has no such frame."""
     parts = []
     while found is not None:
         parts.append(found)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
-"""How severe a finding is. An error breaks the feed or its promises, a warning costs time or memory, and a note is
+"""How severe a finding is. An error breaks the feed or its promises. A warning costs time or memory. A note is just
 something to know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to say about a feed.
+    """A finding about a feed, a machine or a connection.
 
     Attributes:
         severity: ERROR, WARNING or NOTE.
-        about: one word for programs, such as "import" or "runs".
+        about: a keyword for programs, such as "import" or "runs".
         what: what is wrong.
         where: a file and line, or a split; empty if there is no such place.
         fix: what to do; empty if `what` says it already.
-        traceback: of user code, or empty.
+        traceback: user code's traceback, or empty.
     """
 
     severity: str
@@ -36,5 +36,5 @@ def by_severity(findings: list[Finding]) -> list[Finding]:
 
 
 def failed(findings: list[Finding], *, strict: bool) -> bool:
-    """Return whether the check fails: by an error or, if `strict`, by a warning."""
+    """Return whether the check fails: on an error or, if `strict`, on a warning too."""
     return any(finding.severity == ERROR or (strict and finding.severity == WARNING) for finding in findings)

@@ -16,24 +16,24 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def walk(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and its callers, the innermost first."""
+    """Yield a frame and its callers, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether the frame is Penstock's."""
+    """Return whether the frame runs Penstock's code."""
     return frame.f_code.co_filename.startswith(_OURS)
 
 
 def is_import(frame: FrameType) -> bool:
-    """Whether the frame is of Python's import system."""
+    """Return whether the frame runs Python's import system."""
     return frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 def is_standard(frame: FrameType) -> bool:
-    """Whether the frame is of Python's own library."""
+    """Return whether the frame runs Python's standard library."""
     file = frame.f_code.co_filename
     if file.startswith("<frozen"):
         return True
@@ -41,7 +41,7 @@ def is_standard(frame: FrameType) -> bool:
 
 
 def package_of(frame: FrameType) -> str:
-    """Return the installed package that the frame is of, or an empty text."""
+    """Return the name of the installed package whose code the frame runs, or an empty text."""
     parts = Path(frame.f_code.co_filename).parts
     for place in _PACKAGES:
         if place in parts:
@@ -51,7 +51,7 @@ def package_of(frame: FrameType) -> str:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether the frame is of the user's own code."""
+    """Return whether the frame runs the user's own code."""
     file = frame.f_code.co_filename
     return not file.startswith("<") and not is_ours(frame) and not is_installed(file)
 

@@ -1,4 +1,4 @@
-"""What this process has of GPUs. A worker should have nothing: the GPU belongs to the trainer."""
+"""The GPUs that this process has opened or can see. A worker should have none: the GPU belongs to the trainer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COUNTS: dict[str, Callable[[Any], int]] = {
 
 
 def used() -> Gpu:
-    """Return which device files are open, and then, where variables do not hide GPUs, how many each library sees."""
+    """Return the open device files and, unless variables hide all GPUs, how many GPUs each loaded library sees."""
     files = tuple(sorted({path for path in open_paths().values() if path.startswith(_DEVICES)}))
     visible = []
     if not _hidden():
@@ -38,5 +38,5 @@ def used() -> Gpu:
 
 
 def _hidden() -> bool:
-    """Whether the environment hides all GPUs, as that of workers does unless the feed says otherwise."""
+    """Return whether the environment hides all GPUs, as workers' environment does unless the feed says otherwise."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") and os.environ.get("HIP_VISIBLE_DEVICES") in ("", "-1")

@@ -1,5 +1,5 @@
-"""Watches the imports of user code: which installed packages, in what time and memory, by which chain of lines, and
-which files are open behind them."""
+"""Watches the imports of user code: the installed packages, their time and memory, the chain of lines that imports
+each, and the files that stay open afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
 class ImportWatch(MetaPathFinder):
-    """Measures the import of each installed top-level package from now on."""
+    """Measures the import of each installed top-level package, from its construction on."""
 
     def __init__(self) -> None:
         self._chains: dict[str, tuple[str, ...]] = {}
@@ -32,12 +32,12 @@ class ImportWatch(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def libraries(self) -> tuple[Library, ...]:
-        """Return the packages that were imported, those that took longest first."""
+        """Return the imported packages, the slowest first."""
         found = sorted(self._found.values(), key=lambda library: -library.seconds)
         return tuple(found[:_MOST_LIBRARIES])
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Called by `importlib`; None leaves the module to the other finders."""
+        """Measure the module if it is an installed package. `importlib` calls this; None passes to the next finder."""
         if self._searching or "." in name:
             return None
         self._searching = True
@@ -73,7 +73,7 @@ class ImportWatch(MetaPathFinder):
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process has."""
+    """Return the resident memory of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -90,7 +90,7 @@ def open_paths() -> dict[int, str]:
 
 
 def files_opened(before: dict[int, str]) -> tuple[OpenFile, ...]:
-    """Return the data files that were opened since `before`, which `open_paths` returned, and are still open."""
+    """Return the open data files that were not open at `before`, an earlier result of `open_paths`."""
     new = [path for fd, path in open_paths().items() if before.get(fd) != path]
     ours = sorted({path for path in new if not path.startswith(("/dev/", "/proc/", "/memfd:")) and not _is_code(path)})
     return tuple(OpenFile(path, tuple(_holders(path))[:4], _is_hdf5(path)) for path in ours[:16])
@@ -111,7 +111,7 @@ _OURS = tuple(
 
 
 def _holders(path: str) -> Iterator[str]:
-    """Yield the names in user modules whose objects have this file open, as far as these tell."""
+    """Yield the names in user modules whose objects have this file open, if their attributes name the file."""
     for module in user_modules():
         for name, value in list(vars(module).items()):
             for attribute in ("filename", "name", "_filename"):
@@ -147,7 +147,7 @@ def _is_standard(path: str) -> bool:
 
 
 def _chain(frame: Any) -> tuple[str, ...]:
-    """Return the lines that import one another, from the user's module to this import."""
+    """Return the chain of importing lines, from the user's module to this import."""
     lines = []
     for caller in frames.walk(frame):
         if caller.f_code.co_name == "<module>" and not frames.is_ours(caller) and not frames.is_standard(caller):

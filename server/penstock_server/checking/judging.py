@@ -18,19 +18,19 @@ from .runs import Outcome
 from .sizes import Memory
 
 _HEAVY = 150 << 20
-"""Bytes of a library that are worth a word."""
+"""Bytes of a library from which it is worth a note."""
 
 _ENOUGH = 16
-"""Samples that must be equal before two segments count as equal."""
+"""Samples that must be equal, over all segments, before segments count as equal."""
 
 
 def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
     """Return the findings, the most severe first.
 
     Args:
-        facts: what was seen.
-        memory: what a stream needs, if that is known.
-        workers: that the user wants to run.
+        facts: the facts about the feed.
+        memory: the memory of a stream; None if it is unknown.
+        workers: how many workers the user wants to run.
     """
     first = facts.first
     found = [*_failures(first)]
@@ -62,8 +62,8 @@ def _failures(first: Outcome) -> Iterator[Finding]:
             "hang",
             f"nothing happened for {first.hung:.0f} s{_doing(first)}",
             first.site,
-            "if it may take so long, give --hang-timeout SECONDS; a worker would wait for ever, or for --hang-timeout "
-            "of penstock serve",
+            "if it needs this long, give a longer --hang-timeout; a worker waits forever, unless penstock serve has "
+            "--hang-timeout",
             first.output,
         )
     if first.ended:
@@ -72,7 +72,7 @@ def _failures(first: Outcome) -> Iterator[Finding]:
             "crash",
             f"the process {first.ended}{_doing(first)}",
             first.site,
-            "a library has crashed, or your code ended the process: run that line by itself",
+            "a library has crashed, or your code ended the process: run that line on its own",
             first.output,
         )
     for skipped in first.skipped[:3]:
@@ -84,7 +84,7 @@ def _failures(first: Outcome) -> Iterator[Finding]:
 
 
 def _doing(first: Outcome) -> str:
-    """Return the words for what user code was doing."""
+    """Return the words for what user code was doing, or an empty text if that is unknown."""
     if not first.doing:
         return ""
     if first.doing.startswith("importing "):
@@ -127,7 +127,7 @@ def _imports(imported: Imported) -> Iterator[Finding]:
             "open file",
             f"{file.path} is opened at import and stays open{held}. Each worker opens it for itself, but processes "
             f"that your code forks would share it{', and HDF5 reads wrong data then' if file.hdf5 else ''}",
-            fix="open it in the generator, by the split: then on_error= applies to it as well",
+            fix="open it in the generator, once per split: then on_error= covers it too",
         )
 
 
@@ -161,8 +161,8 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
         yield Finding(
             WARNING,
             "gpu",
-            f"the feed has opened a GPU ({path}): each worker takes some of its memory, which the trainer lacks",
-            fix="keep the GPU from workers (the default hides it: look for env=, --env or os.environ), or use the CPU",
+            f"the feed has opened a GPU ({path}): each worker takes some of its memory away from the trainer",
+            fix="hide the GPU from workers (as the default does: look at env=, --env or os.environ), or use the CPU",
         )
     for name, count in () if done.gpu.files else done.gpu.visible:
         yield Finding(
@@ -201,7 +201,7 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
 
 
 def _equal_segments(recording: Recording) -> int:
-    """Return the number of the last segment if all that were read are equal, as far as they were read; else 0."""
+    """Return the number of the last segment if all segments are equal, as far as they were read; otherwise 0."""
     places = sorted(place for place in recording.digests if recording.count(place))
     shared = min((recording.count(place) for place in places), default=0)
     if len(places) < 2 or shared * len(places) < _ENOUGH:
@@ -220,7 +220,7 @@ def _runs(facts: Facts) -> Iterator[Finding]:
             "runs",
             f"a second run, in another order, failed where the first did not: {why}",
             second.site if second.failed is None else second.failed.site,
-            "let a split depend on nothing that was read before",
+            "make each split independent of what was read before it",
             "" if second.failed is None else second.failed.error.remote_traceback or "",
         )
     for part in (facts, facts.hashes):
@@ -240,6 +240,6 @@ def _differs(facts: Facts) -> str:
     what = found.values or f"{found.leaves[0]} differs"
     more = f" (and {', '.join(found.leaves[1:4])})" if len(found.leaves) > 1 else ""
     return (
-        f"two runs with one seed differ in {found.samples} of {facts.compared} samples, first in {found.name}, sample "
-        f"{found.number}: {what}{more}"
+        f"two runs with the same seed differ in {found.samples} of {facts.compared} samples, first in {found.name}, "
+        f"sample {found.number}: {what}{more}"
     )

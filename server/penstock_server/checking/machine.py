@@ -1,4 +1,4 @@
-"""What this machine has for a daemon and for trainers: looks at it, and judges nothing (machine_findings.py does)."""
+"""Collects the facts about this machine that matter to a daemon or a trainer. machine_findings.py judges them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = ("numpy", "tensorflow", "keras", "pyzmq", "uvloop", "msgspec", "msgpa
 """Packages whose versions are shown, if they are installed."""
 
 NEEDED = ("pyzmq", "uvloop", "h5py", "rich")
-"""Packages of the extra `server`, besides click, without which this command would not run."""
+"""Packages of the extra `server`, except click: without click this command would not run."""
 
 TENSORFLOW = """
 import json, time
@@ -38,11 +38,11 @@ TENSORFLOW_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class TensorFlow:
-    """What a process that imports TensorFlow says.
+    """The report of a process that imported TensorFlow.
 
     Attributes:
-        seconds: that the import took.
-        gpus: the names of those that it sees.
+        seconds: how long the import took.
+        gpus: the names of the GPUs that TensorFlow sees.
         failed: why it cannot be imported, or empty.
     """
 
@@ -53,25 +53,25 @@ class TensorFlow:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """See the file's head.
+    """The facts about a machine.
 
     Attributes:
         system: kernel and architecture.
         cpus, usable_cpus: CPUs of the machine, and those that this process may run on.
-        load: processes that ran or wanted to, on average of the last minute.
-        memory, available: bytes in all, and what can be allocated before the machine or a cgroup is full.
-        default_memory: what `penstock serve` takes without --memory.
-        limits: of the cgroups.
+        load: processes that ran or were ready to run, averaged over the last minute.
+        memory, available: bytes in all, and bytes that can be allocated before the machine or a cgroup is full.
+        default_memory: bytes that `penstock serve` takes without --memory.
+        limits: the cgroups' limits.
         files: soft and hard limit of open files.
-        broken: what the kernel refuses, by name, with the error.
-        shm: bytes of /dev/shm; None if there is none.
+        broken: the error of each kernel feature that does not work, by name.
+        shm: bytes of /dev/shm; None if it does not exist.
         huge_pages: the settings for anonymous and for shared memory; empty if unknown.
         clock: the kernel's clock source; empty if unknown.
-        clock_ns: ns that a look at the clock takes.
+        clock_ns: nanoseconds that reading the clock takes.
         now: seconds since 1970.
-        python: its version.
-        versions: of installed packages.
-        too_old: packages that are older than Penstock wants, with what it wants.
+        python: Python's version.
+        versions: versions of installed packages.
+        too_old: for each package ("numpy 1.26") that is older than Penstock requires, the requirement ("numpy>=2.0").
         tensorflow: None if it is not installed.
         nvidia: device files of NVIDIA GPUs.
         cuda_visible: the variable CUDA_VISIBLE_DEVICES, or None.
@@ -101,7 +101,7 @@ class Machine:
 
 
 def look() -> Machine:
-    """Look at this machine. The import of TensorFlow takes seconds, in a process of its own."""
+    """Collect the facts about this machine. This takes seconds, as it imports TensorFlow in a separate process."""
     versions = {name: version for name in ("penstock", *PACKAGES) if (version := _version(name))}
     return Machine(
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
@@ -129,7 +129,7 @@ def look() -> Machine:
 
 
 def _broken() -> dict[str, str]:
-    """Try what the daemon needs of the kernel."""
+    """Try the kernel features that the daemon needs, and return the error of each that fails."""
     found = {}
     for name, attempt in (("memfd_create", _memfd), ("pidfd_open", _pidfd), ("unix sockets", _unix)):
         try:
@@ -154,7 +154,7 @@ def _pidfd() -> None:
 
 
 def _unix() -> None:
-    """A descriptor is passed over an abstract address, as to a trainer on this host."""
+    """Pass a descriptor over an abstract address, as the daemon does to a trainer on this host."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0penstock-check-{os.getpid()}-{time.monotonic_ns()}")
         listener.listen(1)
@@ -211,7 +211,7 @@ def _version(package: str) -> str:
 
 
 def _too_old(versions: dict[str, str]) -> dict[str, str]:
-    """Return the packages that are installed and older than Penstock requires."""
+    """Return the installed packages that are older than Penstock requires; see `Machine.too_old`."""
     try:
         wanted = importlib.metadata.requires("penstock") or []
     except importlib.metadata.PackageNotFoundError:
@@ -234,7 +234,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def _tensorflow() -> TensorFlow:
-    """Import TensorFlow in a process of its own: it may crash, and must not stay in this one."""
+    """Import TensorFlow in a separate process: it may crash, and must not stay in this one."""
     try:
         said = subprocess.run(
             [sys.executable, "-c", TENSORFLOW],

@@ -1,4 +1,4 @@
-"""Judges a machine: what keeps a daemon or a trainer from running well there, and what to do."""
+"""Judges a machine: the problems that a daemon or a trainer would have there, and what to do."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .findings import ERROR, NOTE, WARNING, Finding, by_severity
 from .machine import NEEDED, Machine
 
 LEAST_MEMORY = 512 << 20
-"""Bytes; with less than this left, hardly any feed has room."""
+"""Bytes of available memory below which hardly any feed has room."""
 
 FEW_FILES = 1024
-"""Open files that a daemon may have, below which it has room for few workers and streams."""
+"""Limit of open files below which a daemon has room for few workers and streams."""
 
 SLOTS = 64
-"""Slots for which workers are counted: as many as some streams take together."""
+"""Slots that are assumed when workers are counted: about as many as a few streams take together."""
 
 SMALL_SHM = 256 << 20
 
 SLOW_CLOCK = 500.0
-"""Ns."""
+"""Nanoseconds of a clock reading above which the clock counts as slow."""
 
 FEW_PROCESSES = 256
 
@@ -36,10 +36,10 @@ def judged(machine: Machine) -> list[Finding]:
 
 
 def rows(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield the facts, each as a name and a text."""
+    """Yield the facts as pairs of a name and a text."""
     yield "system", machine.system
     usable = f", {machine.usable_cpus} of them for this process" if machine.usable_cpus < machine.cpus else ""
-    quota = f", a cgroup allows the time of {machine.limits.cpus:g}" if machine.limits.cpus is not None else ""
+    quota = f", a cgroup quota allows {machine.limits.cpus:g}" if machine.limits.cpus is not None else ""
     yield "CPUs", f"{machine.cpus}{usable}{quota}; load {machine.load:.1f}"
     limit = f", a cgroup allows {size(machine.limits.memory)}" if machine.limits.memory is not None else ""
     yield (
@@ -53,7 +53,7 @@ def rows(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "shared", f"memfd {memfd}; /dev/shm, which Penstock does not use: {shm}"
     if any(machine.huge_pages):
         yield "hugepages", f"{machine.huge_pages[0] or '?'}, for shared memory {machine.huge_pages[1] or '?'}"
-    yield "clock", f"{machine.clock or 'unknown source'}, {machine.clock_ns:.0f} ns a look"
+    yield "clock", f"{machine.clock or 'unknown source'}, {machine.clock_ns:.0f} ns a reading"
     yield "python", machine.python
     yield "packages", ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     yield "trainer", f"TensorFlow {_tensorflow_in_words(machine)}"
@@ -77,7 +77,7 @@ def _kernel(machine: Machine) -> Iterator[Finding]:
     fixes = {
         "memfd_create": "allow memfd_create in the container's seccomp profile; Docker's default one does",
         "pidfd_open": "use Linux 5.3 or newer, and allow pidfd_open in the container's seccomp profile",
-        "unix sockets": "allow SOCK_SEQPACKET sockets and the passing of descriptors; without them there is only TCP",
+        "unix sockets": "allow SOCK_SEQPACKET sockets and descriptor passing; without them batches go over TCP",
     }
     for name, error in machine.broken.items():
         yield Finding(ERROR, "kernel", f"{name} does not work: {error}", fix=fixes.get(name, ""))
@@ -89,9 +89,9 @@ def _cpus(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             NOTE,
             "cpus",
-            f"a cgroup allows the time of {quota:g} of {machine.usable_cpus} CPUs, so `penstock serve` starts "
+            f"a cgroup quota allows {quota:g} of {machine.usable_cpus} CPUs, so `penstock serve` starts "
             f"{math.ceil(quota)} workers",
-            fix="if there are to be more, raise the limit (--cpus in docker, CPUQuota= in systemd)",
+            fix="to run more, raise the limit (--cpus in docker, CPUQuota= in systemd)",
         )
     elif machine.usable_cpus < machine.cpus:
         yield Finding(
@@ -103,7 +103,7 @@ def _cpus(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             NOTE,
             "cpus",
-            f"{machine.load:.1f} processes want one of {machine.usable_cpus} CPUs: other work slows workers down",
+            f"{machine.load:.1f} processes compete for {machine.usable_cpus} CPUs: other work slows workers down",
         )
 
 
@@ -165,15 +165,15 @@ def _tensorflow(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             ERROR,
             "tensorflow",
-            f"TensorFlow is installed, and its import fails: {seen.failed}",
-            fix="run python -c 'import tensorflow', and reinstall what it names",
+            f"TensorFlow is installed, but its import fails: {seen.failed}",
+            fix="run python -c 'import tensorflow', and reinstall the library that its error names",
         )
     elif machine.nvidia and not seen.gpus:
         hidden = machine.cuda_visible is not None and machine.cuda_visible.strip() in ("", "-1")
         yield Finding(
             WARNING,
             "gpu",
-            f"this machine has {', '.join(machine.nvidia)}, and TensorFlow sees no GPU",
+            f"this machine has {', '.join(machine.nvidia)}, but TensorFlow sees no GPU",
             fix=(
                 f"unset CUDA_VISIBLE_DEVICES, which is {machine.cuda_visible!r}"
                 if hidden
@@ -187,11 +187,11 @@ def _clock(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "clock",
-            f"a look at the clock takes {machine.clock_ns:.0f} ns ({machine.clock or 'unknown source'}), and workers "
-            "look at it for each batch and split",
+            f"reading the clock takes {machine.clock_ns:.0f} ns ({machine.clock or 'unknown source'}), and workers "
+            "read it for each batch and split",
             fix="let the kernel use tsc or kvm-clock (clocksource=, or another type of virtual machine)",
         )
     if machine.now < SECONDS_IN_2024:
         yield Finding(
-            WARNING, "clock", "the date is wrong: files by https:// cannot be opened then", fix="set it, best by NTP"
+            WARNING, "clock", "the date is wrong, so files at https:// cannot be opened", fix="set it, best with NTP"
         )

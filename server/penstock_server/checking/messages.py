@@ -1,7 +1,7 @@
-"""What the command asks of a process that runs user code, and what that reports.
+"""The messages between the command and a process that runs user code: its task, and its reports.
 
-A task is JSON on the command line. Reports are datagrams on a socket; samples are in a file (recording.py), as they
-may be many.
+A task is JSON on the command line. Reports are datagrams on a socket. Samples go into a file (recording.py), since
+there may be many.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Source(Struct, frozen=True):
     """A source of values that differ from run to run.
 
     Attributes:
-        kind: "system", "clock", "pid", or the name of a library that keeps a random state.
-        site: the user's line that asks for them, such as "scenes.py:12 in rows"; empty for a library's state.
+        kind: "system", "clock", "pid", "thread", "fork", or the name of a library that keeps a random state.
+        site: the user's line that asks for the values, such as "scenes.py:12 in rows"; empty for a library's state.
         library: the installed package between that line and the source, or empty.
     """
 
@@ -32,22 +32,22 @@ class Source(Struct, frozen=True):
 
 
 class Task(Struct, frozen=True):
-    """What a process does.
+    """The task of a process.
 
     Attributes:
         target: MODULE:ATTR, or a target of data files.
-        folder: where the recording goes.
-        name: of the recording.
+        folder: where the process writes its recording.
+        name: the name of the recording.
         order: IN_LANES reads as one worker does, for `seconds`. BACKWARDS reads the samples of another recording, lane
-            by lane, the last first. ALONE reads the first `count` samples of `place` (None: all), and nothing before.
-        seconds: to read at most.
-        repeats: name of the recording to repeat.
-        place: index of a split, or number of a batch of items.
-        count: see ALONE.
+            by lane, the last lane first. ALONE reads the first `count` samples of `place`, and nothing before.
+        seconds: how long to read, at most.
+        repeats: name of the recording to repeat; needed for BACKWARDS.
+        place: index of a split, or number of a batch of items; for ALONE.
+        count: samples to read, or None for all of the place; for ALONE.
         spies: watch sources of values that differ from run to run.
-        fixes: sources that give the same values in every run; needs `spies`.
-        debugs: start a debugger in user code that fails.
-        spec: of a sample, as another process has found it; None to read a first sample for it.
+        fixes: sources to fix, so that they give the same values in every run; needs `spies`.
+        debugs: start a debugger where user code fails.
+        spec: the spec of a sample, as another process found it; None to find it from a first sample.
     """
 
     target: str
@@ -65,8 +65,10 @@ class Task(Struct, frozen=True):
 
 
 class Library(Struct, frozen=True):
-    """An installed package that user code imports: in `seconds`, with `nbytes` of memory. `chain` is how it came to
-    that: the lines that import one another, the user's first."""
+    """An installed package that user code imports, and the seconds and the bytes of memory that this takes.
+
+    `chain` holds the lines that import one another, from the user's line to this package.
+    """
 
     name: str
     seconds: float
@@ -75,7 +77,7 @@ class Library(Struct, frozen=True):
 
 
 class OpenFile(Struct, frozen=True):
-    """A file that is open behind the imports, and the names in the user's modules that hold it."""
+    """A file that is still open after the imports, and the names in the user's modules that hold it."""
 
     path: str
     holders: tuple[str, ...] = ()
@@ -83,13 +85,13 @@ class OpenFile(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True, tag=True):
-    """The feed wants other environment variables. The process ends, to be started again."""
+    """The feed asks for other environment variables. The process ends, and the command starts it again."""
 
     variables: Environment
 
 
 class Imported(Struct, frozen=True, tag=True):
-    """The feed is imported, in `seconds`, and the process has `nbytes` of memory more."""
+    """The feed is imported, which took `seconds` and `nbytes` of memory."""
 
     plan: FeedPlan
     seconds: float
@@ -101,7 +103,7 @@ class Imported(Struct, frozen=True, tag=True):
 
 
 class Looked(Struct, frozen=True, tag=True):
-    """The splits are listed, and the first sample was read."""
+    """The splits are listed and, unless the task has a spec, a first sample was read."""
 
     spec: Spec
     sample_nbytes: int
@@ -111,13 +113,16 @@ class Looked(Struct, frozen=True, tag=True):
 
 
 class Progress(Struct, frozen=True, tag=True):
-    """So many samples were read."""
+    """The number of samples that were read so far."""
 
     samples: int
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """User code failed, or yields what cannot be served. `doing` is "importing", "listing", "looking" or "reading"."""
+    """User code failed, or yielded a sample that cannot be served.
+
+    `doing` is "importing", "listing", "looking" or "reading".
+    """
 
     doing: str
     error: ErrorReport
@@ -125,7 +130,7 @@ class Failed(Struct, frozen=True, tag=True):
 
 
 class Skipped(Struct, frozen=True, tag=True):
-    """User code raised in a split, and the feed has on_error="skip"."""
+    """The rest of a split was skipped: user code raised, or a part of a zipped feed has fewer samples than another."""
 
     split: str
     samples: int
@@ -133,29 +138,29 @@ class Skipped(Struct, frozen=True, tag=True):
 
 
 class Debugging(Struct, frozen=True, tag=True):
-    """A debugger begins, or ends."""
+    """A debugger begins or ends."""
 
     begins: bool
 
 
 class Gpu(Struct, frozen=True):
-    """What a process has of GPUs: device files that it has open, and how many devices each loaded library can see."""
+    """The GPUs of a process: the device files that it has open, and how many devices each loaded library can see."""
 
     files: tuple[str, ...] = ()
     visible: tuple[tuple[str, int], ...] = ()
 
 
 class Done(Struct, frozen=True, tag=True):
-    """All that was to be read is read, or user code failed.
+    """The reading has ended: the task is done, its time is up, or user code failed.
 
     Attributes:
-        samples: (or ready batches) that were read.
-        seconds: that reading and collating them took.
-        cpu_seconds: of these, on a CPU, in all threads.
-        whole: whether the epoch ended.
+        samples: how many samples (or ready batches) were read.
+        seconds: how long reading and collating them took.
+        cpu_seconds: the CPU time of that, in all threads.
+        whole: whether all that the task names was read: for IN_LANES, the epoch.
         gpu: see Gpu.
         late: libraries that were imported while samples were made.
-        used: sources that user code has used.
+        used: sources that user code used.
         changed: names in user modules, and attributes of objects there, that changed while samples were made.
     """
 

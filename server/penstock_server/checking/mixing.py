@@ -10,8 +10,7 @@ from ..plan_sizes import block_samples, pooled_lanes
 
 
 def mixing(plan: FeedPlan, spec: Spec, n_splits: int) -> str:
-    """Return in words from how wide a range the samples of a batch come. What is wrong with it, says
-    `feed_warnings.mixing_warning`."""
+    """Describe how wide a range the samples of a batch come from. `feed_warnings.mixing_warning` judges it."""
     unit = "samples" if plan.batch_size is not None else "batches"
     if not plan.shuffle:
         return f"none: {unit} keep their order (no shuffle=)"

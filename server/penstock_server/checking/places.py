@@ -1,4 +1,4 @@
-"""The places of a feed, from which samples are read: splits, or batches of an indexable feed."""
+"""The places of a feed that samples are read from: splits, or batches of an indexable feed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..worker.transforming import transform_of
 
 
 class Places(Protocol):
-    """What is read."""
+    """The places that a `Reader` reads."""
 
     def __len__(self) -> int: ...
 
@@ -28,17 +28,17 @@ class Places(Protocol):
         """Return a short text for a place."""
 
     def read(self, place: int, store: Any, rows: int) -> int:
-        """Read the next samples of a place; return how many there were. Fewer than `rows` if the place has ended."""
+        """Read the next samples of a place into a store; return their number, fewer than `rows` if the place ended."""
 
     def close(self, place: int) -> None:
-        """Let go of a place."""
+        """Close a place, if it is open."""
 
 
 class SplitPlaces:
     """The splits of epoch 0, or its segments.
 
-    `on_uneven` is called with the place, the samples of the shortest and what is to be said of it, when zipped
-    generators yield different numbers of samples.
+    If zipped generators yield different numbers of samples, `on_uneven` is called with the place, the number of samples
+    of the shortest, and a message.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class SplitPlaces:
         return split.read(self._feed.collate, store, 0, rows)
 
     def taken(self, place: int) -> int:
-        """Return how many samples of an open split were read."""
+        """Return how many samples of a split were read; 0 if it is not open."""
         return self._open[place].taken if place in self._open else 0
 
     def generator(self, place: int) -> Any:
-        """Return the user's generator that reads a split, or None."""
+        """Return the user's generator that reads a split; None if the split is not open."""
         return self._open[place].generator if place in self._open else None
 
     def close(self, place: int) -> None:

@@ -1,4 +1,4 @@
-"""A process that runs user code for `penstock check`, as a worker would, and reports what it sees.
+"""A process that runs user code for `penstock check`, as a worker would, and reports facts about it.
 
 `python -m penstock_server.checking.process FD ACTIVITY_FD DUMP_FD TASK`, where TASK is JSON (messages.py).
 """
@@ -46,9 +46,9 @@ class Process:
     """Carries out a task.
 
     Args:
-        task: what to do.
-        connection: to the command.
-        page: shows what user code is doing.
+        task: the task.
+        connection: the socket to the command.
+        page: shows the command what user code is doing.
     """
 
     def __init__(self, task: messages.Task, connection: socket.socket, page: ActivityPage) -> None:
@@ -147,7 +147,7 @@ class Process:
         )
 
     def _look(self, feed: LoadedFeed) -> Any:
-        """List the splits, and look at a first sample, as the daemon has it done at its start."""
+        """List the splits, and look at a first sample, as a worker does when the daemon starts. Return the splits."""
         self._doing = "listing"
         plan = feed.plan
         splits: Any = None
@@ -168,7 +168,7 @@ class Process:
             if spec is not None:
                 feed.learn(spec)
         warnings = feed.first.warnings if feed.first is not None else ()
-        if not plan.static_splits:  # else the plan has them
+        if not plan.static_splits:  # otherwise the plan has these warnings already
             warnings += zip_warnings(feed.declared, plan.name)
         count = plan.length if plan.length is not None else len(splits)
         assert feed.spec is not None
@@ -197,11 +197,11 @@ class Process:
 
 
 def _refuse_mix(feed: LoadedFeed) -> None:
-    """Raise a FeedError if the feed is a mix: samples are read split by split here, and a mix has no splits itself."""
+    """Raise a FeedError if the feed is a mix: the check reads split by split, and a mix has no splits of its own."""
     if feed.parts:
         raise FeedError(
-            f"penstock check reads the splits of one feed, and {feed.plan.name} draws from "
-            f"{len(feed.parts)} ({', '.join(feed.parts)}): check each of these by itself"
+            f"penstock check reads the splits of one feed, but {feed.plan.name} draws from "
+            f"{len(feed.parts)} ({', '.join(feed.parts)}): check each of these on its own"
         )
 
 
@@ -221,7 +221,7 @@ def _site(error: PenstockError) -> str:
 
 
 def _states() -> dict[str, str]:
-    """Return the states of the random generators that Penstock seeds, as far as their libraries are loaded."""
+    """Return the states of the random generators that Penstock seeds, for each loaded library."""
     reads = {
         "random": lambda module: module.getstate(),
         "numpy.random": lambda module: module.get_state(legacy=False),
@@ -231,8 +231,7 @@ def _states() -> dict[str, str]:
 
 
 def _changed(states: dict[str, str]) -> list[str]:
-    """Return the random states that user code may have drawn from: those that have changed, and those of libraries
-    that do not tell."""
+    """Return the libraries whose random state user code may have used: the state has changed, or cannot be read."""
     now = _states()
     drawn = [name for name in states if now[name] != states[name]]
     return drawn + [name for name in SEEDED if name not in GLOBAL and name in sys.modules]
@@ -254,7 +253,7 @@ def main(arguments: Sequence[str]) -> int:
     Process(task, connection, ActivityPage.inherited(activity_fd, ticks=True)).run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # what user code left running must not hold this process
+    os._exit(0)  # threads that user code left running must not keep this process alive
 
 
 if __name__ == "__main__":

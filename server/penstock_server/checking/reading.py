@@ -1,7 +1,7 @@
 """Reads samples of a feed as a worker does, place by place, and records them.
 
-Samples pass the same checks as in a worker. They are not shuffled, so a sample is known by its place and its number
-there.
+Samples pass the same checks as in a worker. They are not shuffled, so a sample's place and its number there identify
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .places import BatchPlaces, Places, SplitPlaces
 from .recording import Recorder, Recording
 
 _QUICK = 0.05
-"""Seconds of a read after which the next one is not larger."""
+"""Seconds: if a read takes longer, the next one reads fewer rows; otherwise more."""
 
 _STORE_NBYTES = 4 << 20
 _STORE_ROWS = 256
@@ -31,17 +31,17 @@ class Reader:
     """Reads places, and records their samples.
 
     Args:
-        feed: its spec is known.
+        feed: the feed; its spec must be known.
         splits: its list of splits, or a range of segments; ignored for an indexable feed.
-        recorder: records what is read.
+        recorder: records the samples.
         on_samples: called with the number of samples so far, after each read.
-        on_skip: called with the text of a place, its samples and the error, if user code raised and the feed leaves out
-            such splits, or if a part of a zipped feed has fewer samples there than another.
+        on_skip: called with a place's text, its number of samples and the error, if user code raised and the feed has
+            on_error="skip", or if a part of a zipped feed has fewer samples there than another.
 
     Attributes:
-        seconds, cpu_seconds: that reads took.
-        whole: whether all places were read to their ends.
-        place: that was read last.
+        seconds, cpu_seconds: how long all reads took, and their CPU time.
+        whole: whether the reading came to its end before the time was up.
+        place: the place that was read last.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class Reader:
 
     @property
     def recording(self) -> Recording:
-        """What was read."""
+        """The recording of the samples so far."""
         return self._recorder.recording
 
     @property
     def generator(self) -> Any:
-        """The user's generator that was read last, if it is one."""
+        """The user's generator that was read last, or None."""
         return self._places.generator(self.place) if isinstance(self._places, SplitPlaces) else None
 
     def close(self) -> None:
-        """End the generators, which may have processes of their own."""
+        """Close the generators, since they may have started processes."""
         for place in self.recording.names:
             self._places.close(place)
 
@@ -92,7 +92,7 @@ class Reader:
         """Read as one worker does: a batch of each lane in turn, for about `seconds`.
 
         Raises:
-            PenstockError: user code failed, or what it yields cannot be served.
+            PenstockError: user code failed, or yielded a sample that cannot be served.
         """
         until = time.monotonic() + seconds
         batch = self._feed.plan.batch_size or 1
@@ -133,7 +133,10 @@ class Reader:
         self.whole = self._exactly(place, sys.maxsize if count is None else count, False, time.monotonic() + seconds)
 
     def _exactly(self, place: int, count: int, to_the_end: bool, until: float) -> bool:
-        """Read `count` samples of a place, and look whether it ends there; return whether there was time."""
+        """Read `count` samples of a place and, if `to_the_end`, one more, to see whether the place ends there.
+
+        Return False if the time was up before that.
+        """
         left = count
         while left > 0 or to_the_end:
             if time.monotonic() >= until:
@@ -144,12 +147,12 @@ class Reader:
                 break
             left -= read
             if left < 0:
-                break  # it goes on, where it had ended
+                break  # the place goes on where it ended in the other run
         self._places.close(place)
         return True
 
     def _lane(self, places: range, batch: int) -> Iterator[bool]:
-        """Read a lane; yield True behind each batch, and False behind any other read."""
+        """Read a lane. After each read, yield whether it completed a batch."""
         left = batch
         for place in places:
             while True:
@@ -198,14 +201,14 @@ class Reader:
         self._on_skip(self._places.show(place), samples, GeneratorError(why))
 
     def _read_before(self, place: int, recording: Recording) -> int:
-        """Return how many rows the store has that were read before user code raised."""
+        """Return how many rows the read put into the store before user code raised."""
         assert isinstance(self._places, SplitPlaces)
         return self._places.taken(place) - recording.count(place) if self._places.taken(place) else 0
 
 
 def _rows_of_a_store(feed: LoadedFeed) -> int:
     if feed.plan.batch_size is None:
-        return 1  # a ready batch must be used before user code runs on
+        return 1  # a ready batch must be used before user code continues
     assert feed.spec is not None
     try:
         nbytes = nbytes_of(feed.spec, None)

@@ -1,4 +1,4 @@
-"""What a run has read: a digest of each leaf of each sample, and some of the samples themselves.
+"""The recording of a run: a digest of each leaf of each sample, and some of the samples themselves.
 
 A *place* is a split, by its index, or a batch of an indexable feed, by its number.
 """
@@ -25,11 +25,11 @@ DIGEST = 8
 """Bytes of a leaf's digest."""
 
 KEPT_NBYTES = 64 << 20
-"""Bytes of samples that a run keeps, to show them."""
+"""Bytes of samples that a run keeps, so that the report can show values that differ."""
 
 
 class Value(Struct, frozen=True):
-    """The value of a leaf: its shape and its bytes, or, of text, its strings."""
+    """The value of a leaf: its shape and its bytes or, for text, its strings."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class Value(Struct, frozen=True):
 
     @classmethod
     def of(cls, value: Any) -> Value:
-        """Make the record of a value in a store."""
+        """Return the record of a value from a store."""
         if isinstance(value, list):
             return cls("string", strings=tuple(value))
         array = np.ascontiguousarray(value)
@@ -46,7 +46,7 @@ class Value(Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes it takes."""
+        """About how many bytes the value takes."""
         return len(self.data) + sum(map(len, self.strings))
 
 
@@ -59,15 +59,15 @@ class Kept(Struct, frozen=True):
 
 
 class Recording(Struct):
-    """See the file's head.
+    """The recording of a run.
 
     Attributes:
-        paths: of the leaves, such as `['x'][0]`.
-        names: short texts for the places.
-        digests: of the samples of each place, concatenated.
+        paths: the paths of the leaves, such as `['x'][0]`.
+        names: a short text for each place.
+        digests: the concatenated digests of the samples of each place.
         ended: the places that were read to their end.
-        pieces: (place, number of the first sample, count) in the order in which they were read.
-        kept: some samples.
+        pieces: the reads in their order, each as (place, number of the first sample, count).
+        kept: the samples that were kept.
     """
 
     paths: list[str]
@@ -79,20 +79,20 @@ class Recording(Struct):
 
     @property
     def width(self) -> int:
-        """Bytes of a sample's digests."""
+        """Bytes of the digests of one sample."""
         return DIGEST * len(self.paths)
 
     @property
     def samples(self) -> int:
-        """How many samples it has."""
+        """How many samples the recording has."""
         return sum(count for _, _, count in self.pieces)
 
     def count(self, place: int) -> int:
-        """Return how many samples it has of a place."""
+        """Return how many samples of a place the recording has."""
         return len(self.digests.get(place, b"")) // self.width
 
     def save(self, path: Path) -> None:
-        """Write it to a file."""
+        """Write the recording to a file."""
         path.write_bytes(msgspec.msgpack.encode(self))
 
 
@@ -105,9 +105,9 @@ class Recorder:
     """Makes a recording.
 
     Args:
-        feed: what is read; its spec is known.
-        other: the recording that is repeated, if any. Then the first sample of each place that differs from it is kept,
-            otherwise the first samples that are read.
+        feed: the feed that is read; its spec must be known.
+        other: the recording that this run repeats, or None. The recorder keeps the first sample of each place that
+            differs from `other`; without `other`, it keeps the first samples that are read.
     """
 
     def __init__(self, feed: LoadedFeed, other: Recording | None) -> None:
@@ -169,5 +169,5 @@ def _digest(value: Any) -> bytes:
 
 
 def _salt(shape: tuple[int, ...]) -> bytes:
-    """Return 16 bytes that tell arrays of other shapes apart."""
-    return hash(shape).to_bytes(8, "little", signed=True)  # of whole numbers, so it is the same in every process
+    """Return 8 bytes that differ for arrays of different shapes."""
+    return hash(shape).to_bytes(8, "little", signed=True)  # a hash of integers, so it is the same in every process

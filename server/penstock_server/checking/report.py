@@ -1,4 +1,4 @@
-"""The report of `penstock check`: what the feed is like, then the findings; as lines, or as JSON."""
+"""The report of `penstock check`: the facts about the feed, then the findings; as lines, or as JSON."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .sizes import Memory, fastest, speed, useful_workers
 _WIDTH = 110
 _INDENT = 10
 _TRACEBACK = 12
-"""Lines of a traceback that are shown."""
+"""Lines of a traceback that are shown, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is printed.
+    """The contents of a report.
 
     Attributes:
-        target: what was checked.
-        facts, memory, findings: see there; `memory` is None if the feed yields nothing.
-        workers: that the user wants to run.
-        cpus: of this host.
+        target: the target that was checked.
+        facts, memory, findings: see their classes; `memory` is None if there was no first sample.
+        workers: how many workers the user wants to run.
+        cpus: CPUs that this host can use.
     """
 
     target: str
@@ -49,7 +49,7 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def shown(about: Iterable[tuple[str, str]], findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield facts, each with a name, and then the findings, line by line."""
+    """Yield the lines of a report: named facts, then the findings."""
     for name, text in about:
         yield from _wrapped(f"{name:<{_INDENT}}", text)
     yield ""
@@ -66,7 +66,7 @@ def shown(about: Iterable[tuple[str, str]], findings: Sequence[Finding]) -> Iter
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the same as a value for JSON."""
+    """Return the report as a value for JSON."""
     facts, memory = report.facts, report.memory
     first = facts.first
     plan = None if first.imported is None else first.imported.plan

@@ -29,14 +29,14 @@ _DUMP_SECONDS = 0.5
 
 @dataclass
 class Outcome:
-    """What a process reported, and how it ended.
+    """The reports of a process, and how it ended.
 
     Attributes:
-        ended: how, if it ended before it was done, such as "was killed by SIGSEGV"; otherwise empty.
-        hung: seconds for which it hung; 0 if it did not.
+        ended: how the process died before it was done, such as "was killed by SIGSEGV"; otherwise empty.
+        hung: for how many seconds it hung; 0 if it did not.
         site: the line at which user code hung or died, if known.
         doing: what user code was doing when it hung or died, in words.
-        output: the end of what it printed.
+        output: the last lines that the process printed.
     """
 
     wanted: messages.Wanted | None = None
@@ -53,17 +53,17 @@ class Outcome:
 
     @property
     def broke(self) -> bool:
-        """Whether the process died or was ended."""
+        """Whether the process died or hung."""
         return bool(self.ended or self.hung)
 
 
 class Run:
-    """One process.
+    """One process that runs user code.
 
     Args:
-        task: what it does.
+        task: the process's task.
         variables: its environment.
-        hang_timeout: seconds without a sign of life after which it is ended.
+        hang_timeout: seconds without a sign of life after which the process is killed.
         on_report: called with each report.
     """
 
@@ -104,7 +104,7 @@ class Run:
         self._poll.register(self._connection, select.POLLIN)
 
     def step(self, seconds: float) -> bool:
-        """Listen for `seconds` at most; return whether the process goes on."""
+        """Listen for up to `seconds` seconds; return whether the process goes on."""
         if self._poll.poll(1000 * seconds):
             while self._hear():
                 pass
@@ -130,10 +130,10 @@ class Run:
         return True
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process, and close the connection to it."""
         with contextlib.suppress(ProcessLookupError):
             if self._has_group:
-                os.killpg(self._process.pid, signal.SIGKILL)  # with processes that user code has started
+                os.killpg(self._process.pid, signal.SIGKILL)  # and any processes that user code has started
             else:
                 self._process.kill()
         self._process.wait()
@@ -168,7 +168,7 @@ class Run:
         return True
 
     def _silent(self) -> float:
-        """Return for how many seconds there was no sign of life."""
+        """Return for how many seconds the process has shown no sign of life."""
         seen = activity.read(self._page)
         return time.monotonic() - self._began if seen is None else seen.since_seconds
 
@@ -191,7 +191,7 @@ def _contents(fd: int) -> bytes:
 
 
 def finish(*runs: Run) -> list[Outcome]:
-    """Wait for all runs, and return their outcomes. All end if this is interrupted."""
+    """Wait for all runs, and return their outcomes. If this is interrupted, kill the processes."""
     going = list(runs)
     try:
         while going:

@@ -1,5 +1,7 @@
-"""What follows from a feed's plan, its spec and one worker's speed: memory, useful numbers of workers, samples a
-second. Without I/O."""
+"""Computes, from a feed's plan, its spec and one worker's speed: memory, useful numbers of workers, samples per second.
+
+Does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ class Memory:
     """Bytes that a stream takes.
 
     Attributes:
-        batch: of a batch, without headers.
-        varies: whether batches vary in size, so that these are those of the first sample.
-        slot, slots: bytes of a slot, and how many a stream has at most.
-        blocks: of its shuffle blocks.
-        wanted: for all its slots and blocks.
-        least: with which it runs.
-        allowed: that the daemon may take.
+        batch: bytes of a batch, without headers.
+        varies: whether batches vary in size; then the numbers are estimates from the first sample.
+        slot, slots: bytes of a slot, and how many slots a stream has at most.
+        blocks: bytes of the shuffle blocks.
+        wanted: bytes of all slots and blocks.
+        least: the least bytes with which the stream runs.
+        allowed: bytes that the daemon may take.
     """
 
     batch: int
@@ -40,7 +42,7 @@ class Memory:
 
 
 def memory(plan: FeedPlan, spec: Spec, sample_nbytes: int, n_splits: int, workers: int, allowed: int) -> Memory:
-    """Return the memory of a stream with this many workers, where the daemon may take `allowed` bytes."""
+    """Return the memory of a stream with `workers` workers, if the daemon may take `allowed` bytes."""
     splits = SplitsInfo(0, n_splits, b"") if plan.length is None and plan.segment is None else None
     feed = ServedFeed(plan, spec, sample_nbytes, splits)
     slot, blocks = feed.slot_nbytes, feed.blocks_nbytes
@@ -61,7 +63,7 @@ def memory(plan: FeedPlan, spec: Spec, sample_nbytes: int, n_splits: int, worker
 
 
 def useful_workers(plan: FeedPlan, n_splits: int) -> list[int] | None:
-    """Return the numbers of workers that are each faster than the ones below; None if every one is."""
+    """Return the numbers of workers that are faster than any smaller number; None if every number is."""
     if plan.length is not None:
         return None
     lanes = min(plan.lanes, n_splits)
@@ -71,18 +73,18 @@ def useful_workers(plan: FeedPlan, n_splits: int) -> list[int] | None:
 
 
 def fastest(plan: FeedPlan, n_splits: int, workers: int) -> int:
-    """Return how many of `workers` are busy at a time."""
+    """Return how many of `workers` workers are busy at the same time."""
     useful = useful_workers(plan, n_splits)
     return workers if useful is None else max(number for number in useful if number <= workers)
 
 
 def speed(rate: float, cpu_share: float, workers: int, cpus: int) -> float:
-    """Return the samples per second of `workers` busy workers, given those of one.
+    """Return the samples per second of `workers` busy workers.
 
     Args:
         rate: samples per second of one worker.
-        cpu_share: CPUs that it keeps busy.
-        workers: that are busy at a time.
-        cpus: of this host.
+        cpu_share: how many CPUs one worker keeps busy.
+        workers: how many workers are busy at the same time.
+        cpus: CPUs of this host.
     """
     return rate * min(workers, cpus / max(cpu_share, 1e-3))

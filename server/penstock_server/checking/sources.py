@@ -1,8 +1,8 @@
-"""Watches where user code gets values that differ from run to run, and can make them the same in every run.
+"""Watches the sources from which user code gets values that differ from run to run, and can fix these values.
 
-The system's random bytes, the clock and the process id are watched by functions in the places of Python's own, which
-must be there before user code is imported. A library's random state is seeded before samples are made. This is for
-experiments (culprit.py): user code runs slower here, and sees a wrong time.
+To watch the system's random bytes, the clock and the process id, functions replace Python's own before user code is
+imported. A library's random state is seeded before samples are made. This is for experiments only (culprit.py): with
+it, user code runs more slowly, and sees a wrong time if the clock is fixed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .messages import Source
 SYSTEM, CLOCK, PID = "system", "clock", "pid"
 
 THREAD, FORK = "thread", "fork"
-"""No sources, but noted like them: lines that start threads or fork processes, which run in no fixed order."""
+"""Not sources, but noted like them: lines that start threads or fork processes, which run in no fixed order."""
 
 GLOBAL = ("random", "numpy.random", "torch")
 """Random states that Penstock seeds, unless the generator takes `rng`."""
 
 AT_IMPORT = "a library, at its import"
-"""In place of the name of a library that uses a source while it is imported. All such libraries are one source."""
+"""Stands for any library that uses a source while it is imported. All such libraries count as one source."""
 
 _SEED = 20_260_101
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
@@ -52,11 +52,11 @@ SEEDED: dict[str, Callable[[Any], object]] = {
     "mxnet": lambda module: module.random.seed(_SEED),
     "numba": lambda module: _seed_compiled(module),
 }
-"""How to seed the random state of each library that keeps one for the process."""
+"""How to seed each library that keeps a random state for the whole process."""
 
 
 def _seed_compiled(numba: Any) -> None:
-    """Seed the generator that compiled functions use in place of numpy.random."""
+    """Seed the generators that compiled functions use instead of numpy.random and random."""
 
     @numba.njit  # type: ignore[untyped-decorator, unused-ignore]
     def seed() -> None:
@@ -67,10 +67,10 @@ def _seed_compiled(numba: Any) -> None:
 
 
 class Spy:
-    """Watches the sources; those of `fixes` give the same values in every run.
+    """Watches the sources, and makes those in `fixes` give the same values in every run.
 
     Attributes:
-        used: how often each source was used.
+        used: how many times user code used each source.
     """
 
     def __init__(self, fixes: Collection[Source]) -> None:
@@ -78,7 +78,7 @@ class Spy:
         self._fixes = frozenset(fixes)
 
     def install(self) -> None:
-        """Take the places of Python's own functions. To be called before user code is imported."""
+        """Replace Python's own functions. Call this before user code is imported."""
         random_bytes = functools.partial(self._random_bytes, os.urandom)
         os.urandom = random_bytes
         random._urandom = random_bytes  # type: ignore[attr-defined]
@@ -95,14 +95,16 @@ class Spy:
         os.getppid = self._constant(os.getppid)
 
     def seed_libraries(self) -> None:
-        """Seed the random states of the libraries among the fixes."""
+        """Seed the random state of each loaded library in `fixes`."""
         for source in self._fixes:
             if source.kind in SEEDED and source.kind in sys.modules:
                 SEEDED[source.kind](sys.modules[source.kind])
 
     def asked(self, kind: str, frame: FrameType) -> tuple[Source, int] | None:
-        """Note that code asks for a value, and return the source and how often it was used if that value is to be the
-        same in every run. `frame` is the caller's."""
+        """Note that the code in `frame` asks for a value.
+
+        If the value should be the same in every run, return the source and how many times it was used so far.
+        """
         source = _source(kind, frame)
         if source is None:
             return None
@@ -149,9 +151,9 @@ class Spy:
 
 
 def _source(kind: str, frame: FrameType) -> Source | None:
-    """Return the source that code in this frame uses; None if that is not user code, or only Python's own."""
+    """Return the source that the code in this frame uses; None if neither user code nor a library asks for it."""
     if kind in (CLOCK, PID) and frames.is_standard(frame):
-        return None  # a log record's time
+        return None  # Python's own use, such as the time of a log record
     library = ""
     for caller in frames.walk(frame):
         if library and frames.is_import(caller):
@@ -166,7 +168,7 @@ def _source(kind: str, frame: FrameType) -> Source | None:
 
 
 def _dates(spy: Spy) -> type[datetime.datetime]:
-    """Return a class in the place of `datetime.datetime` whose `now` is watched."""
+    """Return a replacement for `datetime.datetime` whose `now` and `utcnow` are watched."""
     real = datetime.datetime
 
     class Meta(type):

@@ -1,4 +1,4 @@
-"""Notices which objects of user modules change while samples are made, so that a later sample may depend on them."""
+"""Finds the objects of user modules that change while samples are made, as later samples may depend on them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _PLAIN = (int, float, str, bytes, list, dict, set, tuple, random.Random, np.rand
 
 
 def snapshot() -> dict[str, bytes]:
-    """Return a digest of each object with plain data that is global in a user module, or an attribute of a class or an
-    instance there, under a name for it."""
+    """Return a digest of each object of plain data in user modules, by name.
+
+    These are the modules' globals, and the attributes of their classes and instances.
+    """
     found: dict[str, bytes] = {}
     for module in user_modules():
         file = os.path.basename(module.__file__ or "")
@@ -37,7 +39,7 @@ def snapshot() -> dict[str, bytes]:
 
 
 def changed(before: dict[str, bytes]) -> tuple[str, ...]:
-    """Return the names of what has changed since `before`, which `snapshot` returned."""
+    """Return the names of the objects that have changed since `before`, an earlier snapshot; at most 8."""
     after = snapshot()
     return tuple(sorted(name for name in after if after[name] != before.get(name)))[:8]
 

@@ -35,7 +35,7 @@ class Admission:
         workers: the worker processes.
         budget: grants memory and slots.
         groups: the groups that are read, or wait in the state file.
-        later: tries the work of a run again, in this many seconds.
+        later: `later(seconds, run)` tries the run's work again after `seconds`.
         out: where commands go.
     """
 
@@ -61,7 +61,7 @@ class Admission:
         self._rendezvous: dict[tuple[str, str, int], Rendezvous] = {}
 
     def unknown_feed(self, name: str) -> UnknownFeed:
-        """Return the error for a feed that is not served. It names those that are."""
+        """Return the error for a feed that is not served. The error names the feeds that are."""
         served = ", ".join(sorted(self._feeds)) or "none is ready yet"
         return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
 
@@ -75,7 +75,7 @@ class Admission:
             StreamClosed: the consumer comes back to a stream of a group, and that stream no longer exists.
             RankTaken: another process reads as this rank.
             WorkerDied: no worker process can start any longer.
-            ProtocolError: what it asks for is impossible.
+            ProtocolError: the request is impossible.
         """
         feed = self._feeds.get(feed_name)
         if feed is None:
@@ -83,7 +83,7 @@ class Admission:
         if not self._workers.numbers:
             raise WorkerDied("no worker process is left, and none can start: see the daemon's log", feed=feed_name)
         if feed.static_splits is None or feed.info.pool > 1:
-            self._workers.pick_local(0)  # there must be one to list splits, or to mix rows
+            self._workers.pick_local(0)  # raises if no worker can list splits or mix rows
         if ask.position is not None:
             _check(ask.position, feed)
         if ask.world_size:
@@ -105,17 +105,18 @@ class Admission:
 
     @property
     def waiting(self) -> list[Rendezvous]:
-        """The meetings of ranks that are not complete."""
+        """The rendezvous that still wait for ranks."""
         return [rendezvous for rendezvous in self._rendezvous.values() if not rendezvous.stream.consumers]
 
     def begun(self, consumer: Consumer) -> None:
-        """The consumer has begun to read. Raises as `Rendezvous.begun`, if it waits for other ranks."""
+        """Note that the consumer has begun to read. If it waits for other ranks, this raises as `Rendezvous.begun`
+        does."""
         for rendezvous in self._rendezvous.values():
             if rendezvous.stream.number == consumer.stream:
                 rendezvous.begun(consumer)
 
     def leave(self, consumer: Consumer) -> None:
-        """The consumer no longer waits for other ranks, if it did."""
+        """Note that the consumer no longer waits for other ranks, if it did."""
         for rendezvous in self._rendezvous.values():
             if rendezvous.stream.number == consumer.stream:
                 rendezvous.leave(consumer)

@@ -1,7 +1,7 @@
-"""The streams that the current event affects. A failure costs only the stream that it is about.
+"""The streams that the current event affects. A failure ends only the stream that it is about.
 
-An event may go to many streams: that a worker died goes to all of them. If one of them raises, that stream fails, and
-the others get the event all the same. When the event has been taken in, each affected stream proceeds once.
+An event may go to many streams: the death of a worker goes to all of them. If one of them raises, that stream fails,
+and the others still get the event. After that, each affected stream proceeds once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AffectedStreams:
     """See the file's head.
 
     Args:
-        streams: all streams, by number. Those that are done are removed from it.
+        streams: all streams, by number. `proceed` removes those that are done.
         out: where commands go.
 
     Attributes:
@@ -33,7 +33,7 @@ class AffectedStreams:
         self.now: dict[Stream, None] = {}
 
     def add(self, stream: Stream) -> None:
-        """Note that the event changes this stream."""
+        """Note that the event affects this stream."""
         self.now[stream] = None
 
     def find(self, number: int) -> Stream | None:
@@ -41,19 +41,19 @@ class AffectedStreams:
         return self._streams.get(number // IDS_PER_STREAM)
 
     def of(self, number: int) -> Stream | None:
-        """Return the stream of a run or a ticket, which the event is about to change; None if it no longer exists."""
+        """Return the stream of a run or a ticket, and note that the event affects it; None if it no longer exists."""
         stream = self._streams.get(number // IDS_PER_STREAM)
         if stream is not None:
             self.now[stream] = None
         return stream
 
     def all(self) -> Iterator[Stream]:
-        """Iterate over the streams that exist now. Meanwhile any of them may end."""
+        """Iterate over the streams that exist now. Streams may end during the iteration."""
         return iter(list(self._streams.values()))
 
     @contextlib.contextmanager
     def alone(self, stream: Stream) -> Iterator[None]:
-        """If anything is raised within, fail this stream alone."""
+        """Fail only this stream if the block raises."""
         self.add(stream)
         try:
             yield
@@ -92,5 +92,5 @@ class AffectedStreams:
 
 
 def a_bug(error: Exception) -> PenstockError:
-    """Return the error that consumers are told in place of an unexpected one."""
+    """Return the error that consumers are told instead of an unexpected one."""
     return PenstockError(f"the daemon failed: {error!r}. This is a bug; its log has the traceback, please report it")

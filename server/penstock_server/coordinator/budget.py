@@ -15,8 +15,8 @@ class Budget:
     """See the file's head.
 
     Args:
-        memory: bytes that slots and shuffle blocks may take in all.
-        slots: the most slots that there may be in all.
+        memory: the most bytes that slots and shuffle blocks may take in all.
+        slots: the most slots that all streams may have in all.
         streams: the streams by number.
 
     Attributes:
@@ -30,18 +30,19 @@ class Budget:
 
     @property
     def reserved(self) -> int:
-        """Bytes that the streams' shares add up to."""
+        """Bytes that all streams have reserved."""
         return sum(stream.reserved for stream in self._streams.values())
 
     @property
     def slots_reserved(self) -> int:
-        """Slots that the streams' shares add up to."""
+        """Slots that all streams have reserved."""
         return sum(stream.slots_reserved for stream in self._streams.values())
 
     def grant(
         self, feed: ServedFeed, *, credit: int, quota: int, consumers: int, workers: int, feeds: Iterable[ServedFeed]
     ) -> Share:
-        """Return the share of a new stream with this many consumers. Leave room for those of `feeds` that nobody reads.
+        """Return the share of a new stream with `consumers` consumers. It leaves room for those of `feeds` that nobody
+        reads.
 
         Raises:
             MemoryBound: says how much it needs, and how much others hold.
@@ -98,15 +99,15 @@ class Budget:
         return larger
 
     def with_those_left(self, stream: Stream, consumers: int) -> Share:
-        """Return the share of a group's stream that now has only this many consumers."""
+        """Return the share of a group's stream that has only `consumers` consumers left."""
         free, slot = self.memory - self.reserved, stream.slots.slot_nbytes
         smaller = with_consumers(stream.share, consumers, free=free, slot=slot)
         assert smaller is not None, "it needs less"
         return smaller
 
     def plan_for(self, stream: Stream, workers: int) -> None:
-        """Let the stream hold more slots if there are more workers than there ever were for it. It keeps them when
-        workers go, as others may come. Half of all memory stays for consumers that open later."""
+        """Let the stream hold more slots if there are more workers than its share was planned for. It keeps them when
+        workers go, because others may come. Half of all memory stays free for consumers that open later."""
         if workers <= stream.planned_for:
             return
         slot = stream.slots.slot_nbytes

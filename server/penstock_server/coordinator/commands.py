@@ -1,4 +1,4 @@
-"""Commands: what the coordinator wants done. The daemon carries them out in order."""
+"""Commands: the coordinator's output. The daemon carries them out in order."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Compare(Struct, frozen=True):
 
 
 class ForgetSplits(Struct, frozen=True):
-    """Nothing will refer to this list of splits again."""
+    """Forget this list of splits: nothing will refer to it again."""
 
     splits: int
 
 
 class StartRun(Struct, frozen=True):
-    """Open a run in `worker`: one lane of an epoch, or the epoch of an indexable feed (lane 0, splits 0).
+    """Start a run in `worker`: one lane of an epoch, or the epoch of an indexable feed (lane 0, splits 0).
 
     `record`, `skip`, `careful`, `ahead`: as in messages.StartRun.
     """
@@ -66,10 +66,10 @@ class StartRun(Struct, frozen=True):
 
 
 class FindSlot(Struct, frozen=True):
-    """Give `ticket` a slot of at least `nbytes`; answered by `SlotFound` or `NoSlot`.
+    """Find a slot of at least `nbytes` bytes for `ticket`; answered by `SlotFound` or `NoSlot`.
 
-    Slots are found for the tickets of one stream in the order of these commands. A ticket that has a slot already (too
-    small for the batch) loses it for the new one.
+    The tickets of one stream get their slots in the order of these commands. If the ticket has a slot already (too
+    small for the batch), the new slot replaces it.
     """
 
     ticket: int
@@ -77,10 +77,11 @@ class FindSlot(Struct, frozen=True):
 
 
 class Fill(Struct, frozen=True):
-    """Have `worker` fill the ticket's slot from place `first` on with up to `batches` batches, from number `index`.
+    """Have `worker` make up to `batches` batches, from number `index` on, in the ticket's slot, from place `first` on.
 
-    `may_stay`: the worker's host may keep the bytes for consumers to fetch, and not send them to the slot. If that host
-    is lost, they are made again (`BytesLost`). `reader`: the consumer that is likely to get them; None: each may.
+    `may_stay`: True if the worker's host may keep the bytes for consumers to fetch, instead of sending them to the
+    slot. If that host is lost, the batches are made again (`BytesLost`). `reader`: the consumer that will probably
+    receive the batches; None if it may be any.
     """
 
     worker: int
@@ -94,8 +95,8 @@ class Fill(Struct, frozen=True):
 
 
 class Remade(Struct, frozen=True):
-    """The bytes that were lost with a host are in the ticket's slot; or, if not `whole`, they are not made again, and
-    nobody is to read them."""
+    """The bytes that were lost with a host are in the ticket's slot again. If not `whole`, nobody makes them again, and
+    nobody may read them."""
 
     ticket: int
     whole: bool = True
@@ -112,9 +113,9 @@ class MeasureRows(Struct, frozen=True):
 
 
 class WriteRows(Struct, frozen=True):
-    """Have `worker` write leftover rows of the run to a merged batch in the ticket's slot: `count` rows, from row
-    `start` of the run's leftover rows to row `row` of the batch. The batch is number `index`, and has `rows` rows.
-    `shapes`, `before` and `sizes` as in messages.WriteRows."""
+    """Have `worker` write leftover rows of the run to the merged batch in the ticket's slot: `count` rows, from row
+    `start` of the leftover rows on, to the batch's rows from `row` on. The batch has number `index` and `rows` rows.
+    `shapes`, `before` and `sizes`: as in messages.WriteRows."""
 
     worker: int
     run: int
@@ -130,8 +131,8 @@ class WriteRows(Struct, frozen=True):
 
 
 class PoolRows(Struct, frozen=True):
-    """Have `worker` copy rows of a pool into `batches` batches of the ticket's slot, from number `first` of the pool's
-    batches on; answered by RowsWritten, or RunFailed.
+    """Have `worker` make `batches` batches of a pool in the ticket's slot, from the pool's batch number `first` on, by
+    copying rows of the pool's visits. Answered by RowsWritten or RunFailed.
 
     `sources`: the tickets of the pool's visits, by lane, each with the number of its batches. `visit` and `part` name
     the pool. `index`: the number of the first batch among the pooled batches of the epoch.
@@ -151,15 +152,16 @@ class PoolRows(Struct, frozen=True):
 
 
 class DropRun(Struct, frozen=True):
-    """Drop the run. For each turn that it was to fill and has not filled, it answers Made (last) without batches."""
+    """Have `worker` drop the run. For each turn that the run was to fill and has not filled, the worker answers Made
+    (last) without batches."""
 
     worker: int
     run: int
 
 
 class Copy(Struct, frozen=True):
-    """Copy these regions of the slot of ticket `source` to the same places of the ticket's own; answered by
-    `Copied`."""
+    """Copy these regions of the slot of ticket `source` to the same places in the slot of `ticket`; answered by
+    `Copied` or `NoSlot`."""
 
     ticket: int
     source: int
@@ -204,20 +206,20 @@ class Tell(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """The consumer's last message was impossible, and changed nothing: end its session with this error."""
+    """End the consumer's session with this error: its last message was impossible, and changed nothing."""
 
     consumer: int
     error: PenstockError
 
 
 class SaveGroup(Struct, frozen=True):
-    """Write to the state file where the group stands, before the next command is carried out.
+    """Write the group's position to the state file, before carrying out the next command.
 
-    `epoch` to `merged` are fields of its position. `fresh` says that the epoch has just begun, so the lanes and the
-    `ahead` in the file belong to the epoch before. The rest are changes: `places` (lane, index, record) and `ended`
-    (lane, number, index, leftover, record) of lanes; `ahead` (lane, index, batches), which were handed over beyond the
-    position; `behind` (lane, index): batches of this lane before this index are no longer ahead; a consumer that has
-    `arrived` or `parted`.
+    `epoch` to `merged` are fields of the position. `fresh`: True if the epoch has just begun, so that the lanes and the
+    `ahead` in the file belong to the epoch before. The other fields are changes. `places` (lane, index, record) and
+    `ended` (lane, number, index, leftover, record) replace those of lanes. `ahead` (lane, index, batches) adds batches
+    that were handed over beyond the position. `behind` (lane, index): batches of the lane before this index are no
+    longer ahead. `arrived` and `parted` name a consumer that has come or gone.
     """
 
     feed: FeedInfo
@@ -244,38 +246,38 @@ class ForgetGroup(Struct, frozen=True):
 
 
 class AcceptWorker(Struct, frozen=True):
-    """The worker serves the same feeds as the others, and gets work."""
+    """Accept the worker: it serves the same feeds as the others, and gets work from now on."""
 
     worker: int
 
 
 class RejectWorker(Struct, frozen=True):
-    """The worker has imported other feeds than those that are served: end it."""
+    """End the worker: it has imported other feeds than those that are served."""
 
     worker: int
 
 
 class KillWorker(Struct, frozen=True):
-    """The worker was to leave, and its time is over: kill it."""
+    """Kill the worker: it was to leave, and its time is over."""
 
     worker: int
 
 
 class Retire(Struct, frozen=True):
-    """The worker was to leave, and has no work left: end it."""
+    """End the worker: it was to leave, and has no work left."""
 
     worker: int
 
 
 class FeedReady(Struct, frozen=True):
-    """The feed can be consumed. `splits` is how many it has now (0 for an indexable feed)."""
+    """Announce that the feed can be read. `splits`: the number of its splits now (0 for an indexable feed)."""
 
     feed: str
     splits: int
 
 
 class ReportSkipped(Struct, frozen=True):
-    """Log that the rest of a split of this feed is left out, after `samples` samples, in this run."""
+    """Log that this run leaves out the rest of a split, after `samples` samples."""
 
     feed: str
     run: int
@@ -286,7 +288,7 @@ class ReportSkipped(Struct, frozen=True):
 
 
 class FailStart(Struct, frozen=True):
-    """A feed cannot be served at all: the daemon ends with this error."""
+    """End the daemon with this error: a feed cannot be served at all."""
 
     error: PenstockError
 

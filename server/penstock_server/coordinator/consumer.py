@@ -26,7 +26,7 @@ class Sent(Struct, frozen=True):
 
 
 class ConsumerState(States):
-    """The states of a consumer: what it is waiting for."""
+    """The states of a consumer: whether it reads an epoch."""
 
     IDLE = "it reads no epoch"
     READING = "it has begun an epoch, and wants its batches"
@@ -46,7 +46,7 @@ CONSUMER_STATES: Table[ConsumerState] = {
     },
     GONE: {},
 }
-"""From which state a consumer goes to which other, and by what."""
+"""The states that a consumer can go to from each state, and the reasons."""
 
 
 class Consumer:
@@ -58,21 +58,22 @@ class Consumer:
         feed: the name of the stream's feed.
         share: says how many slabs may be under way to it (`credit`) and under its tensors (`quota`).
         credit_bytes: the most bytes that may be under way; one slab is always allowed.
-        holds_handed: whether a handed slab stays in its slot until released (shared memory) or is free when handed.
-        rank: its rank: the number of its batch in each round.
+        holds_handed: whether a slab keeps its slot until the consumer releases it (shared memory). If not, the slot is
+            free when the slab is handed over.
+        rank: its rank, which is the number of its batch in each round.
         identity: stays the same when the client comes back, as another consumer.
         machine: the machine on which it runs; "": that of the daemon.
 
     Attributes:
-        state: what it wants.
+        state: whether it reads an epoch, or is gone.
         epoch: the epoch that it reads, or would read next.
         begun: the epoch that it began last, or None.
         slabs, batches, rows: how many of that epoch it was sent.
         first: the epoch, and the round in it, with which its batches begin.
-        told: an epoch, and how many batches of it the consumer knows of.
+        told: an epoch, and how many batches of it the consumer already knows of.
         sent, handed: how many slabs were sent, and handed over.
         ends, ended: how many Ends were sent, and how many the consumer has acknowledged.
-        out: the slots of slabs that it has not given back, by sequence number.
+        out: the slots that it has not given back, by the sequence number of the slab.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Consumer:
         return any(sent.epoch == epoch and sent.seq >= self._given_back for sent in self._unhanded)
 
     def handing(self, handed: int) -> list[Sent]:
-        """Return the slabs that are newly handed over if the first `handed` are, without those that it gave back."""
+        """Return the slabs that are newly handed over once the first `handed` are, without those that it gave back."""
         return [sent for sent in self._unhanded if self._given_back <= sent.seq < handed]
 
     def give_back(self, handed: int) -> Iterator[Sent]:
@@ -158,7 +159,7 @@ class Consumer:
         return self.gone or (not self.reading and (self.handed, self.ended) == (self.sent, self.ends))
 
     def begin(self, epoch: int) -> None:
-        """The consumer wants this epoch.
+        """Begin to read this epoch.
 
         Raises:
             ProtocolError: it reads an epoch already, or has read this one before.
@@ -170,30 +171,30 @@ class Consumer:
         self.slabs = self.batches = self.rows = 0
 
     def leave(self) -> None:
-        """The consumer has read its epoch, or wants no more of it."""
+        """Leave the epoch: the consumer has read it, or wants no more of it."""
         self.become(IDLE)
         self.epoch += 1
 
     def stop_reading(self) -> None:
-        """The stream has failed, or has ended."""
+        """Stop reading: the stream has failed, or has ended."""
         if self.reading:
             self.become(IDLE)
 
     def go(self) -> None:
-        """The consumer wants nothing more."""
+        """Note that the consumer wants nothing more."""
         if not self.gone:
             self.become(GONE)
 
     def has_credit_for(self, nbytes: int) -> bool:
         """Whether a slab of this many bytes may be sent now."""
         if len(self.out) - self._out_before >= self.share.credit + self.share.quota:
-            return False  # it aliases more than it may: its memory stays bounded all the same
+            return False  # it aliases more than its quota, and its memory must stay bounded
         return not self.under_way or (
             self.under_way < self.share.credit and self._unhanded_bytes + nbytes <= self._credit_bytes
         )
 
     def send(self, epoch: int, source: Source, part: Part, nbytes: int) -> int:
-        """Note that a slab with this part of the source is sent. The caller holds its slot for the consumer.
+        """Note that a slab with this part of the source is sent. The caller holds the source's slot for the consumer.
 
         Returns:
             The sequence number of the slab.
@@ -218,8 +219,8 @@ class Consumer:
             raise ProtocolError(f"{handed} slabs handed of {self.sent} sent", feed=self._feed)
 
     def believed(self, handed: int) -> int:
-        """Return how many slabs count as handed over, for a consumer that is gone: `handed` if that is possible, else
-        what it acknowledged last."""
+        """Return how many slabs count as handed over by a consumer that is gone: `handed` if that is possible, else the
+        number that it last acknowledged."""
         return handed if handed <= self.sent else self.handed
 
     def check_acknowledged(self, handed: int, released: tuple[int, ...], ended: int) -> None:
@@ -241,7 +242,7 @@ class Consumer:
             before.add(seq)
 
     def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> list[Lease]:
-        """Take in an acknowledgement that `check_acknowledged` has accepted.
+        """Process an acknowledgement that `check_acknowledged` has accepted.
 
         Args:
             handed: how many slabs are handed over (or void), in all.
@@ -262,7 +263,7 @@ class Consumer:
         return back
 
     def lost(self) -> list[Lease]:
-        """The consumer is gone with all its tensors. Return the slots that it gives back."""
+        """Return all slots that the consumer still has: it is gone with all its tensors."""
         return [self._take_back(seq) for seq in list(self.out)]
 
     def resize(self, share: Share) -> None:

@@ -1,23 +1,24 @@
 """The coordinator: decides which worker makes which batches in which slots, and which consumer gets them. No I/O.
 
-Theory of operation. The coordinator has one door: `handle(event, now)` takes something that has happened (events.py)
-and returns the commands to carry out, in order (commands.py). Nothing else changes its state. Nothing in this package
-knows a socket, a process or a clock: `now` comes with each event, and `next_tick` says when it needs to be called even
-if nothing happens. The daemon drives it in this way, and so do the simulation and the tests.
+Theory of operation. The coordinator has one door: `handle(event, now)` takes an event (events.py) and returns the
+commands to carry out, in order (commands.py). Nothing else changes its state. Nothing in this package knows a socket, a
+process or a clock: the time `now` comes with each event, and `next_tick` is the time at which the caller must send a
+`Tick` if no other event comes first. The daemon drives the coordinator in this way, and so do the simulation and the
+tests.
 
-An event is about a consumer, a run, a ticket, or a worker. A consumer reads one stream, and the runs and tickets of
-stream s are numbered from s * IDS_PER_STREAM. So an event goes to its stream, and that stream then proceeds once: it
-sends what it can, and grants what it can (stream.py). An event that concerns all streams (a worker died, the
-daemon stops) goes to each of them.
+Most events are about one stream. They name a consumer, which reads one stream, or a run or a ticket: those of stream s
+are numbered from s * IDS_PER_STREAM. The coordinator passes the event to that stream. The stream then *proceeds* once:
+it sends what it can, and then grants slots to turns as far as it can (stream.py). An event that concerns all streams (a
+worker died, the daemon stops) goes to each of them.
 
-Life of a feed: `Imported` -> its splits and first sample are asked for -> `SplitsListed` -> it can be read, or the
-start fails (starting.py). Life of a stream: `Open` (admission.py) -> `Begin`, `Acknowledge`, `Leave` ... -> `Close` or
-`Lost` -> it is gone when its last slot has come back.
+Life of a feed: `Imported` -> a worker lists its splits and makes a first sample -> `SplitsListed` -> consumers can read
+it, or the start fails (starting.py). Life of a stream: `Open` (admission.py) -> `Begin`, `Acknowledge`, `Leave` ... ->
+`Close` or `Lost` -> the stream is removed when its last slot is free.
 
-Failures. An impossible message from a consumer is refused before anything has changed (`Refuse`). Any other
-PenstockError fails the stream that the event is about. Any other exception is a bug, and the state of that stream is no
-longer known: it fails, and nothing more is sent or made for it. Its slots come back as workers and consumers release
-them. Until a worker has answered for a slot, the slot is not used for anything else. Other streams go on.
+Failures. The coordinator refuses an impossible message from a consumer before it changes anything (`Refuse`). Any other
+PenstockError fails the stream that the event is about. Any other exception is a bug, and the state of that stream is
+then unknown. So the stream fails: nothing more is sent or made for it, and its slots become free as workers and
+consumers release them. A slot is not used again until its worker has answered for it. Other streams go on.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ class Coordinator:
     """See the file's head.
 
     Args:
-        workers: how many worker processes the daemon has; they are numbered from 0.
-        idle: whether these make no batches, so that only workers of hosts that join do.
-        memory: bytes that slots and shuffle blocks may take in all.
+        workers: the number of the daemon's worker processes; they are numbered from 0.
+        idle: True if these workers make no batches, so that only the workers of joined hosts do.
+        memory: the most bytes that slots and shuffle blocks may take in all.
         saved: the groups in the state file, by feed and name; None without such a file.
-        slots: the most slots that there may be in all.
+        slots: the most slots that all streams may have in all.
         patience: seconds for which a group waits for a consumer (default: groups.PATIENCE).
 
     Attributes:
-        workers, budget, streams, consumers, starting, timers, look_around: to look at, not to change.
-        stopping: why the daemon wants to stop, or None.
+        workers, budget, streams, consumers, starting, timers, look_around: for reading only.
+        stopping: why the daemon is stopping, or None.
     """
 
     def __init__(
@@ -135,14 +136,14 @@ class Coordinator:
     # --- the door ---
 
     def handle(self, event: on.Event, now: float) -> list[do.Command]:
-        """Take the event in, and return the commands to carry out, in order.
+        """Process an event, and return the commands to carry out, in order.
 
         Args:
-            event: what has happened.
-            now: the time in seconds from anywhere; it never goes back.
+            event: see events.py.
+            now: the time in seconds, from an arbitrary start; it never goes back.
 
         Raises:
-            Exception: a bug that concerns no single stream. The state of the coordinator is not known then.
+            Exception: a bug that does not concern a single stream. The coordinator's state is then unknown.
         """
         self.timers.now = now
         try:
@@ -155,13 +156,13 @@ class Coordinator:
                 self._staffing.retire()
         commands = self._commands.copy()
         self._commands.clear()
-        if self.workers.vacant:  # nobody carries out what a vacant place is told
+        if self.workers.vacant:  # nobody carries out commands to a vacant place
             return [command for command in commands if getattr(command, "worker", None) != VACANT]
         return commands
 
     @property
     def next_tick(self) -> float | None:
-        """The time at which it needs a Tick, unless another event comes first; None: never."""
+        """The time at which the coordinator needs a Tick, unless another event comes first; None if it needs none."""
         return self.timers.next
 
     def check(self) -> list[str]:
@@ -183,21 +184,21 @@ class Coordinator:
             raise error
         if stream is not None:
             self._affected.fail(stream, error)
-        else:  # it has ended
+        else:  # the stream has ended
             self._do(do.ReportBug(error))
 
     # --- queries ---
 
     def unknown_feed(self, name: str) -> PenstockError:
-        """Return the error for a feed that is not served. It names those that are."""
+        """Return the error for a feed that is not served. The error names the feeds that are."""
         return self._admission.unknown_feed(name)
 
     def stream_of(self, number: int) -> Stream | None:
-        """Return the stream that a run or a ticket belongs to, if it still exists."""
+        """Return the stream of a run or a ticket; None if it no longer exists."""
         return self._affected.find(number)
 
     def readers_of_group(self, feed: str, group: str) -> list[int]:
-        """Return the consumers that read a group's stream now; none if that has ended."""
+        """Return the numbers of the consumers that read a group's stream now; empty if the stream has ended."""
         stream = self._groups.stream_of(feed, group)
         if stream is None or stream.closing or stream.error is not None:
             return []
@@ -237,14 +238,14 @@ class Coordinator:
         self._affected.add(self.streams[consumer.stream])
 
     def _add_new(self, before: set[int], feed: str, ask: Ask) -> None:
-        """Note the streams that an attempt to open has made or ended."""
+        """Note that an Open affects the streams that it has made, joined or ended."""
         shared = self._admission.shared(feed, ask)
         for stream in self.streams.values():
             if stream.number not in before or stream is shared:
                 self._affected.add(stream)
 
     def _open_broke(self, event: on.Open, before: set[int], error: Exception) -> None:
-        """A bug: fail the streams that were being opened or joined."""
+        """Handle a bug in `_open`: fail the streams that were being opened or joined."""
         shared = self._admission.shared(event.feed, event.ask)
         for stream in self._affected.all():
             new = stream.number not in before
@@ -253,7 +254,7 @@ class Coordinator:
             if new:
                 with contextlib.suppress(Exception):
                     stream.end()  # nobody reads it
-        if shared is None and before.issuperset(self.streams):  # else a stream has told of it
+        if shared is None and before.issuperset(self.streams):  # otherwise it was reported with a stream
             self._do(do.ReportBug(error))
 
     def _begin(self, event: on.Begin) -> None:
@@ -338,7 +339,7 @@ class Coordinator:
         for call in self.timers.due():
             call()
 
-    # --- how ---
+    # --- helpers ---
 
     def _read_by(self, number: int) -> tuple[Consumer, Stream]:
         """Return the consumer and its stream, which the event is about to change."""

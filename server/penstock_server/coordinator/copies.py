@@ -1,7 +1,6 @@
-"""Copies of batches that fill up the last round of ranks: each is copied into a slot of its own.
+"""Copies of batches, which fill up the last round of ranks. Each copy has a slot of its own.
 
-The batch that a rank was handed may be changed by its consumer, so nothing of a round is sent before its copies are
-made.
+A consumer may change a batch that it was handed. So nothing of a round is sent before its copies are made.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ class Copies:
     """The copies of one stream that are being made.
 
     Args:
-        feed: what is copied.
+        feed: the feed whose batches are copied.
         slots: the stream's slots.
         out: where commands go.
 
     Attributes:
-        unmade: the copies that are not made, by ticket.
+        unmade: the copies that are not made yet, by ticket.
     """
 
     def __init__(self, feed: ServedFeed, slots: Slots, out: Callable[[do.Command], None]) -> None:
@@ -35,20 +34,21 @@ class Copies:
         self._do = out
 
     def repeat(self, turn: Turn, part: Part) -> Repeat:
-        """Return a copy of this batch, to be made in a slot of its own. The caller holds that slot, and keeps the
-        original."""
+        """Ask for a slot for a copy of this batch, and return the copy, which is yet to be made. The caller holds that
+        slot, and goes on holding the original's."""
         repeat = Repeat(turn, replace(part, record=b""), self._slots.acquire())
         self.unmade[repeat.slot.ticket] = repeat
         return repeat
 
     def release(self, repeat: Repeat) -> None:
-        """Release the hold of the caller of `repeat`."""
+        """Release the copy's slot for the caller of `repeat`."""
         self._slots.release(repeat.slot)
         if repeat.slot.ticket not in self._slots:
             self.unmade.pop(repeat.slot.ticket, None)
 
     def slot_found(self, ticket: int) -> None:
-        """The copy has its slot: have the batch copied. The copy holds both slots while they are written and read."""
+        """Have the batch copied, now that the copy has its slot. The copy holds both slots while they are written and
+        read."""
         repeat = self.unmade[ticket]
         repeat.copying = True
         for slot in (repeat.slot, repeat.original.slot):
@@ -58,13 +58,13 @@ class Copies:
         self._do(do.Copy(*tickets, repeat.part.first, tuple(regions)))
 
     def copied(self, ticket: int) -> None:
-        """The copy in the ticket's slot is made."""
+        """Note that the copy in the ticket's slot is made."""
         repeat = self.unmade.pop(ticket)
         repeat.made = True
         self._stop(repeat)
 
     def no_slot(self, ticket: int) -> None:
-        """The ticket has no slot, or the batch could not be copied into it."""
+        """Give up a copy that got no slot, or into whose slot the batch could not be copied."""
         repeat = self.unmade.pop(ticket, None)
         if repeat is not None and repeat.copying:
             self._stop(repeat)

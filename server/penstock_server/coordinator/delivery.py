@@ -22,10 +22,10 @@ class Delivery(Protocol):
     """The interface of a delivery policy to its stream.
 
     Attributes:
-        singly: whether batches are delivered one by one, so that workers have to report each by itself.
+        singly: whether batches are delivered one by one, so that workers have to report each on its own.
         shared: whether consumers come and go, and the stream lives on for a while without any.
-        group_log: tells a state file of it, if one is to know.
-        has_returned: whether batches that a consumer returned wait for another one.
+        group_log: reports a group's position to the state file; None if the position is not kept there.
+        has_returned: whether batches that a consumer returned wait for another consumer.
     """
 
     singly: bool
@@ -45,31 +45,32 @@ class Delivery(Protocol):
         """Deliver the turn's next part. Return False if it has to wait."""
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
-        """A lane ends at this point of the stream."""
+        """Note that a lane ends at this point of the stream."""
 
     def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
-        """A pool begins at this point of the stream."""
+        """Note that a pool begins at this point of the stream."""
 
     def ends(self, epoch: Epoch) -> bool:
-        """The epoch has no further part. Return whether it can end now."""
+        """Return whether the epoch, which has no further part, can end now."""
 
     def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
-        """Return the End for this consumer."""
+        """Return the End message for this consumer."""
 
     def handed(self, consumer: Consumer, handed: int) -> None:
-        """The consumer is about to acknowledge that the first `handed` slabs were handed over."""
+        """Note that the consumer is about to acknowledge that the first `handed` slabs were handed over."""
 
     def returned(self, consumer: Consumer, handed: int) -> None:
-        """Of the slabs that the consumer was sent, only the first `handed` are handed over."""
+        """Take back the slabs after the first `handed`: the consumer will not hand them over."""
 
     def lost(self, consumer: Consumer) -> None:
-        """The consumer has gone without Close."""
+        """Note that the consumer has gone without Close."""
 
     def forget(self, epoch: Epoch) -> None:
-        """The epoch is closed."""
+        """Forget an epoch that is closed."""
 
     def holding_up(self, epoch: Epoch) -> list[Consumer]:
-        """The consumers for which the others wait now: batches of the epoch lie ready, and these cannot take theirs."""
+        """Return the consumers that the others wait for now: batches of the epoch are ready, and these cannot take
+        theirs."""
 
 
 class SingleDelivery:

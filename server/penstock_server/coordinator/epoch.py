@@ -18,13 +18,13 @@ from .visits import LaneVisits, RangeVisits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loads:
-    """How workers share the lanes of an epoch that have not ended.
+    """How workers share those lanes of an epoch that have not ended.
 
     Attributes:
-        workers: the workers.
+        workers: the workers that may make these lanes.
         least, most: the smallest and the largest number of lanes that one of them makes.
         free: how many lanes have no run. At its next visit such a lane goes to the worker that makes the fewest.
-        lacking: how many lanes would make up for what workers have less than their share.
+        lacking: how many lanes the workers with less than their share lack in all.
     """
 
     workers: list[int]
@@ -45,10 +45,10 @@ class Epoch:
 
     Attributes:
         listing: the worker and run that list the splits now.
-        listings, listing_deaths: how often a worker was asked to list them, and how often it died of that.
-        listing_pause, listing_failures: with on_error="retry": the run that failed, after which the next attempt waits;
-            and how often that happened.
-        error: why there are no splits.
+        listings, listing_deaths: how often a worker was asked to list them, and how often one died of it.
+        listing_pause, listing_failures: with on_error="retry": the failed run after which the next attempt waits, and
+            how often listing failed.
+        error: why there are no splits, or no order.
         failing: whether a turn in the order has an error, so that nothing after it needs to be made.
         lane_sets: in fast order, the sets of lanes that are visited independently of each other.
         lane_count: how many lanes there are; 1 for an indexable feed.
@@ -90,7 +90,7 @@ class Epoch:
         """Make the order, now that the splits are known.
 
         Raises:
-            StateMismatch: the epoch is to go on from a position that is impossible in it.
+            StateMismatch: the epoch is to begin at a position that is impossible in it.
         """
         plan, position = feed.plan, self.position
         self.splits = splits
@@ -132,7 +132,7 @@ class Epoch:
         return self.order is None or self.order.more
 
     def lane(self, key: int) -> Lane:
-        """Return the lane with this number (for an indexable feed: of this worker)."""
+        """Return the lane with this number (for an indexable feed: the lane of this worker)."""
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)
@@ -167,8 +167,8 @@ class Epoch:
         """Return how workers share the lanes that have not ended.
 
         Args:
-            workers: those that may make some of the lanes, or all; the list must not change.
-            of: how many workers make lanes; each is due the same number.
+            workers: the workers that may make some or all of the lanes; the list must not change.
+            of: how many workers make lanes; all have the same share.
         """
         for known in self._loads:  # with many workers the rest takes long
             if known.workers is workers:
@@ -179,14 +179,14 @@ class Epoch:
         return self._loads[-1]
 
     def fault_at_end(self, feed: ServedFeed) -> PenstockError | None:
-        """Return what is wrong with the epoch, now that all of it was delivered; None if nothing is."""
+        """Return the error if the delivered epoch is empty, is incomplete or contradicts the feed; else None."""
         plan, name = feed.plan, feed.name
         assert self.order is not None
         if self.skip:  # not everything that was consumed could be made again
             return StateMismatch(
                 f"{self.batches + self.skip} batches of epoch {self.number} were consumed before, and only "
-                f"{self.batches} were there when it was read again: the splits have fewer samples now. Bring them "
-                "back, or begin again from the start",
+                f"{self.batches} were there when it was read again: the splits have fewer samples now. Restore "
+                "them, or begin again from the start",
                 feed=name,
             )
         seen = self.batches if plan.batch_size is None else self.rows + self.order.dropped_rows
@@ -197,7 +197,7 @@ class Epoch:
             what = "batches" if plan.batch_size is None else "samples"
             said = f"epoch {self.number} had {seen} {what}, but the feed says samples={wanted}"
             return IncompleteEpoch(f"{said}: correct it, or leave it out", feed=name)
-        if seen and not self.batches and plan.length is None:  # an indexable feed so short is refused beforehand
+        if seen and not self.batches and plan.length is None:  # an indexable feed this short is refused earlier
             said = f"epoch {self.number} had {seen} samples, less than a batch of {plan.batch_size}"
             advice = "make batch_size= smaller, or leave drop_remainder= out"
             return IncompleteEpoch(f"{said}, and drop_remainder=True drops them all: {advice}", feed=name)

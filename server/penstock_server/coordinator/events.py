@@ -1,7 +1,6 @@
-"""Events: what the coordinator is told. Only `Coordinator.handle` takes them, and nothing else changes its state.
+"""Events: the coordinator's input. Only `Coordinator.handle` takes them, and nothing else changes its state.
 
-What a worker says about a run or a ticket comes as the message itself (`messages.Made`, `NeedRoom`, `RowsMeasured`,
-`RowsWritten`).
+A worker's message about a ticket is itself an event (`messages.Made`, `NeedRoom`, `RowsMeasured`, `RowsWritten`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from .group_log import SavedGroup
 
 
 class Open(Struct, frozen=True):
-    """A consumer wants to read a feed. Answered by `Tell` of an Opened, or by `Refuse`. `consumer`: a new number."""
+    """A consumer wants to read a feed. The coordinator answers with `Tell` (an Opened), or `Refuse`. `consumer`: a new
+    number."""
 
     consumer: int
     feed: str
@@ -30,14 +30,15 @@ class Open(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """The consumer wants this epoch."""
+    """The consumer wants to read this epoch."""
 
     consumer: int
     epoch: int
 
 
 class Acknowledge(Struct, frozen=True):
-    """The consumer was handed `handed` slabs in all, released those in `released`, and saw `ended` epochs end."""
+    """The consumer has handed over `handed` slabs and seen `ended` epochs end, in all. It now releases the slabs
+    `released`."""
 
     consumer: int
     handed: int
@@ -46,7 +47,7 @@ class Acknowledge(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """The consumer leaves the epoch early, and hands over only the first `handed` slabs."""
+    """The consumer leaves the epoch early. It hands over only the first `handed` slabs."""
 
     consumer: int
     epoch: int
@@ -78,15 +79,15 @@ class Lost(Struct, frozen=True):
 
 
 class Imported(Struct, frozen=True):
-    """A worker has imported the user's modules, which declare these feeds. Answered by `AcceptWorker` or
-    `RejectWorker`."""
+    """A worker has imported the user's modules, which declare these feeds. The coordinator answers with `AcceptWorker`
+    or `RejectWorker`."""
 
     worker: int
     feeds: tuple[FeedPlan, ...]
 
 
 class SplitsListed(Struct, frozen=True):
-    """A list of splits was made. The first one of a feed comes with the feed's spec, and the size of a sample."""
+    """A worker has listed splits. A feed's first list comes with the feed's spec and the size of a sample."""
 
     run: int
     splits: SplitsInfo
@@ -96,14 +97,14 @@ class SplitsListed(Struct, frozen=True):
 
 
 class RunFailed(Struct, frozen=True):
-    """User code failed in the run. The worker has closed it with all of its turns."""
+    """User code failed in the run. The worker has closed the run with all of its turns."""
 
     run: int
     error: PenstockError
 
 
 class SplitSkipped(Struct, frozen=True):
-    """A worker leaves out the rest of the split that has this number within its lane."""
+    """The run leaves out the rest of a split. `number`: the split's number within the lane."""
 
     run: int
     number: int
@@ -113,8 +114,8 @@ class SplitSkipped(Struct, frozen=True):
 class WorkerDied(Struct, frozen=True):
     """A worker process has ended, and another takes its place.
 
-    `blamed`: the run that it worked on, the number of the split within it (-1: it was outside user code) and the name
-    of the split; None if it worked on nothing.
+    `blamed`: the run that it was working on, the number of the split within the lane (-1 if the worker was outside user
+    code), and the name of the split; None if it was not working on anything.
     """
 
     worker: int
@@ -130,8 +131,9 @@ class WorkerAdded(Struct, frozen=True):
 
 
 class RetireWorkers(Struct, frozen=True):
-    """These workers are to leave. They hand over their lanes when these come to borders, or at once if `now`. `Retire`
-    ends each. If no other worker can make batches they go on, until they are gone or lost."""
+    """These workers are to leave. Each hands over its lanes at their next borders, and `Retire` then ends it. With
+    `now`, those that still have work are killed at once. If no other worker can make batches, they go on until they are
+    gone or lost."""
 
     workers: tuple[int, ...]
     now: bool = False
@@ -145,7 +147,7 @@ class WorkerGone(Struct, frozen=True):
 
 
 class WorkersLost(Struct, frozen=True):
-    """A host that had joined is gone, with these workers of it. Their numbers are not used again. No split is to blame.
+    """A joined host is lost, with these workers. Their numbers are not used again. No split is to blame.
 
     If no other worker can make batches, streams wait for the next one.
     """
@@ -158,7 +160,7 @@ class WorkersLost(Struct, frozen=True):
 
 
 class SlotFound(Struct, frozen=True):
-    """The ticket has its slot."""
+    """The host has found a slot for the ticket."""
 
     ticket: int
 
@@ -171,20 +173,20 @@ class NoSlot(Struct, frozen=True):
 
 
 class Copied(Struct, frozen=True):
-    """The copy that `Copy` asked for is made."""
+    """The host has made the copy that `Copy` asked for."""
 
     ticket: int
 
 
 class BytesLost(Struct, frozen=True):
-    """Batches were reported whose bytes had stayed at a host (`Fill.may_stay`), and that host is lost: those in the
-    slots of these tickets. Comes after WorkersLost."""
+    """The batches of these tickets were reported, but their bytes had stayed at a host (`Fill.may_stay`), and that host
+    is lost. Comes after WorkersLost."""
 
     tickets: tuple[int, ...]
 
 
 class SlotsAllowed(Struct, frozen=True):
-    """From now on there may be this many slots. Streams keep the slots that they have."""
+    """From now on streams may have `slots` slots in all. They keep the slots that they have."""
 
     slots: int
 
@@ -193,15 +195,15 @@ class SlotsAllowed(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """The daemon is to stop. Epochs that are being read go on to their ends, and none begins. Then each stream fails
-    with this reason."""
+    """The daemon is to stop. Epochs that are being read go on to their ends, and no other epoch begins. Then each
+    stream fails with this reason."""
 
     reason: DaemonStopped
 
 
 class NotSaved(Struct, frozen=True):
-    """The state file could not be written, and still has `saved` for the group. The group's stream fails, unless it has
-    ended."""
+    """The daemon could not write the state file, which still has `saved` for the group. The group's stream fails,
+    unless it has ended."""
 
     feed: str
     group: str
@@ -210,14 +212,14 @@ class NotSaved(Struct, frozen=True):
 
 
 class StreamFailed(Struct, frozen=True):
-    """Something that concerns this stream failed. Any error but a PenstockError is a bug."""
+    """Something that concerns this stream failed. An error other than a PenstockError is a bug."""
 
     stream: int
     error: Exception
 
 
 class Tick(Struct, frozen=True):
-    """Nothing but time has passed."""
+    """Only time has passed."""
 
 
 ConsumerEvent: TypeAlias = Begin | Acknowledge | Leave | Close | Cut | Lost

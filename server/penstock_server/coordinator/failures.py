@@ -9,7 +9,7 @@ from ..plan_sizes import block_samples
 from ..process_ends import advice
 
 LAST_PAUSE = 30.0
-"""Most seconds from a failure to the next attempt."""
+"""The most seconds between a failure and the next attempt."""
 
 ALL = 2**62
 """More batches than a lane ever has."""
@@ -21,8 +21,8 @@ def pause(times: int) -> float:
 
 
 def batches_at_stake(plan: FeedPlan) -> int:
-    """Return how many batches a lane makes until the splits that are open now have ended. A lane is careful for so
-    long. (Otherwise an endless lane would be careful forever.)"""
+    """Return how many batches a lane makes until the splits that are open now have ended. After a death a lane is
+    careful for that many batches. (Otherwise an endless lane would be careful forever.)"""
     if plan.segment is None:
         return ALL
     rows = plan.interleave * plan.segment + block_samples(plan.shuffle, plan.lanes, plan.batch_size)

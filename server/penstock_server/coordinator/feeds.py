@@ -1,4 +1,4 @@
-"""A feed as the coordinator knows it: its plan, and the spec and sizes that its first samples showed."""
+"""A feed as the coordinator knows it: its plan, and the spec and sizes of its first samples."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class SplitsInfo(Struct, frozen=True):
 
 
 class Skipped(Struct, frozen=True):
-    """The rest of a split was left out after `samples` samples. `why` says what happened. If user code raised,
-    `traceback` is where."""
+    """The rest of a split was left out after `samples` samples. `why`: the reason. `traceback`: where user code raised,
+    if it did."""
 
     split: str
     samples: int
@@ -58,12 +58,12 @@ class ServedFeed:
     Args:
         plan: its options.
         spec: of one sample, or of one ready batch where the plan has no batch size.
-        sample_nbytes: bytes of one sample (or ready batch) as it was seen.
-        static_splits: the list of splits of all epochs, or None if each epoch lists its own.
+        sample_nbytes: bytes of one sample (or ready batch), measured or declared.
+        static_splits: the list of splits for all epochs; None if each epoch has a list of its own.
 
     Attributes:
-        skipped, skipped_count: the latest splits that were left out in any stream, and how many were in all.
-        sent: what all consumers were sent.
+        skipped, skipped_count: the latest splits that were left out in any stream, and the number of all that were.
+        sent: counts what all consumers were sent.
         errors: how often user code raised in a run.
         replays: how often a run began at a restart record: a worker died, a lane moved, or a consumer resumed.
     """
@@ -131,7 +131,7 @@ class ServedFeed:
         return self.plan.epochs is not None and epoch >= self.plan.epochs
 
     def end_of_stream(self) -> EndOfStream:
-        """Return the error for a consumer that wants such an epoch."""
+        """Return the error for a consumer that wants an epoch after the last one."""
         return EndOfStream(f"the feed has {self.plan.epochs} epochs", feed=self.name)
 
     @property
@@ -140,11 +140,12 @@ class ServedFeed:
         return self._layout is None
 
     def nbytes_of(self, part: Part) -> int:
-        """Bytes of a part of a turn in its slot."""
+        """Return the bytes that a part of a turn takes in its slot."""
         return self.layout(part.shapes).nbytes_of(part.batches)
 
     def layout(self, shapes: Shapes) -> SlotLayout:
-        """That of a slot; of one batch with leaves of these whole shapes where the feed is not fixed."""
+        """Return the layout of a slot. If samples vary in size, it is that of one batch whose arrays have these
+        shapes."""
         return self._layout or lay_out(self.columns.dtypes, shapes)
 
     def _samples(self) -> int | None:

@@ -1,9 +1,9 @@
 """Grants: which turn gets the next slot. Slots are granted in stream order, and one is kept for the head.
 
-The head is the turn that stands next in the order. A merged batch becomes known late but may belong early, so it can
-become the head after turns behind it were granted. The slot that was kept is then there for it, and the stream cannot
-come to a stop. If production may hold fewer slots since then, because slots became larger, the head gets one all the
-same: the turns behind it cannot leave before it. The memory of older slots is budgeted apart (`memory.regrown`).
+The head is the next turn in the order. A merged batch becomes known late but may belong early, so it can become the
+head when turns after it already have slots. It then gets the slot that was kept, and the stream cannot stall. If
+production may hold fewer slots by then, because slots became larger, the head still gets one: the turns after it cannot
+leave the order before it. The memory of older slots is budgeted separately (`memory.regrown`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Granting:
 
     Args:
         epochs: the stream's open epochs.
-        production: what makes the turns.
-        exact: whether the order is exact. (In fast order whatever is ready is the head.)
+        production: makes the turns.
+        exact: whether the order is exact. (In fast order any turn that is ready is the head.)
     """
 
     def __init__(self, epochs: Sequence[Epoch], production: Production, *, exact: bool) -> None:
@@ -32,7 +32,7 @@ class Granting:
         self._exact = exact
 
     def grant(self, slots: int) -> None:
-        """Grant turns their slots, as far as production may hold slots."""
+        """Grant slots to the next turns. Production may hold `slots` slots in all."""
         turns = self._turns
         for epoch in self._epochs:
             order = epoch.order
@@ -46,7 +46,7 @@ class Granting:
                     turns.begin(epoch, order.ungranted.popleft())
                     continue
                 if self._pool > 1 and spare <= (slots - self._pool) // 3:
-                    return  # the rest is for the turns of pools that are formed later (where slots are few: nothing)
+                    return  # the rest is for turns of pools that are formed later (if slots are few: none)
                 turn = self._production.next_visit(epoch, slots)
                 if turn is None:
                     return
@@ -55,11 +55,11 @@ class Granting:
     def _may_take(self, spare: int, epoch: Epoch, order: EpochOrder) -> bool:
         """Whether the next grant may take one of the spare slots. It must leave one, unless it is for the head itself.
 
-        In fast order only what is left over of an epoch can come late: it stands behind the epoch's last visit.
+        In fast order only an epoch's last merged batches can come late: they come after its last visit.
         """
         if epoch is not self._epochs[0]:
             return spare > 1
         if not self._exact or not order.window:
             return spare > 0
         head = bool(order.ungranted) and next(iter(order.window)) is order.ungranted[0]
-        return spare > 1 or head  # a merged batch that stands next in the stream gets a slot though none is spare
+        return spare > 1 or head  # a merged batch that is next in the stream gets a slot even if none is spare

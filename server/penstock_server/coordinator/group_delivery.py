@@ -1,4 +1,4 @@
-"""The delivery policy of a group: each batch goes to one member, and to another one if that does not hand it over."""
+"""The delivery policy of a group: each batch goes to one member, and to another if the first does not hand it over."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .turn import Part, Turn
 
 
 class GroupDelivery(SingleDelivery):
-    """Sends each batch to the member of a group that has credit and least under way. A batch that this member does not
+    """Sends each batch to the member with credit that has the fewest slabs under way. A batch that this member does not
     hand over goes to another.
 
-    A slab holds one batch, even if a worker reported several together: a consumer that goes in the middle of a slab
-    takes all of the slab with it. Consumers are not told of each other's batches, and have no position. The epoch ends
-    when all of it was handed over.
+    A slab holds one batch, even if a worker reported several together, because a consumer that goes in the middle of a
+    slab takes the whole slab with it. Consumers are not told of each other's batches, and have no position. The epoch
+    ends once all of it was handed over.
     """
 
     shared = True
@@ -62,7 +62,7 @@ class GroupDelivery(SingleDelivery):
         if self.group_log is not None:
             self.group_log.delivers(epoch.number, turn, part)
         batch = part
-        if part.batches > 1:  # all but the last full
+        if part.batches > 1:  # all batches but the last are full
             rows = self._outlet.feed.plan.batch_size or 1
             batch = replace(part, batches=1, rows=rows)
             rest = replace(part, first=part.first + 1, batches=part.batches - 1, rows=part.rows - rows)

@@ -1,13 +1,14 @@
-"""Where a group's stream stands, for the state file: what was handed over, and who may have been handed more.
+"""The log of a group, for the state file: its position, and the consumers that may have been handed more.
 
-No consumer of a group knows the position of the stream. So the delivery policy reports here what it delivers, in stream
-order, and what was handed over, in any order. The position is the longest beginning of the stream that was handed over
-completely. What was handed over beyond it is *ahead*. Each change goes out as `SaveGroup` at once: before the credit
-that it frees is used, before the End that it makes possible, and before a consumer is told that it is open.
+No consumer of a group knows the position of the stream. So the delivery policy reports to the log which batches it
+delivers, in stream order, and which were handed over, in any order. The position is the end of the longest part of the
+stream, from its beginning, that was handed over completely. Batches that were handed over beyond it are *ahead*. Each
+change goes out as `SaveGroup` at once: before the credit that it frees is used, before the End that it makes possible,
+and before a consumer is told that its stream is open.
 
-So if the daemon ends, the file can lack only batches that were under way to a consumer. A consumer remembers as many as
-that, and names those that it was handed when it comes back. Therefore a stream that begins from a file delivers nothing
-until all consumers in the file have come back or have been given up: they may have been handed what it would deliver.
+So if the daemon ends, the file lacks at most batches that were under way to a consumer. A consumer remembers that many
+batches, and when it comes back it names those that it was handed. Until then the stream might deliver them again. So a
+stream that begins from a file delivers nothing until all consumers in the file have come back or have been given up.
 
 No I/O here.
 """
@@ -30,7 +31,8 @@ from .ranges import Ranges
 from .turn import Part, Source, Turn
 
 MOST_HAD = 4096
-"""Most batches that a consumer may have been handed without the daemon's knowledge: the greatest possible credit."""
+"""The most batches that a consumer may have been handed without the daemon's knowledge: the greatest possible
+credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class SavedGroup:
 
     Attributes:
         position: everything before it was handed over.
-        ahead: what was handed over beyond it: lane, number of the first batch, number of batches.
+        ahead: the batches that were handed over beyond it: lane, number of the first batch, number of batches.
         consumers: the consumers that were connected.
     """
 
@@ -64,16 +66,16 @@ def check_had(had: Iterable[Had], feed: str) -> None:
     """
     batches = sum(one.batches for one in had)
     if batches > MOST_HAD:
-        raise ProtocolError(f"{batches} batches that were had; a consumer has {MOST_HAD} at the most", feed=feed)
+        raise ProtocolError(f"a consumer says that it was handed {batches} batches; the limit is {MOST_HAD}", feed=feed)
 
 
 class GroupLog:
     """See the file's head.
 
     Args:
-        feed: what the group reads.
+        feed: the feed that the group reads.
         group: its name.
-        kept: where it goes on; None: at epoch 0.
+        kept: the group in the state file, from which it goes on; None: it begins at epoch 0.
         out: where commands go.
 
     Attributes:
@@ -98,7 +100,7 @@ class GroupLog:
     # --- consumers ---
 
     def arrived(self, consumer: bytes, had: Iterable[Had]) -> None:
-        """A consumer has come. If it was awaited, `had` are the last slabs that it was handed."""
+        """Note that a consumer has come. If it was awaited, `had` are the last slabs that it was handed."""
         ahead = []
         if consumer in self.awaited:
             self.awaited.remove(consumer)
@@ -108,17 +110,17 @@ class GroupLog:
         self._keep(ahead, arrived=consumer)
 
     def parted(self, consumer: bytes) -> None:
-        """A consumer has gone: batches that it was not handed go to others."""
+        """Note that a consumer has gone: batches that it was not handed go to others."""
         self._keep(parted=consumer)
 
     def give_up(self) -> None:
-        """The consumers that are still awaited will not come back."""
+        """Give up the consumers that are still awaited: they will not come back."""
         awaited, self.awaited = self.awaited, set()
         for consumer in sorted(awaited):
             self.parted(consumer)
 
     def end(self, forget: bool) -> None:
-        """The stream has ended. Leave the group in the file as it is, or have it forgotten."""
+        """Stop logging, as the stream has ended. With `forget`, have the group deleted from the file."""
         if not self._over and forget:
             self._out(do.ForgetGroup(self._feed.name, self._group))
         self._over = True
@@ -126,7 +128,7 @@ class GroupLog:
     # --- the stream, in its order ---
 
     def begin(self, epoch: int, digest: bytes = b"") -> None:
-        """The stream is in this epoch, whose list of splits has this digest."""
+        """Note that the stream is in this epoch, whose list of splits has this digest."""
         fresh = epoch > self._cursor.epoch
         if fresh:
             self._cursor.begin(epoch)
@@ -144,9 +146,9 @@ class GroupLog:
         return turn.index + part.first in self._ahead[turn.lane]
 
     def delivers(self, epoch: int, turn: Turn, part: Part) -> None:
-        """The part's first batch is delivered now, and its others follow one by one.
+        """Note that the part's first batch is delivered now. Its other batches follow one by one.
 
-        They are logged together, because the lane's record belongs after the last of them.
+        All of them are logged together, because the lane's record belongs after the last one.
         """
         first = turn.index + part.first
         if (turn.lane, first) not in self._dealt:
@@ -155,30 +157,30 @@ class GroupLog:
             self._dealt.update(((turn.lane, index), dealt) for index in range(first, first + part.batches))
 
     def passed(self, turn: Turn, batch: Part) -> None:
-        """The batch was handed over by an earlier daemon: the file has it."""
+        """Pass over a batch that was handed over by an earlier daemon: the file has it."""
         self._done(turn, batch)
         self._advance()
         if self._moved:
             self._keep()
 
     def lane_ended(self, ended: LaneEnded) -> None:
-        """A lane ends here."""
+        """Note that a lane ends here."""
         self._log.append(ended)
         self._advance()
 
     def pool_begins(self, pool: PoolBegun) -> None:
-        """A pool begins here. The position stays at its start until all of it was handed over."""
+        """Note that a pool begins here. The position stays at its start until all of the pool was handed over."""
         self._log.append(pool)
         self._advance()
 
     def handed(self, sent: Iterable[Sent]) -> None:
-        """These slabs were handed over."""
+        """Note that these slabs were handed over."""
         ahead = [self._done(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
         if ahead:
             self._advance()
             self._keep(ahead)
 
-    # --- how ---
+    # --- helpers ---
 
     def _add_ahead(self, lane: int, index: int, batches: int) -> None:
         self._ahead[lane].add(index, index + batches)
@@ -189,7 +191,7 @@ class GroupLog:
         return turn.lane, index, 1
 
     def _advance(self) -> None:
-        """Move the position as far as everything before it was handed over."""
+        """Move the position up to the first batch that was not handed over."""
         while self._log:
             item = self._log[0]
             if isinstance(item, LaneEnded):
@@ -207,14 +209,15 @@ class GroupLog:
             self._log.popleft()
 
     def _read_pooled(self, batches: SentElsewhere) -> None:
-        """Move behind batches of a pool. The file has no position within one: it names what was handed over of it."""
+        """Move past batches of a pool. The file has no position within a pool: it names the batches of it that were
+        handed over."""
         moved = self._cursor.read_pooled(batches.batches)
         self._note_moved(moved)
         if moved:
             self._moved[POOL_LANE] = batches.index + batches.batches
 
     def _note_moved(self, lanes: Iterable[int]) -> None:
-        """Have the file told where these lanes stand, which a pool has moved."""
+        """Note that the file has to learn the positions of these lanes, which a pool has moved."""
         for lane in lanes:
             self._moved[lane] = self._cursor.places.get(lane, (0, b""))[0]
 

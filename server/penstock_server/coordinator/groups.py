@@ -24,8 +24,8 @@ class Group:
     """One group.
 
     Args:
-        stream: what its consumers share.
-        saved: whether another daemon began it. Then it is not known here which consumers have read it.
+        stream: the stream that its consumers share.
+        saved: whether another daemon began it. This daemon then does not know which consumers have read it.
     """
 
     def __init__(self, stream: Stream, *, saved: bool) -> None:
@@ -52,7 +52,7 @@ class Group:
         return self._members is None or identity in self._members
 
     def came(self, ask: Ask) -> None:
-        """A consumer reads the stream from now on."""
+        """Note that a consumer reads the stream from now on."""
         self._away.discard(ask.identity)
         if self._members is not None:
             self._members.add(ask.identity)
@@ -60,13 +60,13 @@ class Group:
             self.stream.group_log.arrived(ask.identity, ask.had)
 
     def lost(self, consumer: Consumer) -> None:
-        """A consumer goes without Close, and may come back: so the stream does not end when the last of the others
-        closes."""
+        """Note that a consumer goes without Close and may come back. So the stream does not end when the last of the
+        others closes."""
         if not consumer.gone and consumer.identity:
             self._away.add(consumer.identity)
 
     def deserted(self, now: float, patience: float) -> bool:
-        """Whether the stream is to end, as nobody has read it for `patience` seconds."""
+        """Whether the stream is to end, because nobody has read it for `patience` seconds."""
         if not self._unread:
             self._unread_since = None
             return False
@@ -143,7 +143,7 @@ class Groups:
 
     def log(self, feed: ServedFeed, name: str) -> GroupLog | None:
         """Return the log of a group that begins; None if its position is not kept."""
-        if self._has_file and feed.plan.order == "exact":  # in fast order a merged batch is another when made again
+        if self._has_file and feed.plan.order == "exact":  # in fast order a merged batch differs when it is made again
             return GroupLog(feed.info, name, self.saved(feed, name), self._do)
         return None
 
@@ -154,14 +154,14 @@ class Groups:
         return group
 
     def parted(self, consumer: Consumer, stream: Stream) -> None:
-        """Give up what the consumer was not handed, unless the same client has come back."""
+        """Log that the consumer has gone, unless the same client has come back."""
         here = any(one.identity == consumer.identity and not one.gone for one in stream.consumers)
         if stream.group_log is not None and not here:
             stream.group_log.parted(consumer.identity)
 
     def not_saved(self, feed: str, name: str, saved: SavedGroup | None) -> Stream | None:
-        """The state file could not be written. When its consumers come back, the group goes on from what the file has,
-        as in another daemon. Return the stream that has to fail, unless that has ended."""
+        """Forget a group whose state could not be written to the file. When its consumers come back, the group goes on
+        from the file, as in another daemon. Return the stream that has to fail; None if it has ended."""
         key = feed, name
         group = self._groups.get(key)
         if group is None or group.over:

@@ -22,7 +22,7 @@ def check(budget: Budget, streams: Mapping[int, Stream], workers: Workers) -> li
 
 
 def _staff(stream: Stream, workers: Workers) -> Iterator[str]:
-    """Check that only workers that are there have work, and only work that they may have."""
+    """Check that only workers that exist have work, and only work that they may have."""
     makers = {*workers.makers, VACANT} if workers.available == [VACANT] else {*workers.makers}
     own = {*workers.own}
     for epoch in stream.epochs:
@@ -88,18 +88,18 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
 
 
 def _counts(counted: Counter[int], workers: list[int]) -> bool:
-    """Whether each of these workers, and no other, is counted as often as it stands there."""
+    """Whether `counted` counts each worker as often as it is in `workers`, and no other worker."""
     return counted.total() == len(workers) and all(counted[worker] == workers.count(worker) for worker in counted)
 
 
 def _head(epoch: Epoch, head: Turn) -> Iterator[str]:
-    """Check the turn that stands next: it can be delivered, or it has failed, or somebody is working towards it."""
+    """Check the next turn in the order: it can be delivered, or it has failed, or somebody is working towards it."""
     if head.shows or head.state is not TurnState.IDLE:
         return
     if head.pooled:
-        yield f"epoch {epoch.number}: the pooled batches that stand next have a slot, and nobody copies their rows"
+        yield f"epoch {epoch.number}: the next turn (of a pool) has its slot, and nobody copies its rows"
         return
     lanes = [epoch.lanes.get(part.lane) for part in head.leftovers] if head.merged else list(epoch.lanes.values())
     awaits_slot = any(turn.state is TurnState.WAITING for lane in epoch.lanes.values() for turn in lane.turns)
     if not awaits_slot and not any(lane is not None and (lane.waits or lane.busy) for lane in lanes):
-        yield f"epoch {epoch.number}: the turn that stands next has its slot, and nobody is to fill it"
+        yield f"epoch {epoch.number}: the next turn has its slot, and nobody is to fill it"

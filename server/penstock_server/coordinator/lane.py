@@ -12,8 +12,8 @@ from .transitions import States, Table, impossible
 from .turn import Turn
 
 REMEMBERED = 1024
-"""How many splits of a lane are remembered because they ended a worker or were left out: the latest. (A lane of an
-endless feed may have any number of them.)"""
+"""How many of the latest splits that ended a worker, or were left out, a lane remembers. (A lane of an endless feed may
+have any number of such splits.)"""
 
 Filler: TypeAlias = tuple[int, int]
 """(worker, run)."""
@@ -59,7 +59,7 @@ LANE_STATES: Table[LaneState] = {
 }
 """The states that a lane can go to from each state, and the reasons.
 
-A lane that has ended may be DROPPING or PAUSED and have a run all the same, which writes its leftover rows.
+A lane that has ended may be DROPPING or PAUSED and still have a run, which writes its leftover rows.
 """
 
 
@@ -69,11 +69,11 @@ class Lane:
 
     Attributes:
         number: its number.
-        state: whether a run makes it, in one word.
+        state: whether a run makes it.
         run: the run that makes it now, or None.
         dropped: the run that was told to drop it and still has turns to answer for.
-        pause: the run that failed, after which the lane waits.
-        error: why it cannot go on.
+        pause: the failed run after which the lane waits, or None.
+        error: why it cannot go on, or None.
         turns: visits to it that are not complete, in order.
         index, record: how many batches were reported, and the restart record after them.
         ahead: a later record, from the position where the epoch goes on. The lane must reach it again.
@@ -137,29 +137,30 @@ class Lane:
         self.become(DROPPING)
 
     def answered(self) -> None:
-        """The dropped run has answered for all of its turns, or is gone."""
+        """Note that the dropped run has answered for all of its turns, or is gone."""
         self.dropped = None
         if self.state is DROPPING:
             self.become(self._rest)
 
     def wait(self, run: int) -> None:
-        """Wait before the next try, as this run has failed."""
+        """Make the lane wait before the next attempt, because this run has failed."""
         self.pause = run
         self.become(PAUSED)
 
     def waited(self) -> None:
-        """The pause is over."""
+        """End the pause."""
         self.pause = None
         if self.state is PAUSED:
             self.become(self._rest)
 
     def fail(self, error: PenstockError) -> None:
-        """The lane cannot go on."""
+        """Fail the lane: it cannot go on."""
         self.error = error
         self.become(FAILED)
 
     def failed(self) -> PenstockError | None:
-        """Take the error, if there is one. One turn will fail with it, and the others can go on."""
+        """Take the error, and return it; None if there is none. One turn will fail with it, and the others can go
+        on."""
         error, self.error = self.error, None
         if error is not None:
             self.become(FREE)
@@ -172,7 +173,7 @@ class Lane:
         return FREE if self.run is None else RUNNING
 
     def blame(self, split: int) -> int:
-        """Count that the split has ended its worker, and return how often by now.
+        """Count that the split has ended its worker, and return how often it has by now.
 
         `split` is -1 if the worker died outside of user code, while it worked on this lane.
         """
@@ -198,8 +199,8 @@ class Lane:
 class LaneSets:
     """In fast order: the sets of lanes that are visited independently of each other, one for each worker.
 
-    Counts how many turns of each set are being made. Tells which set has the fewest; if several do, the one that has
-    waited longest.
+    Counts the turns of each set that are being made, and tells which set has the fewest. If several do, it is the one
+    that has waited longest.
     """
 
     def __init__(self, count: int) -> None:
@@ -209,7 +210,8 @@ class LaneSets:
         self._over: set[int] = set()
 
     def grow(self, count: int) -> None:
-        """Add sets until there are `count`. (Only ranges of an indexable feed belong to no set by their number.)"""
+        """Add sets until there are `count`. (Only for an indexable feed: a lane always belongs to the same set, but a
+        range can belong to any.)"""
         for number in range(self.count, count):
             self._filling.append(0)
             self._by_filling[0][number] = None
@@ -228,7 +230,7 @@ class LaneSets:
         self._move(number, self._filling[number] - 1)
 
     def over(self, number: int) -> None:
-        """The set has no lanes left."""
+        """Leave the set out from now on: it has no lanes left."""
         self._over.add(number)
         del self._by_filling[self._filling[number]][number]
 

@@ -1,4 +1,4 @@
-"""Production of lanes. One run at a time makes a lane. The lane moves between workers with its restart record."""
+"""Production of lanes. One run at a time makes a lane. A lane moves between workers with its restart record."""
 
 from __future__ import annotations
 
@@ -68,8 +68,9 @@ class LaneProduction(Production):
             self._fill(epoch, key)
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
-        """See Production. The count is how often this split ended its worker in this epoch. A worker that died outside
-        of user code is no split's fault. Then the count is how often that happened since the lane last got further."""
+        """See Production. The count is how often this split ended its worker in this epoch. If the worker died outside
+        of user code, no split is to blame. Then the count is how often that happened since the lane last got
+        further."""
         plan, (run, split, name) = self.feed.plan, blamed
         lane.careful = failures.batches_at_stake(plan)
         lane.failures += 1

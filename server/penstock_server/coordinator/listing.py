@@ -18,11 +18,11 @@ class SplitLists:
     """See the file's head.
 
     Args:
-        feed: what is listed.
+        feed: the feed whose splits are listed.
         epochs: the stream's open epochs. `Epoch.listing` is the worker and run that list its splits.
         workers: the worker processes.
-        ids: gives numbers to runs.
-        later: called to ask again after this many seconds.
+        ids: numbers for new runs.
+        later: `later(seconds, run)` calls `retry` with the run after `seconds`.
         out: where commands go.
     """
 
@@ -54,7 +54,8 @@ class SplitLists:
         self._do(do.ListSplits(*epoch.listing, self._feed.name, epoch.number))
 
     def listed(self, run: int, splits: SplitsInfo) -> Epoch | None:
-        """Take in the list that `run` made, and return its epoch; None if the list is no longer wanted."""
+        """Return the epoch whose splits `run` has listed. If the list is no longer wanted, have it forgotten and return
+        None."""
         epoch = self._listing(run)
         if epoch is None:
             self._do(do.ForgetSplits(splits.number))
@@ -63,7 +64,7 @@ class SplitLists:
         return epoch
 
     def run_failed(self, run: int, error: PenstockError) -> None:
-        """User code failed in the run."""
+        """Ask again later, or keep the error: user code failed in the run."""
         epoch = self._listing(run)
         if epoch is None:
             return
@@ -73,14 +74,14 @@ class SplitLists:
             epoch.listing, epoch.error = None, error
 
     def retry(self, run: int) -> None:
-        """The pause after this run's failure is over."""
+        """Ask again: the pause after this run's failure is over."""
         for epoch in self._epochs:
             if epoch.listing_pause == run:
                 epoch.listing_pause = None
                 self.ask(epoch)
 
     def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The processes of these workers are gone; see `Production.workers_gone`."""
+        """Ask again for the lists of workers whose processes are gone; see `Production.workers_gone`."""
         for epoch in self._epochs:
             if epoch.listing is not None and epoch.listing[0] in workers:
                 self._ask_again(epoch, how, blamed is not None and blamed[0] == epoch.listing[1])
@@ -93,7 +94,8 @@ class SplitLists:
         return next((epoch for epoch in self._epochs if epoch.listing is not None and epoch.listing[1] == run), None)
 
     def _ask_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
-        """The worker that listed the splits died. `blamed`: it died in the function that lists them."""
+        """Ask again, as the worker that listed the splits died, unless that happened too often. `blamed`: whether it
+        died in the function that lists them."""
         epoch.listing_deaths += blamed
         if blamed and self._feed.plan.on_error == "retry" and epoch.listing is not None:
             self._ask_later(epoch, epoch.listing[1])

@@ -1,4 +1,4 @@
-"""Looks, once a second, at what waits for consumers: groups that nobody reads, and ranks that have not all come."""
+"""Checks once a second on groups that nobody reads, and on ranks that wait because not all have come."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LookAround:
         timers: for the next look.
 
     Attributes:
-        due: whether a next look is due.
+        due: whether the next look is scheduled.
     """
 
     def __init__(

@@ -73,10 +73,10 @@ def share(
     `free` bytes, or `most` further slots, are too few.
 
     A stream wants two slots of production for each worker, and one for the head. If slots are small it wants more of
-    them, so that batches are ahead while workers fill shuffle blocks. With pools of `pool` lanes it wants those of two
-    pools, one that is mixed while the other is made, and half as many for the mixed batches. It gets at most half of
-    what is free, so that the next stream finds room too. It leaves `kept` bytes to feeds that nobody reads yet, unless
-    it needs them for its minimum.
+    them, so that enough batches are ready while workers fill shuffle blocks. With pools of `pool` lanes it wants slots
+    for two pools, one that is mixed while the other is made, and half a pool more for the mixed batches. It gets at
+    most half of what is free, so that the next stream finds room too. It leaves `kept` bytes to feeds that nobody reads
+    yet, unless it needs them for its minimum.
     """
     least = least_slots(quota, consumers, pool)
     if blocks + least * slot > free or least > most:
@@ -107,8 +107,9 @@ def with_consumers(old: Share, consumers: int, *, free: int, slot: int, most: in
 def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Share | None:
     """Return the share of a stream whose slots must grow to `slot` bytes, while it holds `held` bytes in smaller ones.
 
-    It keeps its number of slots, unless they would take more than half of the room: slots may have to grow again. None
-    if there is no room for the minimum. A stream that nobody reads at the moment keeps room for one consumer.
+    It keeps its number of slots, unless they would take more than half of the room, because slots may have to grow
+    again. Return None if there is no room for the minimum. A stream that nobody reads at the moment keeps room for one
+    consumer.
     """
     consumers = max(1, old.consumers)
     room = old.nbytes + free - blocks - held
@@ -129,8 +130,8 @@ def _wanted(workers: int, slot: int, blocks: int, pool: int) -> int:
 
 
 def _dealt(slots: int, wanted: int, credit: int, quota: int, consumers: int, nbytes: int, production: int = 1) -> Share:
-    """Divide `slots` among the three places in proportion to what was wanted for each, with at least one for each, and
-    `production` for production."""
+    """Divide `slots` among the three places in proportion to the number wanted for each, with at least one for each,
+    and `production` for production."""
     left = slots - production - _round(consumers)
     credit = min(max(1, credit * slots // wanted), left // consumers - min(quota, 1))
     quota = min(max(min(quota, 1), quota * slots // wanted), left // consumers - credit)

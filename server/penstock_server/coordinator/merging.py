@@ -1,4 +1,4 @@
-"""Merging: has the rows that lanes have left over written to merged batches.
+"""Merging: has the leftover rows of lanes written to merged batches.
 
 Each run writes the rows of its lane to their place in the batch. If samples vary in size, the places and the size of
 the batch depend on all of its rows. Then the rows are measured first, and the batch gets a larger slot if it needs one.
@@ -24,10 +24,10 @@ class Merging:
     """See the file's head.
 
     Args:
-        feed: what is made.
+        feed: the feed whose batches are made.
         turns: the stream's turns in production.
         slots: the stream's slots.
-        start: opens a run for a lane without one.
+        start: starts a run for a lane without one.
         out: where commands go.
     """
 
@@ -47,7 +47,8 @@ class Merging:
         self._do = out
 
     def fill(self, epoch: Epoch, turn: Turn, wanted: set[Leftover]) -> None:
-        """Have the leftovers `wanted` of a merged batch written (again), or measured if that comes first."""
+        """Tell runs to write the leftovers `wanted` of a merged batch (again), or to measure them if that comes
+        first."""
         turn.measuring = self._feed.varies and not turn.shapes
         may_fill = turn.state is not WAITING
         row = 0
@@ -70,7 +71,7 @@ class Merging:
             self._turns.complete(epoch, turn, COMPLETE)
 
     def measured(self, said: RowsMeasured) -> int:
-        """A run has measured its rows. Return the bytes of the merged batch, or 0 while not all of its rows are
+        """Note the sizes of a run's rows. Return the bytes of the merged batch, or 0 while not all of its rows are
         measured."""
         epoch, turn = self._turns.by_ticket.get(said.ticket, (None, None))
         if epoch is None or turn is None or turn.left_order or turn.shapes:
@@ -89,7 +90,7 @@ class Merging:
         return self._feed.layout(turn.shapes).nbytes
 
     def answered(self, epoch: Epoch, turn: Turn, run: int) -> None:
-        """A run has written its rows of the turn, or measured them."""
+        """Note that a run has written or measured its rows of the turn. Go on with the turn after the last of them."""
         turn.fillers = [filler for filler in turn.fillers if filler[1] != run]
         if turn.fillers:
             return

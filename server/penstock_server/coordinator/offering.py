@@ -1,4 +1,4 @@
-"""Offers what stands next in the order to the delivery policy, as far as it is made and the policy takes it."""
+"""Offers the next turns in the order to the delivery policy, as far as they are made and the policy takes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .outlet import Outlet
 from .turn import Turn, VisitPool
 
 _MOST_RECORDS = 64 << 10
-"""Most bytes of the restart records in one message."""
+"""The most bytes of restart records in one message."""
 
 
 class Offering:
@@ -43,15 +43,15 @@ class Offering:
         self._indexable = outlet.feed.plan.length is not None
 
     def offer(self, *, cut_short: bool) -> None:
-        """Offer all that can be delivered now. `cut_short`: only what a lost consumer returned, as the daemon stops
-        within an epoch that has no end."""
+        """Offer everything that can be delivered now. With `cut_short`, only redeliver batches that a lost consumer
+        returned, because the daemon stops within an epoch that has no end."""
         offered = None
         while self._epochs and self._epochs[0] is not offered:  # a member of a group may read the next epoch already
             offered = self._epochs[0]
             self._offer(offered, cut_short)
 
     def _offer(self, epoch: Epoch, cut_short: bool) -> None:
-        """Offer what can be delivered of the first epoch. It may be closed then."""
+        """Offer the parts of the first epoch that can be delivered now. This may close the epoch."""
         outlet, delivery = self._outlet, self._delivery
         if not delivery.wanted(epoch):
             return
@@ -91,7 +91,7 @@ class Offering:
         self._delivery.lane_ended(epoch, ended)
 
     def _tell_pool(self, epoch: Epoch, pool: VisitPool) -> None:
-        """Tell the consumers that a pool begins here, and where its lanes stand behind it."""
+        """Tell the consumers that a pool begins here, and at which batch each of its lanes goes on after it."""
         pool.told = True
         lanes = []
         for visit in pool.visits:
@@ -107,7 +107,7 @@ class Offering:
             self._delivery.pool_begins(epoch, begun)
 
     def _end(self, epoch: Epoch) -> None:
-        """All of the epoch was delivered: end it, or fail if it is not what it should be."""
+        """End the epoch, which was delivered in full, or fail the stream if the epoch has a fault."""
         outlet = self._outlet
         if (error := epoch.fault_at_end(outlet.feed)) is not None:
             outlet.fail(error)

@@ -1,4 +1,4 @@
-"""The open epochs of a stream: when one is opened, how its splits are listed, and how its order is planned."""
+"""The open epochs of a stream: opens each, has its splits listed, plans its order, and closes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OpenEpochs:
     """See the file's head.
 
     Args:
-        feed: what is read.
+        feed: the feed that the stream reads.
         epochs: holds the open epochs, in order; only this class adds and removes them.
         lists: asks workers for the splits of an epoch.
         workers: the worker processes.
@@ -35,16 +35,16 @@ class OpenEpochs:
         self._position: Position | None = None
 
     def start(self, epoch: int, position: Position | None) -> None:
-        """The first epoch has this number, and begins at `position` (None: at its start)."""
+        """Begin with this epoch, at `position` (None: at its start)."""
         self.next, self._position = epoch, position
 
     def at_least(self, epoch: int) -> None:
-        """Epochs before this one are not opened."""
+        """Do not open epochs before this one."""
         self.next = max(self.next, epoch)
 
     def open_next(self, consumers: int) -> Epoch | None:
-        """Open the next epoch, which so many consumers will read, and plan it as soon as its splits are known. Returns
-        None if the feed has no further epoch."""
+        """Open the next epoch for `consumers` consumers, and plan it as soon as its splits are known. Return None if
+        the feed has no further epoch."""
         number = self.next
         if self._feed.plan.epochs is not None and number >= self._feed.plan.epochs:
             return None
@@ -59,7 +59,7 @@ class OpenEpochs:
         return epoch
 
     def plan(self, epoch: Epoch, splits: SplitsInfo, consumers: int) -> None:
-        """The epoch's splits are known: plan its order, or keep the error with which the stream is to fail."""
+        """Plan the epoch's order, now that its splits are known, or keep the error with which the stream is to fail."""
         try:
             epoch.plan(self._feed, splits, self._lane_sets(splits), consumers)
         except StateMismatch as error:

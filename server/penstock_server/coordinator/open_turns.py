@@ -1,7 +1,6 @@
 """The turns of a stream that are in production: from the grant of a slot until the turn has left the order.
 
-A turn is open until it is complete: its slot is asked for, or a run fills it. Which run fills it is for production.py
-to decide.
+A turn is open until it is complete: it waits for its slot, or a run fills it. production.py decides which run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class OpenTurns:
 
     Attributes:
         by_ticket: the open turns, with their epochs.
-        held: how many turns hold a slot for production: they are open, or wait for their place in the order.
+        held: how many turns hold a slot for production: they are open, or wait until the order comes to them.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -34,7 +33,7 @@ class OpenTurns:
         self._slots = slots
 
     def begin(self, epoch: Epoch, turn: Turn) -> None:
-        """Get a slot for the turn. Production has it filled when the slot is found."""
+        """Ask for a slot for the turn. Production has the turn filled when the slot is found."""
         turn.become(WAITING)
         turn.slot = self._slots.acquire()
         self.by_ticket[turn.slot.ticket] = epoch, turn
@@ -45,7 +44,8 @@ class OpenTurns:
             epoch.lane(turn.key).turns.append(turn)
 
     def left_order(self, epoch: Epoch, turn: Turn) -> None:
-        """The turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is closed."""
+        """Note that the turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is
+        closed."""
         if turn.left_order:
             return
         if turn.state is FILLING:
@@ -58,7 +58,8 @@ class OpenTurns:
             self.complete(epoch, turn, DONE)
 
     def complete(self, epoch: Epoch, turn: Turn, state: TurnState) -> None:
-        """No run fills the turn's slot any longer. `state` is DONE if the turn has left the order, else COMPLETE."""
+        """Complete the turn: no run fills its slot any longer. `state` is DONE if the turn has left the order, else
+        COMPLETE."""
         del self.by_ticket[turn.slot.ticket]
         if turn.lane >= 0:
             if epoch.lane_sets is not None:
@@ -72,7 +73,7 @@ class OpenTurns:
                 epoch.order.completed(turn)
 
     def fail(self, epoch: Epoch, turn: Turn, error: PenstockError) -> None:
-        """Keep the error at the turn: the stream fails when this turn is next."""
+        """Fail the turn: the stream fails with this error when the turn is next."""
         turn.error = error
         epoch.failing = True
         if not turn.left_order and epoch.order is not None:
@@ -93,7 +94,7 @@ class OpenTurns:
                     self.complete(epoch, turn, DONE)
 
     def merged(self, epoch: Epoch) -> Iterator[Turn]:
-        """The merged batches of the epoch that are wanted and not complete."""
+        """Iterate over the merged batches of the epoch that are wanted and not complete."""
         for other, turn in list(self.by_ticket.values()):
             if other is epoch and turn.merged and not turn.complete and not turn.left_order:
                 yield turn
@@ -103,7 +104,7 @@ class OpenTurns:
         return any(filler[0] == worker for _, turn in self.by_ticket.values() for filler in turn.fillers)
 
     def _done(self, turn: Turn) -> None:
-        """The turn leaves production. Its slot is free unless a consumer still has slabs in it."""
+        """Remove the turn from production. Its slot is then free, unless others still hold it."""
         turn.become(DONE)
         self.held -= 1
         self._slots.release(turn.slot)

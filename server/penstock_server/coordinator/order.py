@@ -1,15 +1,15 @@
-"""The order of one epoch: which turn follows which, and where merged leftovers stand.
+"""The order of one epoch: which turn follows which, and where merged leftovers belong.
 
-An epoch visits its live lanes in turn and takes up to `turn` batches at each visit. A lane ends at the first visit
-that finds fewer than that. Its leftover rows (fewer than a batch) join one accumulator, in the order in which lanes end
-*in the stream*. As soon as the accumulator holds a batch, a merged batch stands right after the visit that completed
-it. Rows that are left at the end are the epoch's last, smaller batch. So the order is a function of the lanes' lengths
-alone. It does not matter which worker makes the batches, or when they are ready.
+An epoch visits its live lanes in turn and takes up to `turn` batches at each visit. A lane ends at the first visit that
+finds fewer than that. Its leftover rows (fewer than a batch) join one accumulator, in the order in which lanes end *in
+the stream*. As soon as the accumulator holds the rows of a batch, a merged batch follows right after the visit that
+completed it. Rows that are left at the end become the epoch's last, smaller batch. So the order depends on the lanes'
+lengths alone. It does not matter which worker makes the batches, or when they are ready.
 
-Visits are made before it is known where lanes end. A visit to a lane that turns out to have ended before is empty and
-changes nothing. Leftovers are counted strictly in stream order, up to the first visit that is not complete.
+Visits are planned before it is known where lanes end. A visit to a lane that turns out to have ended before is empty
+and changes nothing. Leftovers are counted strictly in stream order, up to the first visit that is not complete.
 
-This file knows no slot, no credit, no worker and no socket.
+This file knows nothing of slots, credit, workers and sockets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .visits import LaneVisits, RangeVisits
 class EpochOrder(ABC):
     """The turns of one epoch in stream order: those in the window (made or being made), and those to come.
 
-    Its two kinds, `ExactOrder` and `FastOrder`, decide which turn is delivered next.
+    Its subclasses `ExactOrder` and `FastOrder` decide which turn is delivered next.
 
     Args:
         visits: where new turns come from.
@@ -39,7 +39,7 @@ class EpochOrder(ABC):
     Attributes:
         window: the turns that were visited or merged, and have not left the order.
         more: whether a new visit can be made.
-        ungranted: the merged batches among them that have no slot yet.
+        ungranted: the merged batches and the turns of pools in the window that have no slot yet.
         dropped_rows: how many leftover rows of the epoch are dropped.
     """
 
@@ -87,7 +87,7 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def next(self) -> Turn | None:
-        """Return the turn that stands next, if a part of it, its error or its end can be delivered; else None."""
+        """Return the next turn, if a part of it, its error or its end can be delivered; else None."""
 
     @property
     @abstractmethod
@@ -120,13 +120,13 @@ class EpochOrder(ABC):
         """Put a merged batch into the window: in exact order at `position`, or at the end if that is None."""
 
     def _lane_ended(self, turn: Turn) -> None:
-        """The visit has ended its lane, which is not visited again."""
+        """Note that the visit has ended its lane, which is not visited again."""
         self._visits.ended(turn.lane)
         self.more = not self._visits.exhausted
 
     def _resolve(self, turn: Turn, position: int | None = None) -> int:
         """Count the leftover rows of the complete turn, and put the merged batches that follow into the window, from
-        `position` on. Return how many there are."""
+        `position` on. Return the number of these batches."""
         if not turn.ended or turn.lane in self._ended or turn.error is not None:
             return 0
         turn.number = len(self._ended)
@@ -160,7 +160,7 @@ class EpochOrder(ABC):
             self._merge(self._batch_size)
 
     def _flush(self) -> None:
-        """At the end of the epoch, make the last batch of what is left over."""
+        """At the end of the epoch, make the last batch of the rows that are left over."""
         if self._flushed or self.more or not self._all_counted():
             return
         self._flushed = True
@@ -190,8 +190,8 @@ class EpochOrder(ABC):
 class ExactOrder(EpochOrder):
     """Turns are delivered in the order of the visits, and leftovers are counted in that order.
 
-    A visit that enters the window is given the number that its first batch will have in the epoch, if all visits before
-    it find what they may. If one finds less, visits that enter later are numbered right. Those between keep theirs.
+    A visit that enters the window gets the number that its first batch will have in the epoch, if all visits before it
+    are full. If one turns out shorter, visits that enter later get the right numbers. Those in between keep theirs.
     """
 
     window: list[Turn]
@@ -207,7 +207,7 @@ class ExactOrder(EpochOrder):
         self.window = []
         self._resolved = 0
         self._entered = position.batches if position is not None else 0
-        """The number of the first batch behind the window, as far as it is known."""
+        """The number of the first batch after the window, as far as it is known."""
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
 
     def came(self, turn: Turn) -> None:
@@ -266,8 +266,8 @@ class ExactOrder(EpochOrder):
 class FastOrder(EpochOrder):
     """Turns are delivered as they are ready, and leftovers are counted in the order in which lanes happen to end.
 
-    Merged batches keep their order here too, so that a position can count them. Each stands after the ends of its
-    lanes, so that a position after it knows those lanes.
+    Merged batches keep their order here too, so that a position can count them. Each comes after the ends of its lanes,
+    so that a position after it knows those lanes.
     """
 
     window: dict[Turn, None]
@@ -305,7 +305,7 @@ class FastOrder(EpochOrder):
 
     @property
     def awaited(self) -> Turn | None:
-        """See EpochOrder. It may be any."""
+        """See EpochOrder. Any turn may be next."""
         return None
 
     def completed(self, turn: Turn) -> None:

@@ -1,6 +1,6 @@
-"""The outlet of a stream: its consumers, who of them reads which epoch, and what they are sent and told.
+"""The outlet of a stream: its consumers, which epoch each of them reads, and the slabs and messages that it is sent.
 
-It is all that a delivery policy sees of the stream. Which consumer gets which batch is for the policy to decide.
+A delivery policy sees nothing else of the stream. The policy decides which consumer receives which batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Outlet:
     """See the file's head.
 
     Args:
-        feed: what the stream reads.
+        feed: the feed that the stream reads.
         slots: the stream's slots.
         copies: makes copies of batches.
         epochs: the stream's open epochs.
@@ -34,9 +34,9 @@ class Outlet:
 
     Attributes:
         consumers: the stream's consumers, by rank.
-        waiting: before the stream begins: the ranks that are there, which are its consumers when all are.
+        waiting: before the stream begins: the ranks that are there. They become its consumers when all are there.
         error: why the stream failed, or None.
-        closing: whether no consumer wants anything any longer.
+        closing: whether the stream is closed, because no consumer wants anything more.
         live: whether the stream has begun, and has neither failed nor been closed.
         fail: as given.
     """
@@ -66,28 +66,28 @@ class Outlet:
     # --- whether it is open ---
 
     def begin(self, consumers: list[Consumer]) -> None:
-        """All consumers of the stream are there."""
+        """Begin the stream with these consumers."""
         self.consumers, self.waiting = consumers, []
         self._look()
 
     def join(self, consumer: Consumer) -> None:
-        """One more consumer."""
+        """Add a consumer."""
         self.consumers.append(consumer)
         self._look()
 
     def part(self, consumer: Consumer) -> None:
-        """One consumer less."""
+        """Remove a consumer."""
         self.consumers.remove(consumer)
         self._look()
 
     def failed(self, error: PenstockError) -> None:
-        """Tell everybody that the stream has failed."""
+        """Note that the stream has failed, and tell its consumers."""
         self.error = error
         self._look()
         self.tell(m.Failed(m.ErrorReport.of(error)), self.consumers or self.waiting)
 
     def close(self) -> None:
-        """No consumer wants anything any longer."""
+        """Close the stream: no consumer wants anything more."""
         self.closing = True
         self._look()
 
@@ -102,21 +102,21 @@ class Outlet:
         return {consumer.epoch for consumer in self.consumers if consumer.reading}
 
     def reading(self, epoch: Epoch) -> list[Consumer]:
-        """The consumers that read the epoch."""
+        """Return the consumers that read the epoch."""
         return [consumer for consumer in self.consumers if consumer.reading and consumer.epoch == epoch.number]
 
     def listening(self, epoch: Epoch) -> list[Consumer]:
-        """Those of them that have not heard before of what comes next in it."""
+        """Return the consumers that read the epoch and do not know its next batch yet."""
         return [consumer for consumer in self.reading(epoch) if (epoch.number, epoch.batches) >= consumer.told]
 
     def open_epoch(self, number: int) -> Epoch | None:
-        """The epoch with this number, if it is open."""
+        """Return the epoch with this number; None if it is not open."""
         return next((epoch for epoch in self._epochs if epoch.number == number), None)
 
-    # --- what they are sent and told ---
+    # --- slabs and messages ---
 
     def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
-        """Send a slab with this part of the source, of `nbytes` bytes."""
+        """Send the consumer this part of the source, as a slab of `nbytes` bytes."""
         self.slots.hold(source.slot)
         sent = self.feed.sent
         sent.batches += part.batches
@@ -146,7 +146,7 @@ class Outlet:
         epoch.rows += part.rows
 
     def pass_over(self, epoch: Epoch, turn: Turn) -> None:
-        """Pass over what the position's `skip` still asks for of the turn's next part."""
+        """Pass over those batches of the turn's next part that the position's `skip` still covers."""
         part = turn.parts.popleft()
         count = min(epoch.skip, part.batches)
         passed = part
@@ -179,11 +179,11 @@ class Outlet:
     # --- slots that a policy holds ---
 
     def repeat(self, turn: Turn, part: Part) -> Repeat:
-        """Return a copy of this batch, to be made in a slot of its own."""
+        """Return a copy of this batch, which is yet to be made in a slot of its own."""
         return self._copies.repeat(turn, part)
 
     def release(self, source: Source) -> None:
-        """Give up a hold on the source's slot."""
+        """Release the source's slot."""
         if isinstance(source, Repeat):
             self._copies.release(source)
         else:

@@ -1,13 +1,13 @@
-"""Where the batches of ranks are made: if possible on the machine of the rank that reads them, so that they cross no
-network.
+"""Decides where the batches of ranks are made: if possible on the machine of the rank that reads them, so that they do
+not cross the network.
 
-Ranks get one batch each in turn. If each visit makes one batch, and the order is exact, it is known which rank will
-read it. (Once a lane has ended, the other lanes have other readers, and stay where they are. Then batches cross the
+Ranks get one batch each in turn. If each visit makes one batch and the order is exact, it is known which rank will read
+that batch. (Once a lane has ended, the other lanes have other readers, and stay where they are. Then batches cross the
 network.)
 
 Ranks go on in step, so the rank with the fewest workers holds up all others, and so does a worker with more lanes than
-others. Workers are divided among the machines only if each machine with ranks has its share of them, no other machine
-has any, and no worker gets more lanes by it.
+others. Hence workers are divided among the machines only if each machine with ranks has its share of the workers, no
+other machine has any, and no worker gets more lanes because of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .feeds import ServedFeed
 from .workers import Workers
 
 _FAIR = 0.8
-"""The part of an equal share of the workers that each rank's machine must have."""
+"""The fraction of its equal share of the workers that each rank's machine must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Near:
     Attributes:
         workers: these workers.
         ranks: how many ranks the machine has.
-        place: how many of these come before this one.
+        place: how many of these ranks come before this one.
     """
 
     workers: list[int]
@@ -61,14 +61,14 @@ class Placing:
         self._unforeseen = unforeseen
         self._consumers: Sequence[Consumer] = ()
         self._found: dict[int, list[_Near] | str] = {}
-        """What was found, by the number of lanes."""
+        """The results of `_find`, by the number of lanes."""
         self._available: list[int] | None = None
-        """The available workers then."""
+        """The workers that were available for these results."""
         self._expected = False
         """Whether a host has joined from a machine with ranks, and another machine has ranks too."""
 
     def begin(self, consumers: Sequence[Consumer]) -> None:
-        """These consumers read the stream, by rank."""
+        """Note the consumers that read the stream, by rank."""
         if len(consumers) > 1:
             self._consumers = consumers
 
@@ -77,8 +77,8 @@ class Placing:
         return bool(self._near(lanes))
 
     def why_anywhere(self, lanes: int) -> str:
-        """Return why batches are not made on the machines of their ranks, though a host has joined from one of these.
-        Empty: they are, or none has."""
+        """Return why batches are not made on the machines of their ranks, although a host has joined from one of these;
+        empty if they are, or if none has joined."""
         found = self._look(lanes)
         return found if isinstance(found, str) and self._expected else ""
 
@@ -96,13 +96,12 @@ class Placing:
         return one.workers[(place // len(near) * one.ranks + one.place) % len(one.workers)]
 
     def workers(self, lane: int, lanes: int) -> list[int]:
-        """Return the workers that may make `lane` of `lanes`: those near its reader, or all. The list does not
-        change."""
+        """Return the workers that may make `lane` of `lanes`: those near its reader, or all. The list never changes."""
         near = self._near(lanes)
         return near[lane % len(near)].workers if near else self._workers.available
 
     def _near(self, lanes: int) -> list[_Near]:
-        """Return the workers near each rank; nothing if all workers are for all ranks."""
+        """Return the workers near each rank; empty if all workers are for all ranks."""
         found = self._look(lanes)
         return [] if isinstance(found, str) else found
 

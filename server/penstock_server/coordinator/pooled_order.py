@@ -1,9 +1,9 @@
 """The order of an epoch whose lanes mix their rows: visits form pools, and the rows of a pool are dealt to new batches.
 
-A pool is one visit to each lane of a part of the lanes. When all of its visits are made it is formed: the number of its
-full batches is known. Turns with as many batches take its place in the order, and each batch has rows of all of its
-lanes. The merged batches that leftovers of these lanes complete come behind them. So the order is a function of the
-lanes' lengths alone, as without pools.
+A pool is one visit to each lane of a part of the lanes. It is *formed* when all of its visits are made, because only
+then is the number of its full batches known. Turns with that many batches take its place in the order, and each batch
+has rows of all of its lanes. After them come the merged batches that the leftovers of these lanes complete. So the
+order depends on the lanes' lengths alone, as without pools.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .visits import LaneVisits
 
 
 class PooledOrder(ExactOrder):
-    """See the file's head. A formed pool's turns stand before its visits, which stay in the window until all of the
-    pool was delivered.
+    """See the file's head. In the window, a formed pool's turns come before its visits, which stay there until all of
+    the pool was delivered.
 
     Args:
         turn: the most batches in a turn.
@@ -43,7 +43,8 @@ class PooledOrder(ExactOrder):
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
 
     def next(self) -> Turn | None:
-        """See EpochOrder. A visit by itself cannot be delivered, but its error can be told: the first in the order."""
+        """See EpochOrder. A visit of a pool is never delivered. But if the pool's first unfinished visit has failed,
+        return it, so that the stream fails."""
         turn = self.window[0] if self.window else None
         if turn is None or turn.pool is None or turn.pool.formed:
             return turn if turn is not None and turn.shows else None
@@ -72,7 +73,7 @@ class PooledOrder(ExactOrder):
     def taken(self, turn: Turn) -> None:
         """See EpochOrder."""
         super().taken(turn)
-        if turn.pool is not None and turn is turn.pool.visits[-1]:  # behind all of the pool's turns
+        if turn.pool is not None and turn is turn.pool.visits[-1]:  # it comes after all of the pool's turns
             turn.pool.let_go()
 
     def drop(self) -> list[Turn]:

@@ -1,7 +1,7 @@
-"""Pooling: has the rows of a formed pool put into new batches. Any of the daemon's own workers can do that.
+"""Pooling: has the rows of a formed pool copied to new batches. Any of the daemon's own workers can do that.
 
-The slots of the pool's visits are kept until all of its batches are there. So if a worker dies, another one does its
-part again.
+The pool's visits keep their slots until all of its batches are there. So if a worker dies, another one does its part
+again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Pooling:
     """See the file's head.
 
     Args:
-        feed: what is made.
+        feed: the feed whose batches are made.
         turns: the stream's turns in production.
         workers: the worker processes.
-        ids: gives numbers to runs.
-        singly: whether each batch is delivered by itself.
+        ids: numbers for new runs.
+        singly: whether each batch is delivered on its own.
         out: where commands go.
     """
 
@@ -75,7 +75,8 @@ class Pooling:
         )
 
     def written(self, epoch: Epoch, turn: Turn, run: int) -> None:
-        """A worker has copied the rows of the turn."""
+        """Complete the turn, whose rows a worker has copied. Once its pool is mixed, release the slots of the
+        visits."""
         if all(filler[1] != run for filler in turn.fillers):
             return
         turn.fillers = []
@@ -92,7 +93,7 @@ class Pooling:
         self._release(epoch, turn.pool)
 
     def run_failed(self, run: int, error: PenstockError) -> None:
-        """A worker could not copy the rows of a turn."""
+        """Fail the turn whose rows a worker could not copy."""
         for epoch, turn in list(self._turns.by_ticket.values()):
             if turn.pooled and any(filler[1] == run for filler in turn.fillers):
                 turn.fillers = []
@@ -103,7 +104,7 @@ class Pooling:
                     self._turns.complete(epoch, turn, COMPLETE)
 
     def workers_gone(self, epoch: Epoch, workers: Collection[int]) -> None:
-        """The processes of these workers are gone: others do what they were to do."""
+        """Give the work of these workers, whose processes are gone, to others."""
         for other, turn in list(self._turns.by_ticket.values()):
             lost = turn.pooled and any(filler[0] in workers for filler in turn.fillers)
             if other is epoch and lost:
@@ -111,7 +112,7 @@ class Pooling:
                 self.fill(epoch, turn)
 
     def _release(self, epoch: Epoch, pool: VisitPool) -> None:
-        """Once all of the pool's batches are there, nobody needs the slots of its visits any longer."""
+        """Release the slots of the pool's visits, once all of its batches are there."""
         if all(turn.complete for turn in pool.turns):
             for visit in pool.visits:
                 self._turns.left_order(epoch, visit)

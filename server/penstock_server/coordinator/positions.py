@@ -40,9 +40,9 @@ def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
     name = plan.name
     if position.digest and position.digest != splits.digest:
         raise StateMismatch(
-            f"the list of splits of epoch {position.epoch} is another one now: its SHA-256 was "
+            f"the list of splits of epoch {position.epoch} has changed: its SHA-256 was "
             f"{position.digest.hex()[:16]} and is {splits.digest.hex()[:16]}, of {splits.count} splits. The stream can "
-            "only go on with the same splits in the same order: bring them back, or begin again from the start",
+            "only continue with the same splits in the same order: restore them, or begin again from the start",
             feed=name,
         )
     lanes = [place.lane for place in position.places] + [lane.lane for lane in position.ended]
@@ -59,12 +59,12 @@ def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
 
 
 def _between_pools(position: Position, lanes: int) -> bool:
-    """Whether all lanes that have not ended stand at the border of two pools."""
+    """Whether all lanes that have not ended are at the border of two pools."""
     turn, pool = position.feed.turn, position.feed.pool
     ended = {lane.lane for lane in position.ended}
     index = {place.lane: place.index for place in position.places}
     visits: list[tuple[int, int]] = []
-    """Of each part of the lanes, in order: its number, and how many visits there were to each of its lanes."""
+    """For each part of the lanes, in order: its number, and how many visits each of its lanes has had."""
     for lane in range(lanes):
         if lane not in ended:
             number, within = divmod(index.get(lane, 0), turn)

@@ -1,11 +1,10 @@
 """Production: decides which runs make the turns of a stream, and which others take over when a worker ends.
 
-The rule: a batch that a worker has reported is in its slot, and is never made again. Everything else that the worker
-was to make is made by another one, from the lane's last restart record on. So the end of a worker changes nothing that
-is sent.
+The rule: a batch that a worker has reported is in its slot, and production never has it made again. If the worker ends,
+another one makes the rest, from the lane's last restart record on. So the end of a worker does not change the stream.
 
-This file has what is the same for all feeds. See lane_production.py and range_production.py for the rest. Commands go
-to `out`. No socket, no clock and no memory here.
+This file has the part that all feeds share; lane_production.py and range_production.py have the rest. Commands go to
+`out`. No socket, no clock and no memory here.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ class Production(ABC):
     """See the file's head.
 
     Args:
-        feed: what is made.
+        feed: the feed whose batches are made.
         epochs: the stream's open epochs; the stream adds and removes them.
         slots: the stream's slots.
         workers: the worker processes.
-        ids: gives numbers to runs.
-        singly: whether workers report each batch by itself.
-        placing: where the batches of ranks are made.
-        may_stay: whether what remote workers make may stay at their hosts.
-        later: called to try a run's work again after this many seconds.
+        ids: numbers for new runs.
+        singly: whether workers report each batch on its own.
+        placing: decides where the batches of ranks are made.
+        may_stay: whether the batches of remote workers may stay at their hosts.
+        later: `later(seconds, run)` tries the run's work again after `seconds`.
         out: where commands go.
 
     Attributes:
-        turns: the turns that are being made, or wait for their place in the order.
-        merging: the merged batches among them.
-        pooling: those with rows of pools.
+        turns: the turns that are being made, or wait until the order comes to them.
+        merging: has the merged batches among them made.
+        pooling: has those with rows of pools made.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Production(ABC):
         self.pooling = Pooling(feed, self.turns, workers=workers, ids=ids, singly=singly, out=out)
 
     def close_epoch(self, epoch: Epoch) -> None:
-        """The epoch is closed: drop its runs and its turns."""
+        """Drop the runs and the turns of an epoch that is closed."""
         for lane in epoch.lanes.values():
             if lane.run is not None:
                 self._drop(epoch, lane)
@@ -96,8 +95,8 @@ class Production(ABC):
     # --- events from the host and from workers ---
 
     def slot_found(self, ticket: int) -> bool:
-        """The ticket has its slot: have the turn filled. Return whether something may be sent now, as the turn has
-        ended or failed at once."""
+        """Have the ticket's turn filled, now that it has its slot. Return True if the turn has ended or failed at once,
+        so that something may be sent now."""
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
             return False
@@ -111,7 +110,7 @@ class Production(ABC):
         return turn.shows
 
     def made(self, made: Made) -> None:
-        """A part of a turn is in its slot, or the run has no more for it (`last`)."""
+        """Add the part that a run has made, if any, to its turn. With `last` the run is done with the turn."""
         epoch, turn = self.turns.by_ticket.get(made.ticket, (None, None))
         if epoch is None or turn is None or not turn.fillers or turn.fillers[0][1] != made.run:
             return
@@ -144,7 +143,8 @@ class Production(ABC):
             self._answered(epoch, lane)
 
     def _add(self, turn: Turn, part: Part) -> None:
-        """Add a part after those that wait. It joins the one before it in a slab if the batches of both are full."""
+        """Add a part after those that wait. If the batches of it and of the part before are full, join the two, so that
+        they share a slab."""
         before, full = turn.parts[-1] if turn.parts else None, self.feed.plan.batch_size
         if (
             before
@@ -158,7 +158,8 @@ class Production(ABC):
         turn.parts.append(part)
 
     def rows_answered(self, ticket: int, run: int) -> None:
-        """A run has written its rows of a merged batch, or measured them; or the rows of pooled batches are there."""
+        """Note that a run has written or measured its rows of a merged batch, or has copied the rows of pooled
+        batches."""
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
             return
@@ -170,12 +171,13 @@ class Production(ABC):
             self._consider_moving(epoch, epoch.lane(leftover.lane))
 
     def needs(self, ticket: int, run: int) -> bool:
-        """Whether the ticket's turn is still wanted, and this run is to make it."""
+        """Whether the ticket's turn is still wanted, and this run is to fill it."""
         _, turn = self._turn_of(ticket)
         return turn is not None and not turn.left_order and any(filler[1] == run for filler in turn.fillers)
 
     def enlarge(self, ticket: int) -> None:
-        """Exchange the slot of the ticket's turn, as the next batch does not fit. New slots are large enough by now."""
+        """Exchange the slot of the ticket's turn for a larger one, because the next batch does not fit. New slots
+        already have the larger size."""
         epoch, turn = self.turns.by_ticket[ticket]
         turn.fillers = []
         turn.become(WAITING)
@@ -184,7 +186,7 @@ class Production(ABC):
             self._answered(epoch, epoch.lane(turn.key))
 
     def run_failed(self, run: int, error: PenstockError) -> None:
-        """User code failed in the run. The worker has dropped the run and all its turns."""
+        """Handle a failure of user code in the run. The worker has dropped the run and all its turns."""
         self.feed.errors += 1
         for epoch in self._epochs:
             for key, lane in list(epoch.lanes.items()):
@@ -197,7 +199,8 @@ class Production(ABC):
         self.turns.complete_abandoned(lambda filler: filler[1] == run)
 
     def split_skipped(self, run: int, number: int, skipped: Skipped) -> bool:
-        """The run leaves out the rest of a split. Return whether this is new: a run that replays reports it again."""
+        """Note that the run leaves out the rest of a split. Return True if this is new: a run that replays reports it
+        again."""
         for epoch in self._epochs:
             for lane in epoch.lanes.values():
                 if lane.run is not None and lane.run[1] == run and number not in lane.skipped:
@@ -207,7 +210,7 @@ class Production(ABC):
         return False
 
     def retry(self, run: int) -> None:
-        """The pause after this run's failure is over."""
+        """Go on with the lane of this run: the pause after the run's failure is over."""
         for epoch in self._epochs:
             for key, lane in epoch.lanes.items():
                 if lane.pause == run:
@@ -215,15 +218,16 @@ class Production(ABC):
                     self._fill(epoch, key)
 
     def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The processes of these workers are gone, with all of their runs. Others go on from the last restart records.
+        """Hand over the work of workers whose processes are gone, with all of their runs. Others go on from the last
+        restart records.
 
-        `blamed`: the run that one worked on; the number of the split within the lane, or -1 if it died outside of user
-        code; and the name of the split. None if nobody is to blame.
+        `blamed`: the run that one of them was working on; the number of the split within the lane, or -1 if the worker
+        died outside of user code; and the name of the split. None if nothing is to blame.
         """
         for epoch in self._epochs:
             epoch.moved = True
             lost: set[int] = set()
-            writers: dict[int, int] = {}  # the lanes of their runs that may be writing leftovers
+            writers: dict[int, int] = {}  # by run: the lane whose leftovers it may be writing
             for key, lane in epoch.lanes.items():
                 if lane.run is not None and lane.run[0] in workers:
                     worker, run = epoch.stop(lane)
@@ -242,7 +246,7 @@ class Production(ABC):
             self._hand_over(epoch, *sorted(lost))
             for turn in self.turns.merged(epoch):
                 lanes = {writers[run] for writer, run in turn.fillers if writer in workers}
-                if lanes:  # only of these: a run that writes twice might do so when the slot has another use
+                if lanes:  # only these: a run that writes again might do so when the slot has another use
                     self.turns.take_from(turn, lambda filler: filler[0] in workers)
                     self.merging.fill(epoch, turn, {part for part in turn.leftovers if part.lane in lanes})
             self.pooling.workers_gone(epoch, workers)
@@ -251,7 +255,7 @@ class Production(ABC):
     # --- workers come and go ---
 
     def workers_changed(self) -> None:
-        """Workers came, or are to leave: move lanes when they come to a border."""
+        """Move lanes when they come to a border: workers came, or are to leave."""
         for epoch in self._epochs:
             epoch.moved = True
             for lane in epoch.lanes.values():
@@ -277,12 +281,12 @@ class Production(ABC):
 
     @abstractmethod
     def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
-        """Return the epoch's next visit, if one can be made now. In fast order a set of lanes gets at most its share of
-        `most` turns at a time."""
+        """Return the epoch's next visit; None if none can be made now. In fast order a set of lanes has at most its
+        share of `most` turns at a time."""
 
     @abstractmethod
     def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
-        """A run has found that the lane has no further full batch."""
+        """Note that the lane has no further full batch, as a run has found."""
 
     @abstractmethod
     def _worker_for(self, epoch: Epoch, key: int) -> int:
@@ -294,20 +298,20 @@ class Production(ABC):
 
     @abstractmethod
     def _move(self, epoch: Epoch, lane: Lane) -> None:
-        """Drop the lane's run now. Another one goes on when this one has answered."""
+        """Drop the lane's run now. Another run goes on when this one has answered for its turns."""
 
     @abstractmethod
     def _hand_over(self, epoch: Epoch, *keys: int) -> None:
-        """The runs of these lanes are gone: have others make their turns, or let the turns fail."""
+        """Have other runs fill the turns of these lanes, whose runs are gone, or fail the turns."""
 
     @abstractmethod
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
-        """A worker died while it worked on the lane: pause the lane, leave out the split, or fail the lane."""
+        """Pause the lane, leave out the split, or fail the lane: a worker died while it worked on the lane."""
 
     # --- runs ---
 
     def _fill(self, epoch: Epoch, key: int) -> None:
-        """Have the turns of the lane that have a slot filled, in order."""
+        """Tell a run to fill those turns of the lane that have a slot, in order."""
         lane = epoch.lane(key)
         if lane.waits:
             return
@@ -333,23 +337,23 @@ class Production(ABC):
             self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made, stays, reader))
 
     def _stays(self, worker: int, base: int) -> bool:
-        """Whether what the worker makes of a turn, from its batch `base` on, may stay at its host. (A turn that changes
-        hands is continued in the slot.)"""
+        """Whether the batches that the worker makes of a turn, from the turn's batch `base` on, may stay at its host.
+        (A turn that another run has begun is continued in the slot.)"""
         return self._may_stay and worker >= REMOTE and not base
 
     def _keep_recipe(self, epoch: Epoch, turn: Turn, lane: Lane, batches: int) -> None:
-        """So many more batches of the turn are reported, which may have stayed: keep how they are made."""
+        """Keep the recipe of `batches` more batches of the turn, which were reported and may have stayed at a host."""
         if not turn.made:
             number, splits = self._place(epoch, turn.key)
             turn.slot.recipe = Recipe(epoch.number, number, splits, turn.index, lane.record)
         turn.slot.made = turn.made + batches
 
     def _place(self, epoch: Epoch, key: int) -> tuple[int, int]:
-        """Return the number of the lane for a run, and that of the list of splits."""
+        """Return the lane's number for a StartRun, and the number of the list of splits."""
         return 0 if self.feed.plan.length is not None else key, epoch.splits.number if epoch.splits else 0
 
     def _start(self, epoch: Epoch, key: int, lane: Lane) -> Filler:
-        """Open a run for the lane."""
+        """Start a run for the lane, and return it."""
         run = self._worker_for(epoch, key), next(self._ids)
         epoch.start(lane, run)
         self.feed.replays += bool(lane.record) and run[0] != VACANT
@@ -375,7 +379,7 @@ class Production(ABC):
         return run
 
     def _answered(self, epoch: Epoch, lane: Lane) -> None:
-        """A run of the lane has finished with a turn."""
+        """Go on with a lane whose run has finished with a turn."""
         if lane.dropped is not None and not lane.busy:
             lane.answered()
             self._fill(epoch, lane.number)
@@ -404,8 +408,8 @@ class Production(ABC):
                     self.turns.complete(epoch, turn, COMPLETE)
 
     def _pause(self, lane: Lane, run: int, times: int) -> None:
-        """Let the lane wait before the next attempt. The pause is short if attempts are limited, or if the lane got
-        further since the last one, so that it does not hold up the stream."""
+        """Make the lane wait before the next attempt. The pause is short if attempts are limited, or if the lane got
+        further since the last attempt, so that the lane does not hold up the stream."""
         lane.wait(run)
         self._later(failures.pause(times if self.feed.plan.on_error == "retry" else 1), run)
 

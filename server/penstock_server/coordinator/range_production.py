@@ -12,7 +12,7 @@ from .turn import COMPLETE, Turn
 
 
 class RangeProduction(Production):
-    """See the file's head. `Epoch.lanes` has what each worker makes, by the worker's number."""
+    """See the file's head. `Epoch.lanes` has the turns that each worker makes, by the worker's number."""
 
     def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
         """See Production."""
@@ -31,7 +31,7 @@ class RangeProduction(Production):
         return turn
 
     def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
-        """A range may end at the end of the index, but that does not end the worker's work."""
+        """Do nothing: a range may end at the end of the index, but that does not end the worker's work."""
 
     def _worker_for(self, epoch: Epoch, key: int) -> int:
         return key if key in self._workers.available else self._workers.pick(key)
@@ -43,12 +43,12 @@ class RangeProduction(Production):
             self._drop(epoch, lane)
 
     def _move(self, epoch: Epoch, lane: Lane) -> None:
-        """Nothing to do: the run only finishes its turns."""
+        """Do nothing: the run only finishes its turns."""
 
     def _hand_over(self, epoch: Epoch, *keys: int) -> None:
         handed: list[Turn] = []
         failed: list[tuple[Turn, PenstockError]] = []
-        for lane in map(epoch.lane, keys):  # all are empty before one gets turns of another
+        for lane in map(epoch.lane, keys):  # empty all of them before one gets another's turns
             error = lane.failed()
             if error is not None:  # it concerns the turn that was being made
                 failed.append((lane.turns[0], error))
@@ -64,7 +64,8 @@ class RangeProduction(Production):
             self._fill(epoch, key)
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
-        """See Production. Turns go elsewhere one by one, so the count is how often this turn ended its worker."""
+        """See Production. Each turn goes to another worker on its own, so the count is how often this turn ended its
+        worker."""
         plan, (_, split, name) = self.feed.plan, blamed
         turn = next((turn.index for turn in lane.turns if turn.fillers), None)
         if turn is None:  # it had reported the turn that it worked on

@@ -1,4 +1,4 @@
-"""A set of whole numbers, kept as ranges. Its size depends on the number of its gaps, not of its numbers."""
+"""A set of whole numbers, kept as ranges. Its size depends on how many gaps it has, not on how many numbers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Ranges:
         return at >= 0 and number < self._stops[at]
 
     def add(self, start: int, stop: int) -> None:
-        """Add the numbers from `start` to before `stop`."""
+        """Add the numbers from `start` on, up to but not including `stop`."""
         first, last = bisect_left(self._stops, start), bisect_right(self._starts, stop)
-        if first < last:  # ranges that it meets
+        if first < last:  # join the ranges that it touches
             start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
         self._starts[first:last] = [start]
         self._stops[first:last] = [stop]

@@ -14,7 +14,7 @@ from .turn import Part, Repeat, Source, Turn
 
 
 class RankDelivery(SingleDelivery):
-    """Sends batch j to rank j mod n. Waits until a round is whole, so that all ranks get equally many batches.
+    """Sends batch j to rank j mod n. Waits until a round is whole, so that all ranks get the same number of batches.
 
     Each rank is told of the others' batches before it is sent its own. So its position after that batch is the position
     after the round. A last round of only k batches is left out. With `pad` it is filled up: rank r gets a copy of the
@@ -54,7 +54,8 @@ class RankDelivery(SingleDelivery):
         self._round.append(ended)
 
     def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
-        """See Delivery. What is passed over of the pool is told at once, and so is the pool then."""
+        """See Delivery. If no round has begun, tell the consumers about the pool at once: they are told at once about
+        its batches that are passed over, too."""
         if self._round:
             self._round.append(pool)
         else:
@@ -117,7 +118,7 @@ class RankDelivery(SingleDelivery):
     def _deliver_round(self, epoch: Epoch) -> bool:
         """Send the round, if all ranks have credit and the copies are made. Return whether it was sent.
 
-        The stream fails if a rank has closed before it read the epoch. Otherwise the other ranks would wait for it in
+        The stream fails if a rank has closed before or within the epoch. Otherwise the other ranks would wait for it in
         their collectives, and not know why.
         """
         outlet = self._outlet
@@ -171,7 +172,7 @@ def off_border(position: Position | None, world_size: int, feed: str) -> StateMi
     if position is None or (position.batches + position.skip) % world_size == 0:
         return None
     return StateMismatch(
-        f"the state stands after batch {position.batches + position.skip} of epoch {position.epoch}, which is not a "
+        f"the state was taken after batch {position.batches + position.skip} of epoch {position.epoch}, which is not a "
         f"border between rounds of {world_size} ranks: it was made with another world_size, or at the end of an epoch "
         'with last_round="pad"',
         feed=feed,

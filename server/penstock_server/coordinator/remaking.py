@@ -1,8 +1,8 @@
-"""Makes batches again that were reported, and whose bytes were lost with their host.
+"""Makes reported batches again if their bytes were lost with their host.
 
-A batch is a function of the feed, the epoch, the lane and its number. So its slot keeps the restart record from which
-it was made (slots.Recipe), and another worker makes the same bytes from there, next to the run that makes the lane. No
-turn and no lane takes notice: consumers that were told of the batches wait for their bytes.
+A batch depends only on the feed, the epoch, the lane and its number in the lane. So its slot keeps the restart record
+from which it was made (slots.Recipe), and another worker makes the same bytes from that record, in a run of its own.
+Turns and lanes do not change: consumers that were told of the batches wait for their bytes.
 
 If that fails, the stream fails as after a broken connection: clients connect again, with their positions.
 """
@@ -23,14 +23,15 @@ from .slots import Lease, Slots
 from .workers import VACANT, Workers
 
 _ATTEMPTS = 3
-"""How often a worker may fail, or end, while it makes the same slot again."""
+"""How many times workers may fail or die while they make one slot again."""
 
 
 def can_be_made_again(feed: ServedFeed) -> bool:
     """Whether single slots of the feed can be made again.
 
-    The rows of a pool are mixed in the slots themselves. A list of splits is forgotten with its epoch. If splits may be
-    left out, a run from an earlier record might find that user code does not fail again.
+    Slots of pools cannot: rows are mixed in the slots themselves. Nor can slots of a feed that lists its splits for
+    each epoch: the list is forgotten with the epoch. If splits may be left out, a run from an earlier record might find
+    that user code does not fail this time.
     """
     plan = feed.plan
     listed = feed.static_splits is not None or plan.length is not None
@@ -39,11 +40,11 @@ def can_be_made_again(feed: ServedFeed) -> bool:
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot to be filled again, which is held meanwhile.
+    """A slot that is to be filled again. Remaking holds it until that is done.
 
     Attributes:
         lease: its lease.
-        made: how many batches its present run has made.
+        made: how many batches its current run has made.
         failures: how many runs have failed.
         unwanted: whether nobody else holds it any longer, so that its run was dropped.
     """
@@ -58,7 +59,7 @@ class Remaking:
     """See the file's head.
 
     Args:
-        feed: what the stream reads.
+        feed: the feed that the stream reads.
         slots: the stream's slots.
         turns: its turns that are being made.
         workers: the workers.
@@ -87,11 +88,12 @@ class Remaking:
         self._do = out
         self._waiting: deque[_Slot] = deque()
         self._runs: dict[tuple[int, int], _Slot] = {}
-        """By worker and run."""
+        """The slots that are being filled, by worker and run."""
         self._stopped = False
 
     def lost(self, tickets: Iterable[int]) -> None:
-        """The bytes for these tickets are lost. Those of which no slot is left nobody needs."""
+        """Note that the bytes of these tickets are lost. Ignore tickets whose slot was already freed: nobody needs
+        them."""
         for lease in map(self._slots.find, tickets):
             if lease is None or self._stopped:
                 continue
@@ -99,7 +101,7 @@ class Remaking:
             self._waiting.append(_Slot(lease))
 
     def proceed(self) -> None:
-        """Have those slots filled that no run fills now."""
+        """Start a run for each lost slot that has none. Drop the runs of slots that nobody else holds any longer."""
         for filler, slot in self._runs.items():
             if slot.lease.holders == 1 and not slot.unwanted:
                 slot.unwanted = True
@@ -108,13 +110,13 @@ class Remaking:
             slot = self._waiting.popleft()
             if slot.lease.holders == 1:
                 self._over(slot, whole=False)
-            elif slot.lease.ticket in self._turns.by_ticket:  # a run makes the rest of the turn
+            elif slot.lease.ticket in self._turns.by_ticket:  # wait: a run makes the rest of the turn
                 self._waiting.append(slot)
             else:
                 self._start(slot)
 
     def made(self, made: Made) -> bool:
-        """A worker has made batches. Return whether it was for this."""
+        """Note that a worker has made batches. Return False if this is not one of the runs that make batches again."""
         filler = self._filler(made.run)
         if filler is None:
             return False
@@ -126,18 +128,19 @@ class Remaking:
             if not slot.unwanted:
                 self._do(do.DropRun(*filler))
                 if not whole:
-                    self._give_up(f"a worker made {slot.made} batches in place of {slot.lease.made}")
+                    self._give_up(f"a worker made {slot.made} batches instead of {slot.lease.made}")
             self._over(slot, whole=whole)
         return True
 
     def run_failed(self, run: int, error: PenstockError) -> None:
-        """User code failed in the run. The worker has dropped it."""
+        """Try again with another run: user code failed in this one. The worker has dropped it."""
         filler = self._filler(run)
         if filler is not None:
             self._again(filler, error.message)
 
     def needs_room(self, run: int) -> None:
-        """What the run makes has another size than before. The worker waits for a larger slot."""
+        """Try again with another run: a batch of this one has another size than before, and its worker waits for a
+        larger slot."""
         filler = self._filler(run)
         assert filler is not None
         if not self._runs[filler].unwanted:
@@ -145,7 +148,8 @@ class Remaking:
         self._again(filler, "a batch had another size")
 
     def workers_gone(self, workers: Collection[int], how: str, *, lost: bool) -> None:
-        """The processes of these workers are gone: others do what they were to do. `lost`: nobody is to blame."""
+        """Give the work of these workers, whose processes are gone, to others. With `lost`, nothing is to blame, and it
+        does not count as a failure."""
         for filler in [filler for filler in self._runs if filler[0] in workers]:
             self._again(filler, f"a worker {how}", failed=not lost)
 
@@ -158,7 +162,8 @@ class Remaking:
         return self._filler(run) is not None
 
     def stop(self) -> None:
-        """Nobody needs anything any longer. Slots in which a worker still writes come back when it has answered."""
+        """Stop, because nobody needs the batches any longer. Slots to which a worker still writes are released when it
+        has answered."""
         self._stopped = True
         while self._waiting:
             self._over(self._waiting.popleft(), whole=False)
@@ -172,7 +177,7 @@ class Remaking:
 
     @property
     def unwanted(self) -> int:
-        """How many slots nobody else holds, while a worker may still write to them."""
+        """The number of slots that nobody else holds, but to which a worker may still write."""
         return sum(slot.lease.holders == 1 for slot in self._runs.values())
 
     @property
@@ -203,7 +208,7 @@ class Remaking:
         self._do(do.Fill(worker, run, slot.lease.ticket, recipe.index, slot.lease.made, 0))
 
     def _again(self, filler: tuple[int, int], why: str, *, failed: bool = True) -> None:
-        """The run is gone: let another one try, unless runs have failed too often."""
+        """Let another run try, because this one is gone, unless runs have failed too often."""
         slot = self._runs.pop(filler)
         slot.failures += failed
         if not slot.unwanted and slot.failures < _ATTEMPTS:
@@ -214,12 +219,12 @@ class Remaking:
         self._over(slot, whole=False)
 
     def _over(self, slot: _Slot, *, whole: bool) -> None:
-        """The slot's bytes are there, or nobody makes them."""
+        """Release the slot: its bytes are there, or nobody makes them any longer."""
         self._do(do.Remade(slot.lease.ticket, whole))
         self._slots.release(slot.lease)
 
     def _give_up(self, why: str) -> None:
-        """The lost batches cannot be made again."""
+        """Fail the stream: the lost batches cannot be made again."""
         self._fail(
             ConnectionLost(
                 f"batches were lost with their host, and could not be made again ({why}); the stream goes on from "

@@ -1,4 +1,4 @@
-"""Ranks that come together to read one stream: who is there, who may join, and when the stream begins."""
+"""Ranks that come together to read one stream: which of them are there, which may join, and when the stream begins."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Rendezvous:
     """The ranks of one group, and the stream that begins when all are there and ready.
 
     A rank is ready when it is certain where it begins: it has opened at a position, or it has begun to read. A rank
-    that has only connected, at the start, may still load a state. It does so over another session, which takes this
-    one's place.
+    that has only connected, at the start of the stream, may still load a state. It then opens another session, which
+    replaces this one.
 
-    What a rank asks for is compared with the others' when all are ready, and where it differs all of them are told: of
-    a job whose ranks disagree none is left waiting for one that was refused.
+    When all ranks are ready, their requests are compared. If they differ, every rank gets the same error. So no rank is
+    left waiting for one that was refused.
     """
 
     def __init__(self, stream: Stream, world_size: int) -> None:
@@ -58,14 +58,14 @@ class Rendezvous:
             self._check_beside_again(ask)
 
     def give_way(self, ask: Ask) -> None:
-        """Fail the ranks that wait to begin a job, if this one comes back after a cut and was further on. They cannot
-        join its job."""
+        """If this rank was cut off from a job and has come back, fail the ranks that wait to begin elsewhere: they
+        cannot join its job."""
         if ask.again and self._is_ready(None, ask) and not self.stream.consumers:
             self._fail_beside_again(ask)
 
     def compare(self, ask: Ask) -> None:
-        """If all are ready with this one, check whether they ask for the same. If not, the others get the error as
-        well.
+        """If this rank is the last one to be ready, check that all ask for the same. If not, the others get the error
+        as well.
 
         Raises:
             StateMismatch: two ranks begin at different places, or one begins within a round.
@@ -79,15 +79,15 @@ class Rendezvous:
                 raise error
 
     def join(self, consumer: Consumer, ask: Ask) -> None:
-        """Add a rank. The stream begins with the last one that is ready."""
-        waiting = list(self.stream.outlet.waiting)  # this one has not heard yet that its session is open
+        """Add a rank. If all are ready now, the stream begins."""
+        waiting = list(self.stream.outlet.waiting)  # without this one: it was not told yet that its session is open
         self._members[ask.rank] = consumer, ask
         self.stream.outlet.waiting.append(consumer)
         self._start_if_ready(waiting)
 
     def begun(self, consumer: Consumer) -> None:
-        """A rank has begun to read, and so it is ready. The stream begins with the last one, or fails if not all ask
-        for the same.
+        """Note that a rank has begun to read, and so is ready. If all are ready now, the stream begins, or fails if
+        their requests differ.
 
         Raises:
             StateMismatch: as for `check`.
@@ -118,7 +118,7 @@ class Rendezvous:
             self._tell(missing, self.stream.outlet.waiting)
 
     def leave(self, consumer: Consumer) -> None:
-        """A rank has gone again before the stream began."""
+        """Remove a rank that has gone before the stream began."""
         if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
             del self._members[consumer.rank]
 
@@ -129,11 +129,12 @@ class Rendezvous:
 
     @property
     def _ready(self) -> list[Ask]:
-        """What the ranks that are there and ready ask for."""
+        """The requests of the ranks that are there and ready."""
         return [ask for consumer, ask in self._members.values() if self._is_ready(consumer, ask)]
 
     def _start_if_ready(self, told: list[Consumer]) -> None:
-        """Begin the stream if all are there and ready. Tell these ranks, if they heard that some were missing."""
+        """Begin the stream if all ranks are there and ready. If ranks were told that some are missing, tell those in
+        `told` that none is."""
         if len(self._ready) == self._world_size:
             if self._told != ([], []):
                 self._tell([], told)
@@ -150,7 +151,7 @@ class Rendezvous:
                 raise _mismatch(ask, other, self._feed)
 
     def _fail_beside_again(self, ask: Ask) -> None:
-        """Fail the stream if others wait to begin elsewhere, as this rank was cut off from a job and has come back."""
+        """Fail the stream if this rank was cut off from a job and has come back, and others wait to begin elsewhere."""
         for other in self._ready:
             if not other.again and _place(other) != _place(ask):
                 self.stream.fail(_mismatch(other, ask, self._feed))
@@ -161,7 +162,7 @@ class Rendezvous:
         return self.stream.feed.name
 
     def _disagreement(self, asks: list[Ask]) -> PenstockError | None:
-        """Return the error if one differs from the first, or stands within a round; else None."""
+        """Return the error if one differs from the first, or begins within a round; else None."""
         name, one = self._feed, asks[0]
         for other in asks[1:]:
             if one.pad != other.pad:

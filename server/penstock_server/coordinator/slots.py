@@ -45,14 +45,14 @@ class Lease:
 
 
 NO_SLOT = Lease(-1, 0, 0)
-"""Stands for the lease of a turn that does not have one yet."""
+"""The lease of a turn that has no slot yet."""
 
 
 class Slots:
     """The leases of one stream.
 
     Args:
-        ids: gives new tickets.
+        ids: numbers for new tickets.
         slot_nbytes: bytes of a new slot.
         out: where commands go.
 
@@ -82,7 +82,7 @@ class Slots:
         return self._leases.get(ticket)
 
     def resize(self, slot_nbytes: int) -> None:
-        """New slots have this size from now on."""
+        """Give new slots this size in bytes from now on."""
         self.slot_nbytes = slot_nbytes
 
     def acquire(self) -> Lease:
@@ -94,7 +94,7 @@ class Slots:
         return lease
 
     def enlarge(self, lease: Lease) -> None:
-        """Exchange the slot for a new one. The host finds it later."""
+        """Exchange the slot for a new one of the current size. The host finds it later."""
         self.nbytes += self.slot_nbytes - lease.nbytes
         lease.nbytes = self.slot_nbytes
         self._do(do.FindSlot(lease.ticket, lease.nbytes))

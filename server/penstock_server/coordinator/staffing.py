@@ -1,10 +1,10 @@
 """Workers come, die and leave: tells the start and each stream about it.
 
-A worker that is to leave hands over each lane when the lane comes to a border. After a minute it hands over the rest
-wherever they are. A little later it is killed.
+A worker that is to leave hands over each lane when the lane comes to a border. After a minute it hands over its other
+lanes wherever they are. A little later it is killed.
 
-While no worker can make batches, their work is that of a vacant place (`workers.VACANT`). The next worker that is ready
-takes it over, as if another one had died.
+While no worker can make batches, a vacant place has their work (`workers.VACANT`). The next worker that is ready takes
+it over, as if another one had died.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HAND_OVER = 60.0
 """Seconds for which a worker that is to leave may go on until its lanes come to a border."""
 
 HURRY = 10.0
-"""Seconds that it then has for the batch that it is making, before it is killed."""
+"""Seconds that it then has to finish its current batch, before it is killed."""
 
 
 class Staffing:
@@ -57,7 +57,7 @@ class Staffing:
         self._do = out
 
     def imported(self, event: on.Imported) -> None:
-        """A worker has imported the feeds. Give it work, unless other workers have imported different ones."""
+        """Give work to a worker that has imported the feeds, unless other workers have imported different ones."""
         lost = event.worker >= REMOTE and event.worker not in self._workers.numbers
         if lost or not self._starting.imported(event.worker, event.feeds):
             self._do(do.RejectWorker(event.worker))
@@ -70,7 +70,7 @@ class Staffing:
             self._changed()
 
     def died(self, event: on.WorkerDied) -> None:
-        """A worker's process has ended. Another one takes its place."""
+        """Hand over the work of a worker whose process has ended. Another process takes its place."""
         self._starting.worker_died(event.worker, event.how)
         if event.worker in self._workers.numbers:
             self._workers.died(event.worker)
@@ -80,11 +80,11 @@ class Staffing:
         self.retire()
 
     def added(self, event: on.WorkerAdded) -> None:
-        """Another worker was added."""
+        """Add a worker."""
         self._workers.add(event.worker, event.machine)
 
     def leave(self, event: on.RetireWorkers) -> None:
-        """Workers are to leave. None of them gets lanes of another."""
+        """Let workers leave. None of them gets lanes of another."""
         workers = [worker for worker in event.workers if worker in self._workers.numbers]
         self._workers.leave(workers)
         self._changed()
@@ -94,7 +94,7 @@ class Staffing:
             self._timers.later(HAND_OVER, lambda: self._hurry(workers))
 
     def gone(self, event: on.WorkerGone) -> None:
-        """A worker has ended for good: no other process takes its place."""
+        """Remove a worker that has ended for good: no other process takes its place."""
         self._workers.gone(event.worker)
         if not self._workers.scaled and not self._workers.idle:
             self._workers.own_stay()
@@ -106,7 +106,8 @@ class Staffing:
         self.died(on.WorkerDied(event.worker, event.how))
 
     def lost(self, event: on.WorkersLost) -> None:
-        """A host is gone with its workers. Their work goes to others all at once, and so to none of them."""
+        """Remove the workers of a lost host. All of them are removed before their work is handed over, so it goes to
+        none of them."""
         self._workers.gone(*event.workers)
         for stream in self._streams.all():
             with self._streams.alone(stream):
@@ -123,7 +124,7 @@ class Staffing:
                 self._do(do.Retire(worker))
 
     def _take_vacant_place(self) -> None:
-        """A worker is ready: work that waited for one goes to it."""
+        """Hand over the work of the vacant place, if a worker is ready."""
         if self._workers.vacant and self._workers.available != [VACANT]:
             for stream in self._streams.all():
                 with self._streams.alone(stream):
@@ -143,7 +144,7 @@ class Staffing:
         self.retire()
 
     def _hurry(self, workers: Sequence[int]) -> None:
-        """The minute is over: hand the lanes of these workers over wherever they are."""
+        """Hand over the lanes of these workers wherever they are: the minute is over."""
         leaving = [worker for worker in workers if worker in self._workers.leaving]
         for stream in self._streams.all():
             with self._streams.alone(stream):

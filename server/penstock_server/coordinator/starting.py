@@ -1,7 +1,7 @@
 """Starts feeds: one of the daemon's own workers imports them, lists their splits and makes a first sample.
 
-Then they can be read. If that fails, a feed with on_error="retry" is tried again. Any other feed ends the start of the
-daemon.
+Then they can be read. A feed with on_error="retry" that fails is tried again. If any other feed fails, the daemon does
+not start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .timers import Timers
 from .workers import REMOTE, Workers
 
 NOBODY = -1
-"""In place of a worker's number: the feed waits for its next attempt."""
+"""Used instead of a worker's number: the feed waits for its next attempt."""
 
 
 class Failing(Struct, frozen=True):
@@ -45,7 +45,7 @@ class Starting:
     Attributes:
         feeds: the feeds that can be read, by name.
         failing: the feeds with on_error="retry" that could not be started yet.
-        checks: makes first samples a second time.
+        checks: has first samples made a second time.
     """
 
     def __init__(self, workers: Workers, budget: Budget, timers: Timers, out: Callable[[do.Command], None]) -> None:
@@ -58,7 +58,7 @@ class Starting:
         self._do = out
         self._plans: dict[str, FeedPlan] = {}
         self._listings: dict[int, tuple[int, str]] = {}
-        """The worker that lists the splits, and the feed, by run, until the feed is ready."""
+        """By run, until the feed is ready: the worker that lists the splits, and the feed."""
 
     @property
     def begun(self) -> bool:
@@ -78,7 +78,7 @@ class Starting:
         )
 
     def imported(self, worker: int, plans: Iterable[FeedPlan]) -> bool:
-        """A worker has imported the feeds. The first one to do so is asked for splits and samples.
+        """Note that a worker has imported the feeds. The first one to do so is asked for splits and samples.
 
         Returns:
             Whether its feeds are those that the first worker imported. A remote worker cannot be the first.
@@ -101,7 +101,7 @@ class Starting:
         return run in self._listings
 
     def listed(self, event: SplitsListed) -> None:
-        """A worker has listed the splits of a feed, and seen its first sample."""
+        """Make a feed ready: a worker has listed its splits and made its first sample."""
         worker, name = self._listings.pop(event.run)
         self.failing.pop(name, None)
         plan, splits = self._plans[name], event.splits
@@ -117,11 +117,11 @@ class Starting:
         if too_small is None:
             self._do(do.FeedReady(name, splits.count))
             self._check_samples()
-        elif not self._listings:  # otherwise the figure is not complete yet
+        elif not self._listings:  # otherwise it does not count all feeds yet
             self._do(do.FailStart(too_small))
 
     def failed(self, run: int, error: PenstockError) -> None:
-        """User code failed in the run, or its worker died."""
+        """Try the feed again later, or end the start: user code failed in the run, or its worker died."""
         _, name = self._listings[run]
         if self._plans[name].on_error != "retry" or not isinstance(error, GeneratorError | WorkerDied):
             self._do(do.FailStart(error))
@@ -137,7 +137,7 @@ class Starting:
         return any(lister == worker for lister, _ in self._listings.values())
 
     def worker_died(self, worker: int, how: str) -> None:
-        """A worker's process is gone. If it was to leave anyway, another one takes over its work."""
+        """Handle the end of a worker's process. If the worker was to leave anyway, another one takes over its work."""
         if worker >= REMOTE:  # it has no part in the start
             return
         self.checks.worker_away(worker)

@@ -1,12 +1,12 @@
 """One stream: the epochs of a feed, in order, for one consumer or several, within the slots that it may hold.
 
-This file decides what an event means for the stream, and lets the stream proceed: it offers what stands next to the
-delivery policy (offering.py), and grants slots to the turns after that (granting.py). Which consumer gets a batch is
-for delivery.py to decide, and which worker makes it, for production.py.
+This file decides what an event means for the stream, and then lets the stream proceed: it offers the next turns in the
+order to the delivery policy (offering.py), and grants slots to the turns after them (granting.py). delivery.py decides
+which consumer receives a batch, and production.py which worker makes it.
 
-The rule that keeps it alive: slots are granted in stream order. Production holds at most `share.production` of them,
-and keeps one for the head. Slots that were sent are bounded by credit and quota, and come back without any help from
-production. So the next turn in the order can always be made.
+One rule keeps the stream from stalling: it grants slots in stream order. Production holds at most `share.production`
+slots, and keeps one for the head, the next turn in the order. Credit and quota bound the slots that were sent, and
+these come back without any help from production. So the head can always be made.
 
 Events are methods, and commands go to `out`. No socket, no clock and no memory here.
 """
@@ -44,8 +44,8 @@ from .stream_view import StreamView
 from .workers import Workers
 
 MOST_STREAMS = 2**62 // m.IDS_PER_STREAM
-"""How many numbers there are for streams, so that their ids fit into messages. After the last one, free numbers are
-used again: their ids were last used 4 million streams ago."""
+"""The limit for the numbers of streams, so that their ids fit into messages. After the last number, free ones are used
+again. Their ids were last used 4 million streams ago."""
 
 
 class Stream:
@@ -53,19 +53,19 @@ class Stream:
 
     Args:
         number: the stream's id, 1 or more.
-        feed: what it reads.
+        feed: the feed that it reads.
         delivery: makes the policy that decides which consumer receives which batch.
         share: the slots that it may hold.
         workers: the workers.
-        later: called to try a run's work again after this many seconds.
+        later: `later(seconds, run)` tries the run's work again after `seconds`.
         out: where commands go.
 
     Attributes:
         slots: the slots that it has leased.
         production: makes its turns.
         copies: makes copies of its batches.
-        outlet: its consumers, and what they are sent.
-        view: what there is to say of it.
+        outlet: its consumers, and the slabs and messages that they are sent.
+        view: its status for users.
         planned_for: the number of workers for which its share was planned.
     """
 
@@ -126,13 +126,14 @@ class Stream:
         self.share = share
 
     def start(self, consumers: list[Consumer], positions: list[Position | None]) -> None:
-        """All consumers are there: begin at the earliest of their positions (None: epoch 0). A consumer that is further
-        on receives only what comes after its own position."""
+        """Begin the stream, now that all consumers are there, at the earliest of their positions (None: epoch 0). A
+        consumer that is further on receives only what comes after its own position."""
         self.outlet.begin(consumers)
         if not self._delivery.shared:
             self._placing.begin(consumers)
         places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
-        # Of two at the same batch, one may know already of lanes that end behind it, and be told of them again.
+        # Of two consumers at the same batch, one may already know of lanes that end right after it. It is told of them
+        # again.
         known = [(place.batches, len(place.ended)) if place else (0, 0) for place in positions]
         earliest = min(range(len(places)), key=lambda rank: (places[rank], known[rank]))
         self._opening.start(places[earliest][0], positions[earliest])
@@ -150,7 +151,7 @@ class Stream:
 
     @property
     def consumers(self) -> list[Consumer]:
-        """Its consumers, by rank; none before it begins."""
+        """Its consumers, by rank; empty before it begins."""
         return self.outlet.consumers
 
     @property
@@ -160,36 +161,36 @@ class Stream:
 
     @property
     def closing(self) -> bool:
-        """Whether all consumers are done."""
+        """Whether the stream is closed, because no consumer wants anything more."""
         return self.outlet.closing
 
     @property
     def group_log(self) -> GroupLog | None:
-        """Reports the stream's position to the state file; None if it is not kept there."""
+        """The log that reports the stream's position to the state file; None if the position is not kept there."""
         return self._delivery.group_log
 
     @property
     def done(self) -> bool:
-        """Whether the stream is closed and every slot has come back."""
+        """True once the stream is closed and holds no slots."""
         return self.outlet.closing and not self.slots
 
     @property
     def reserved(self) -> int:
-        """Bytes reserved for it: its share while it lives, then the slots that have not come back yet."""
+        """Bytes reserved for the stream: its share while it lives, and then the slots that are not free yet."""
         if self.outlet.closing or self.error is not None:
             return self.slots.nbytes
-        return max(self.slots.nbytes, self.share.nbytes)  # consumers that left a group may still hold some
+        return max(self.slots.nbytes, self.share.nbytes)  # consumers that left a group may still hold slots
 
     @property
     def slots_reserved(self) -> int:
-        """Slots reserved for it: as for `reserved`."""
+        """Slots reserved for the stream, counted as for `reserved`."""
         if self.outlet.closing or self.error is not None:
             return len(self.slots)
         return max(len(self.slots), self.share.slots)
 
     @property
     def delivered(self) -> bool:
-        """Whether the consumers have all that they were promised."""
+        """Whether the consumers have received everything that they were promised."""
         if self.outlet.closing:
             return True
         if not self._cut_short:
@@ -200,13 +201,14 @@ class Stream:
 
     @property
     def _cut_short(self) -> bool:
-        """Whether the daemon wants to stop within an epoch that has no end: then nothing more is sent."""
+        """Whether the daemon is stopping and the epoch has no end: then nothing more is sent."""
         return self._stopping is not None and self.feed.plan.endless
 
     # --- events from consumers ---
 
     def begin(self, consumer: Consumer, number: int) -> None:
-        """The consumer wants this epoch, from its start or its position. Close the epochs that no consumer wants now.
+        """Begin this epoch for the consumer, at the epoch's start or at the consumer's position. Close the epochs that
+        no consumer wants now.
 
         Raises:
             ProtocolError: it reads an epoch already, has read this one before, or is gone.
@@ -231,7 +233,7 @@ class Stream:
         self._close_passed()
 
     def acknowledge(self, consumer: Consumer, handed: int, released: tuple[int, ...], ended: int) -> None:
-        """The consumer acknowledges slabs and Ends; see `Consumer.acknowledge`.
+        """Process an acknowledgement of slabs and Ends; see `Consumer.acknowledge`.
 
         Raises:
             ProtocolError: the counts are impossible. Nothing has changed then.
@@ -243,10 +245,10 @@ class Stream:
         self._stop_when_delivered()
 
     def leave(self, consumer: Consumer, number: int, handed: int) -> None:
-        """The consumer leaves this epoch before its end. It hands over only the first `handed` slabs.
+        """Let the consumer leave this epoch before its end. It hands over only the first `handed` slabs.
 
         Raises:
-            ProtocolError: fewer were sent. Nothing has changed then.
+            ProtocolError: fewer slabs were sent. Nothing has changed then.
         """
         consumer.check(handed)
         if consumer.reading and consumer.epoch == number:
@@ -256,7 +258,7 @@ class Stream:
             self._stop_when_delivered()
 
     def close(self, consumer: Consumer, handed: int) -> None:
-        """The consumer wants nothing more. Slots under its tensors come back as it releases them."""
+        """Close the stream for this consumer. Slots under its tensors come back as it releases them."""
         if not consumer.gone:
             self._delivery.returned(consumer, handed)
         consumer.go()
@@ -271,56 +273,57 @@ class Stream:
             self._stop_when_delivered()
 
     def cut(self, consumer: Consumer, handed: int) -> None:
-        """The consumer is cut off, but its tensors may live."""
+        """Handle a consumer that is cut off, but whose tensors may still live."""
         if not consumer.gone:
             self._delivery.lost(consumer)
         self.close(consumer, handed)
 
     def lost(self, consumer: Consumer, handed: int) -> None:
-        """The consumer is gone with all its tensors: take all of its slots back."""
+        """Handle a consumer that is gone with all its tensors: take all of its slots back."""
         self.cut(consumer, handed)
         for slot in consumer.lost():
             self.slots.release(slot)
 
     def give_up_waiting(self) -> None:
-        """The consumers that are awaited will not come back."""
+        """Give up the consumers that are awaited: they will not come back."""
         assert self.group_log is not None
         self.group_log.give_up()
         self._close_passed()
 
     def end(self) -> None:
-        """No consumer wants anything more: close the stream."""
+        """Close the stream: no consumer wants anything more."""
         if not self.outlet.closing:
             self.outlet.close()
             self._stop_production()
 
     def stop(self, reason: DaemonStopped) -> None:
-        """The daemon wants to stop. The current epoch goes on to its end, if it has one, and no other begins."""
+        """Fail the stream with `reason` once everything that was promised is delivered. The current epoch goes on to
+        its end, if it has one, and no other epoch begins."""
         self._stopping = reason
         self._stop_when_delivered()
 
     # --- events from workers ---
 
     def splits_listed(self, run: int, splits: SplitsInfo) -> None:
-        """A worker has listed splits, in `run`."""
+        """Plan an epoch whose splits a worker has listed, in `run`."""
         epoch = self._lists.listed(run, splits)
         if epoch is not None:
             self._opening.plan(epoch, splits, len(self.consumers))
             self.outlet.tell_begun(epoch, self.outlet.reading(epoch))
 
     def run_failed(self, run: int, error: PenstockError) -> None:
-        """User code failed in the run. The worker has dropped the run and all its turns."""
+        """Handle a failure of user code in the run. The worker has dropped the run and all its turns."""
         self._lists.run_failed(run, error)
         self.production.run_failed(run, error)
         self.remaking.run_failed(run, error)
 
     def retry(self, run: int) -> None:
-        """The pause after this run's failure is over."""
+        """Try the work of this run again: the pause after its failure is over."""
         self._lists.retry(run)
         self.production.retry(run)
 
     def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The processes of these workers are gone; see `Production.workers_gone`."""
+        """Hand over the work of workers whose processes are gone; see `Production.workers_gone`."""
         self._lists.workers_gone(workers, how, blamed)
         self.production.workers_gone(workers, how, blamed)
         self.remaking.workers_gone(workers, how, lost=blamed is None)
@@ -338,7 +341,8 @@ class Stream:
         return self._lists.uses(worker) or self.production.uses(worker) or self.remaking.uses(worker)
 
     def resize(self, share: Share, slot_nbytes: int) -> None:
-        """Give the stream this share, of slots of this size. Slots that are out stay out until they are released."""
+        """Give the stream this share, of slots of `slot_nbytes` bytes. Its old slots keep their size until they are
+        free."""
         limits = self.share.credit, self.share.quota
         self.share = share
         self.slots.resize(slot_nbytes)
@@ -347,7 +351,7 @@ class Stream:
             if (share.credit, share.quota) != limits:
                 self.outlet.tell(m.Opened(share.credit, share.quota), [consumer])
 
-    # --- what follows ---
+    # --- proceeding, failing, opening and closing epochs ---
 
     def fail(self, error: PenstockError) -> None:
         """Fail the stream, unless it has failed or is closed."""
@@ -398,7 +402,8 @@ class Stream:
 
     @property
     def _may_open_next(self) -> bool:
-        """Whether the next epoch's first batches are to be made while the consumer validates or saves."""
+        """Whether the next epoch may be opened early, so that its first batches are made while the consumer validates
+        or saves."""
         return self._stopping is None or self._opening.next in self.outlet.begun
 
     def _open_next_epoch(self) -> None:

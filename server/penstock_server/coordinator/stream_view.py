@@ -1,4 +1,5 @@
-"""What there is to say of a stream to users: how far it is, who makes it, and who is waited for. It changes nothing."""
+"""A stream's status for users: how far it is, which worker makes it, and which consumers hold it up. It changes
+nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class StreamView:
         feed: the stream's feed.
         epochs: its open epochs. The first is being read, or will be read next.
         outlet: its consumers.
-        delivery: the policy by which they get batches.
-        placing: says which workers make what.
+        delivery: its delivery policy.
+        placing: says where the batches of ranks are made.
     """
 
     def __init__(
@@ -44,17 +45,18 @@ class StreamView:
 
     @property
     def why_made_anywhere(self) -> str:
-        """Why they are not, though a host has joined from such a machine; empty if they are, or none has."""
+        """Why they are not made there, although a host has joined from such a machine; empty if they are, or if none
+        has joined."""
         return self._placing.why_anywhere(self._lanes) if self._epochs else ""
 
     @property
     def holding_up(self) -> list[Consumer]:
-        """The consumers for which the others wait now, though their batches are made: slow ranks."""
+        """The consumers that the others wait for now, although their batches are made: slow ranks."""
         return self._delivery.holding_up(self._epochs[0]) if self._epochs and self._outlet.live else []
 
     @property
     def awaited_worker(self) -> int | None:
-        """The worker that makes what its consumers will be sent next; None if it may be any, or none makes it now."""
+        """The worker that makes the next turn in the order; None if any turn may be next, or no worker makes it now."""
         order = self._epochs[0].order if self._epochs else None
         turn = None if order is None else order.awaited
         return turn.fillers[0][0] if turn is not None and turn.fillers else None

@@ -16,7 +16,7 @@ class Timers:
         self._count = count()
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Make the call in this many seconds."""
+        """Make the call in `seconds` seconds."""
         heapq.heappush(self._calls, (self.now + seconds, next(self._count), call))
 
     @property

@@ -1,4 +1,4 @@
-"""State machines as tables: which state may follow which, and because of what event."""
+"""State machines as tables: which state may follow which, and why."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TypeAlias, TypeVar
 
 
 class States(Enum):
-    """Base of the enums of states. Their members are keys of tables that are read for each batch. Hashing them must not
-    call Python code, as Enum's own hash does."""
+    """Base of the enums of states. Their members are keys of tables that are read for each batch, so hashing them must
+    not call Python code, as Enum's own hash does."""
 
     __hash__ = object.__hash__
 
@@ -17,7 +17,7 @@ class States(Enum):
 State = TypeVar("State", bound=States)
 
 Table: TypeAlias = Mapping[State, Mapping[State, str]]
-"""For each state the states that may follow it, each with the event or the reason in words."""
+"""For each state: the states that may follow it, each with the event or the reason in words."""
 
 
 class ImpossibleTransition(AssertionError):

@@ -94,10 +94,10 @@ class VisitPool:
     Attributes:
         serial: larger for each pool of the epoch.
         visits: the visits, by lane.
-        formed: whether all of them are made, so that it is known what the pool holds.
+        formed: whether all of them are made, so that the number of its batches is known.
         index: the number of its first batch among the pooled batches of the epoch.
         batches: how many it holds.
-        records: the restart record of each lane behind its batches, of lanes that have any.
+        records: the restart record of each lane after its batches in the pool, for lanes that have any.
         turns: the turns into which its batches are put.
         told: whether consumers were told that it begins.
     """
@@ -114,7 +114,8 @@ class VisitPool:
     told: bool = False
 
     def let_go(self) -> None:
-        """It is over: forget its visits and turns, which hold it. They are then freed at once."""
+        """Forget the visits and turns of a pool that is over. They refer back to the pool. Without that cycle all of
+        them are freed at once."""
         self.visits.clear()
         self.turns.clear()
 
@@ -137,7 +138,7 @@ class Turn:
         parts: batches that are made and not delivered.
         ended: whether it ended its lane.
         leftover: how many rows the lane has left over then.
-        error: why the stream fails when this turn is next.
+        error: why the stream fails when this turn is next, or None.
         number: for a turn that ended its lane: how many lanes ended before it in the stream; else -1.
         foreseen: for a visit in exact order: the number that its first batch is likely to have in the epoch.
         lane_set: in fast order: the set of lanes that it belongs to.
@@ -145,7 +146,7 @@ class Turn:
         complete: whether no run fills it, now or later: COMPLETE or DONE.
         left_order: whether it was delivered or its epoch is closed: ABANDONED or DONE.
         made: how many batches are made.
-        base: how many of them were made before its present run.
+        base: how many of them were made before its current run.
         fillers: the (worker, run) pairs that fill it.
         queued: in fast order: whether it is in the queue of ready turns.
     """

@@ -14,7 +14,7 @@ class LaneVisits:
     """The visits to the lanes of an epoch, in stream order, as far as the lanes' ends are known.
 
     Lane i belongs to set i mod `sets`, and each set of lanes has its own order. Exact order has one set, fast order one
-    for each worker. From a position the visits go on where it stands: first a turn that was begun is completed, then
+    for each worker. With a position, the visits go on from there: first a turn that was begun is completed, and then
     the lanes with the fewest visits come.
 
     Attributes:
@@ -54,11 +54,11 @@ class LaneVisits:
 
     @property
     def parts(self) -> int:
-        """How many parts of the lanes there are, each of which mixes its rows."""
+        """The number of parts of the lanes. The lanes of a part mix their rows."""
         return -(-self._lanes // self._pool)
 
     def pool_of(self, lane: int, index: int) -> tuple[int, int]:
-        """Return the pool of the visit to `lane` that has its batch number `index`: the number of the visit, and the
+        """Return the pool of that visit to `lane` that has batch `index` of the lane: the number of the visit, and the
         part of the lanes that mix their rows with each other."""
         return index // self._turn, lane // self._pool
 
@@ -104,4 +104,4 @@ class RangeVisits:
         return Turn(0, first, count)
 
     def ended(self, lane: int) -> None:
-        """Ranges do not end early."""
+        """Do nothing: ranges do not end early."""

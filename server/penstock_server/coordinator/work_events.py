@@ -1,6 +1,6 @@
-"""Events about work: what workers say of runs, and what becomes of slots. Each goes to the stream of its run or ticket.
+"""Events about work: workers' reports on runs, and the host's on slots. Each goes to the stream of its run or ticket.
 
-Runs that list splits at the start of the daemon belong to no stream, but to the start.
+Runs that list splits at the start of the daemon belong to the start (starting.py), not to a stream.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class WorkEvents:
 
     Args:
         streams: all streams; notes those that the event affects.
-        staffing: workers that leave.
+        staffing: ends workers that are to leave.
         starting: how feeds start.
-        budget: the memory.
+        budget: the memory that streams share.
         timers: for further attempts.
         out: where commands go.
     """
@@ -48,29 +48,30 @@ class WorkEvents:
         self._do = out
 
     def made(self, event: Made) -> None:
-        """Batches of a turn are made."""
+        """Pass batches that a worker has made to their stream."""
         if (stream := self._affected.of(event.ticket)) is not None and not stream.remaking.made(event):
             stream.production.made(event)
 
     def bytes_lost(self, event: on.BytesLost) -> None:
-        """Batches that were reported are lost with their host."""
+        """Have reported batches made again, because their bytes are lost with their host."""
         for ticket in event.tickets:
             if (stream := self._affected.of(ticket)) is not None:
                 stream.remaking.lost((ticket,))
 
     def rows_measured(self, event: RowsMeasured) -> None:
-        """Leftover rows are measured. If all rows of the merged batch are, it may need a larger slot."""
+        """Pass the sizes of leftover rows to their stream. Once all rows of a merged batch are measured, it may need a
+        larger slot."""
         if (stream := self._affected.of(event.ticket)) is not None:
             self._has_room(stream, stream.production.merging.measured(event))
             stream.production.rows_answered(event.ticket, event.run)
 
     def rows_written(self, event: RowsWritten) -> None:
-        """The leftover rows of a lane are in the slot of a merged batch."""
+        """Note that a worker has written leftover rows, or the rows of pooled batches, to their slot."""
         if (stream := self._affected.of(event.ticket)) is not None:
             stream.production.rows_answered(event.ticket, event.run)
 
     def need_room(self, event: NeedRoom) -> None:
-        """A batch does not fit into its slot: make later slots larger, if the memory allows it."""
+        """Make later slots larger, if the memory allows it: a batch does not fit into its slot."""
         stream = self._affected.of(event.ticket)
         if stream is None:
             return
@@ -83,7 +84,7 @@ class WorkEvents:
             stream.production.enlarge(event.ticket)
 
     def slot_found(self, event: on.SlotFound) -> None:
-        """There is a slot for a ticket."""
+        """Pass a slot that was found to the turn or the copy that waits for it."""
         stream = self._affected.find(event.ticket)
         if stream is None:
             return
@@ -93,19 +94,19 @@ class WorkEvents:
             self._affected.add(stream)  # otherwise it can neither send nor grant more than before
 
     def no_slot(self, event: on.NoSlot) -> None:
-        """There is no memory for a ticket's slot."""
+        """Fail the stream of the ticket: there is no memory for its slot."""
         stream = self._affected.of(event.ticket)
         if stream is not None and event.ticket in stream.slots:
             stream.fail(event.error)
             stream.copies.no_slot(event.ticket)
 
     def copied(self, event: on.Copied) -> None:
-        """A copy is made."""
+        """Note that a copy is made."""
         if (stream := self._affected.of(event.ticket)) is not None:
             stream.copies.copied(event.ticket)
 
     def splits_listed(self, event: on.SplitsListed) -> None:
-        """A worker has listed splits."""
+        """Pass a list of splits to the start or the stream that asked for it."""
         if self._starting.lists(event.run):
             self._starting.listed(event)
             self._staffing.retire()
@@ -115,7 +116,7 @@ class WorkEvents:
             self._do(do.ForgetSplits(event.splits.number))
 
     def run_failed(self, event: on.RunFailed) -> None:
-        """User code failed in a run."""
+        """Pass a failure of user code to the start or the stream of its run."""
         if self._starting.lists(event.run):
             self._starting.failed(event.run, event.error)
             self._staffing.retire()
@@ -123,7 +124,7 @@ class WorkEvents:
             stream.run_failed(event.run, event.error)
 
     def split_skipped(self, event: on.SplitSkipped) -> None:
-        """A run leaves out the rest of a split."""
+        """Report that a run leaves out the rest of a split, unless that was reported before."""
         stream = self._affected.of(event.run)
         if stream is not None and stream.production.split_skipped(event.run, event.number, event.skipped):
             skipped = event.skipped
@@ -131,7 +132,7 @@ class WorkEvents:
             self._do(do.ReportSkipped(stream.feed.name, event.run, *what))
 
     def retry_later(self, seconds: float, run: int) -> None:
-        """Try the work of a run that failed again, in this many seconds."""
+        """Try the work of a failed run again in `seconds` seconds."""
 
         def retry() -> None:
             if (stream := self._affected.of(run)) is not None:
@@ -141,7 +142,8 @@ class WorkEvents:
         self._timers.later(seconds, retry)
 
     def _has_room(self, stream: Stream, nbytes: int) -> bool:
-        """Make later slots of the stream at least this large. If the memory does not allow it, the stream fails."""
+        """Make later slots of the stream at least `nbytes` large. If the memory does not allow it, fail the stream and
+        return False."""
         missing = self._budget.grow(stream, nbytes) if nbytes > stream.slots.slot_nbytes else None
         if missing is not None:
             stream.fail(missing)

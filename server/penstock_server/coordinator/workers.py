@@ -15,7 +15,7 @@ REMOTE = 1_000_000
 """The first number of a remote worker."""
 
 VACANT = -1
-"""In place of a worker's number: the place of the next worker. Its work waits until one is ready."""
+"""Used instead of a worker's number: the vacant place of the next worker. Its work waits until a worker is ready."""
 
 
 class Workers:
@@ -47,7 +47,8 @@ class Workers:
 
     @property
     def available(self) -> list[int]:
-        """The workers that can be given batches to make: none that leaves, unless all do; [VACANT] if there is none."""
+        """The workers that can be given batches to make: leaving ones only if all are leaving; [VACANT] if there are
+        none."""
         return self._available
 
     @property
@@ -96,22 +97,22 @@ class Workers:
         self._look()
 
     def is_ready(self, number: int) -> None:
-        """The worker can work."""
+        """Note that the worker can work."""
         self.away.discard(number)
         self._look()
 
     def died(self, number: int) -> None:
-        """The worker's process is gone."""
+        """Note that the worker's process is gone."""
         self.away.add(number)
         self._look()
 
     def leave(self, numbers: Iterable[int]) -> None:
-        """These workers are to leave."""
+        """Note that these workers are to leave."""
         self.leaving.update(numbers)
         self._look()
 
     def own_stay(self) -> None:
-        """None of the daemon's own workers leaves after all."""
+        """Let the daemon's own workers stay after all."""
         self.leaving.difference_update(self.own)
         self._look()
 
@@ -125,7 +126,7 @@ class Workers:
         self._look()
 
     def place_taken(self) -> None:
-        """VACANT has no work any longer."""
+        """Note that VACANT has no work any longer."""
         self.vacant = False
 
     def _look(self) -> None:

@@ -1,6 +1,6 @@
-"""The TCP listener: accepts connections while there is room, and descriptors and memory, for them.
+"""The TCP listener: accepts connections while it has room, descriptors and memory for them.
 
-When there is none, it stops listening for a while instead of being woken again and again.
+If one of these is lacking, it stops listening for a while. Otherwise the event loop would wake it again and again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .addresses import is_loopback
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Connections that are accepted in one step of the loop."""
+"""Connections that it accepts in one step of the loop."""
 _FULL, _EXHAUSTED = 0.1, 1.0
 """Seconds for which it stops listening: if there are too many connections; if no descriptors or memory are left."""
 _SILENT = 10.0
@@ -36,9 +36,9 @@ class Acceptor:
 
     Args:
         bind: a `tcp://address:port` to listen on; port 0 takes a free one.
-        full: returns whether there are as many connections as there may be.
+        full: returns True if there are as many connections as allowed.
         make_room: closes the least useful connection. Returns False if all are in use.
-        on_connection: called with each new connection, a non-blocking socket, which it owns. It may raise OSError.
+        on_connection: called with each new connection: a non-blocking socket, which the callee owns. May raise OSError.
 
     Raises:
         StartError: the address cannot be bound.
@@ -56,7 +56,7 @@ class Acceptor:
         self._on_connection = on_connection
         self._loop = asyncio.get_running_loop()
         self._socket = _bound(bind)
-        self._spare = -1  # a descriptor to give up when there is no other
+        self._spare = -1  # a descriptor to close when no other is left
         self._keep_spare()
         self._again: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
@@ -102,13 +102,13 @@ class Acceptor:
             self._look_away(_FULL)
 
     def _next(self) -> tuple[socket.socket, str]:
-        """Return the next connection that waits, and why there is no room for it, or ""."""
+        """Return the next waiting connection, and why there is no room for it ("" if there is room)."""
         try:
             connection, _ = self._socket.accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or self._spare < 0:
                 raise
-            os.close(self._spare)  # without a free one, accept does not even say whether a connection waits
+            os.close(self._spare)  # without a free one, accept cannot even tell whether a connection waits
             self._spare = -1
             return self._socket.accept()[0], error.strerror or str(error)
         return connection, "there are too many" if self._full() else ""
@@ -148,7 +148,7 @@ def only_this_host(bind: str) -> bool:
     """Return whether only programs on this host can reach the address `bind`.
 
     Raises:
-        StartError: it is not an address to listen on.
+        StartError: `bind` is not an address to listen on.
     """
     try:
         *_, address = _resolved(bind)
@@ -181,7 +181,7 @@ def _cannot(bind: str, error: OSError) -> StartError:
 
 
 def _bound(bind: str) -> socket.socket:
-    """Return a socket that listens at this address."""
+    """Return a socket that listens at `bind`."""
     try:
         family, kind, protocol, address = _resolved(bind)
         made = socket.socket(family, kind, protocol)

@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is an IP address of the loopback device. "" is not, nor is a name."""
+    """Return whether `host` is an IP address of the loopback device. Names and "" are not."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

@@ -1,8 +1,8 @@
 """The arena: the shared memory in which slabs are built.
 
-Every slot is a memfd of its own, with a sealed size, and passed to workers and local clients with SCM_RIGHTS. So there
-are no names to leak, docker's small /dev/shm does not matter, each slot can be returned to the system separately, and
-slots of different sizes do not fragment one another. The arena reuses a free slot for the next ticket that it fits.
+Each slot has its own memfd of sealed size, which workers and local clients receive with SCM_RIGHTS. So there are no
+names to leak, docker's small /dev/shm does not matter, each slot can be returned to the system separately, and slots of
+different sizes do not fragment one another. The arena reuses a free slot for the next ticket that it fits.
 
 Growing takes time (0.3 s per GiB), so the arena checks how much memory is left and then reserves the pages on a thread.
 Copies from one slot to another run on threads too.
@@ -33,7 +33,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 _PAGE = mmap.PAGESIZE
 _PIECE = 1 << 20
 _SPARE = 64 << 20
-"""Bytes that the arena leaves to the machine, so that other processes can go on."""
+"""Bytes of the machine's memory that the arena leaves to other processes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,11 +41,11 @@ class Memfd:
     """The memory of one slot.
 
     Attributes:
-        number: identifies it in messages; never used again.
+        number: identifies it in messages; never reused.
         nbytes: its size.
         fd: the file.
-        retired: it must not be written again: its bytes may still wait to be sent for a session that is gone, or a
-            consumer on this host, to which the daemon has closed the connection, may have tensors in it.
+        retired: True if nothing may overwrite it: its bytes may still wait to be sent for a session that has ended, or
+            a consumer on this host, whose connection the daemon has closed, may have tensors in it.
     """
 
     number: int
@@ -56,8 +56,8 @@ class Memfd:
     _writable: memoryview | None = None
 
     def view(self, start: int, stop: int) -> Bytes:
-        """Return bytes of the memfd, which is mapped at first use (only slabs for the network need that); a copy if
-        there is no descriptor or address space left for a mapping."""
+        """Return bytes of the memfd. The first call maps it (only slabs for the network need that). If no descriptor or
+        address space is left for a mapping, return a copy."""
         if self._memory is None:
             try:
                 mapped = mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -67,16 +67,15 @@ class Memfd:
         return self._memory[start:stop]
 
     def writable(self, start: int, stop: int) -> memoryview:
-        """Return bytes of the memfd to write to, which is mapped at first use (only slots that other hosts fill need
-        that).
+        """Return writable bytes of the memfd. The first call maps it (only slots that other hosts fill need that).
 
         Raises:
-            OSError: there is no descriptor or address space left for a mapping.
+            OSError: no descriptor or address space is left for a mapping.
         """
         if self._writable is None:
             mapped = mmap.mmap(self.fd, self.nbytes)
             self._writable = memoryview(mapped)
-            self._memory = np.frombuffer(mapped, np.uint8)  # one mapping has one descriptor
+            self._memory = np.frombuffer(mapped, np.uint8)  # one mapping for both saves a descriptor
         return self._writable[start:stop]
 
     def _copied(self, start: int, stop: int) -> Bytes:
@@ -87,19 +86,19 @@ class Memfd:
         return copy
 
     def copy_from(self, other: Memfd, regions: Iterable[tuple[int, int]]) -> None:
-        """Copy regions, (start, stop), of another memfd to the same places of this one. Safe on any thread."""
+        """Copy regions, each (start, stop), from another memfd to the same places in this one. Safe on any thread."""
         for at, stop in regions:
             while at < stop:
                 at += os.pwrite(self.fd, os.pread(other.fd, min(_PIECE, stop - at), at), at)
 
     def drop(self) -> None:
-        """Close the fd. A mapping lasts until the last bytes that wait in it have been sent."""
+        """Close the fd. A mapping lasts until its last waiting bytes have been sent."""
         self._memory = self._writable = None
         os.close(self.fd)
 
 
 class Arena:
-    """Memfds in use and free: `count` of them with `nbytes` bytes in all. Its caller decides how much it may hold."""
+    """All memfds, in use or free: `count` of them, `nbytes` bytes in total. The caller decides how much it may hold."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -126,7 +125,7 @@ class Arena:
         """Make a memfd of at least `nbytes`, with its pages reserved.
 
         Raises:
-            MemoryBound: the machine or the cgroup does not have that much left, or there is no file descriptor.
+            MemoryBound: the machine or the cgroup does not have that much left, or no file descriptor is left.
         """
         nbytes = -(-nbytes // _PAGE) * _PAGE
         self.nbytes += nbytes

@@ -1,7 +1,7 @@
-"""The limits that cgroups (versions 1 and 2) set to this process: CPU time, memory, and the number of processes.
+"""The limits that cgroups (versions 1 and 2) set for this process: CPU time, memory, and the number of processes.
 
-The only file that knows where cgroups lie. `penstock check` shows the limits, cpus.py derives from the quotas how much
-CPU time is left, and memory_limits.py how much memory.
+Only this file knows where cgroups are mounted. `penstock check` shows the limits, cpus.py computes how much CPU time
+the quotas leave, and memory_limits.py how much memory is left.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The limit of a cgroup's CPU time.
+    """A cgroup's limit on CPU time.
 
     Attributes:
         cpus: CPUs' worth of time in each period.
         used: CPU seconds that its processes have used; None if unknown.
         periods: periods in which they wanted to run.
-        throttled: those of them in which they were stopped, as the time was used up.
+        throttled: how many of those periods stopped them because the time was used up.
     """
 
     cpus: float
@@ -51,7 +51,7 @@ def limits(root: Path = CGROUPS, own: Path = OWN) -> Limits:
 
     Args:
         root: where cgroups are mounted.
-        own: the file that names those of this process.
+        own: the file that names this process's cgroups.
     """
     memory: list[int] = []
     processes: list[int] = []
@@ -67,10 +67,9 @@ def limits(root: Path = CGROUPS, own: Path = OWN) -> Limits:
 
 
 def quotas(root: Path = CGROUPS, own: Path = OWN) -> dict[Path, Quota]:
-    """Read the quotas of CPU time of this process's cgroup and those above it, by their folders. Arguments: as for
-    `limits`."""
+    """Read the CPU quotas of this process's cgroup and those above it, by folder. Arguments: as for `limits`."""
     found = {}
-    # In version 1 the use may be counted in another hierarchy, in which this process may be in another cgroup.
+    # In version 1, another hierarchy may count the CPU time, and this process may be in another cgroup there.
     accounts = {_within(folder, root): folder for folder, version in of_process("cpuacct", root, own) if version == 1}
     for folder, version in of_process("cpu", root, own):
         stat = dict(line.split() for line in _text(folder / "cpu.stat").splitlines())
@@ -88,8 +87,8 @@ def quotas(root: Path = CGROUPS, own: Path = OWN) -> dict[Path, Quota]:
 
 
 def of_process(controller: str, root: Path = CGROUPS, own: Path = OWN) -> Iterator[tuple[Path, int]]:
-    """Yield the folders of this process's cgroups with this controller, each with those above it, and the version of
-    cgroups (1 or 2). In a container the root is often the cgroup itself."""
+    """Yield the folder of each cgroup of this process that has `controller`, then the folders above it, each with the
+    version of cgroups (1 or 2). In a container the root is often the cgroup itself."""
     for line in _text(own).splitlines():
         _, names, path = line.split(":", 2)
         controllers = names.split(",")
@@ -119,7 +118,7 @@ def _cpus(parts: list[str]) -> float | None:
 
 
 def _number(text: str) -> list[int]:
-    """Return the number in a text, if it is one: not "max", and not -1."""
+    """Return the number in `text`; none if the text is not a number ("max", "-1")."""
     return [int(text)] if text.isdigit() else []
 
 

@@ -1,7 +1,8 @@
 """The greeting of a client that connects to a daemon with keys, without I/O.
 
-libzmq breaks off at a greeting of a client without keys, perhaps before the client has read ours, which says that keys
-are needed. So such a greeting does not reach libzmq; the client then ends the connection itself.
+If a client without keys greets libzmq, libzmq closes the connection, perhaps before the client has read our greeting,
+which says that keys are needed. So the daemon does not pass such a greeting on, and the client ends the connection
+itself.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from penstock_proto import zmtp
 
 
 class ClientGreeting:
-    """What libzmq may see of the bytes that a client sends.
+    """Decides which of the bytes that a client sends may reach libzmq.
 
     Attributes:
-        plain: whether the client has no keys. Nothing more reaches libzmq then.
+        plain: True if the client has no keys. Then nothing more reaches libzmq.
     """
 
     def __init__(self) -> None:
@@ -21,11 +22,13 @@ class ClientGreeting:
         self._came: bytes | None = b""  # until the greeting is complete
 
     def passes(self, data: bytes) -> bytes:
-        """Take the next bytes of the client. Return those that libzmq may see now: up to the version at once, because
-        clients wait for the answer to it, and the rest when it is known that the client uses keys.
+        """Take the client's next bytes, and return the bytes that may reach libzmq now.
+
+        Those up to the version pass at once, because clients wait for the answer to it. The rest pass once the client
+        is known to use keys.
 
         Raises:
-            ProtocolError: it does not speak ZeroMQ.
+            ProtocolError: the client does not speak ZeroMQ.
         """
         if self._came is None:
             return b"" if self.plain else data

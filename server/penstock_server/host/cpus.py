@@ -1,4 +1,4 @@
-"""How many CPUs this process may use, and how many of them are idle: on this host, and by the quotas of its cgroups."""
+"""Measures how many CPUs this process may use, and how many are idle: on this host, and within its cgroups' quotas."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class CpuReading:
     """The counters at one moment.
 
     Attributes:
-        seconds: when, on any clock that only goes forward.
-        idle: seconds for which the CPUs that this process may run on have been idle, added up.
-        quotas: of its cgroups, by their folders.
+        seconds: the time of the reading, on any clock that only goes forward.
+        idle: idle seconds of the CPUs that this process may run on, added up.
+        quotas: its cgroups' quotas, by folder.
     """
 
     seconds: float
@@ -28,8 +28,8 @@ class CpuReading:
 
 
 def usable(root: Path = CGROUPS, own: Path = OWN) -> int:
-    """Return how many CPUs this process may use at once: those that it may run on, but no more than a quota of its
-    cgroups pays for, rounded up. Arguments: as for `cgroups.limits`."""
+    """Return how many CPUs this process may use at once: those that it may run on, but no more than the quotas of its
+    cgroups allow, rounded up. Arguments: as for `cgroups.limits`."""
     allowed = [math.ceil(quota.cpus) for quota in quotas(root, own).values()]
     return min([len(os.sched_getaffinity(0)), *allowed])
 
@@ -43,7 +43,8 @@ def read(seconds: float, root: Path = CGROUPS, own: Path = OWN, stat: Path = STA
 def idle(before: CpuReading, after: CpuReading) -> float:
     """Return how many CPUs could have done more for this process between two readings, on average.
 
-    Of a quota that is what its cgroup has not used, less for the periods in which it was used up early.
+    For a quota, that is the CPU time that its cgroup has not used, scaled down by the share of periods that used it up
+    early.
     """
     seconds = after.seconds - before.seconds
     left = [(after.idle - before.idle) / seconds]
@@ -58,8 +59,7 @@ def idle(before: CpuReading, after: CpuReading) -> float:
 
 
 def _idle_seconds(stat: Path) -> float:
-    """Return for how long the CPUs that this process may run on have been idle. Time in which they wait for a disk
-    counts."""
+    """Return the idle seconds of the CPUs that this process may run on. Waiting for a disk counts as idle."""
     names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     rows = {words[0]: words for line in stat.read_text().splitlines() if (words := line.split())}
     found = [rows[name] for name in names if name in rows] or [rows["cpu"]]

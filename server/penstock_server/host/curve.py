@@ -1,7 +1,7 @@
 """Encryption by libzmq (CURVE): the daemon's keys, who may connect, and libzmq's end of each connection.
 
 libzmq deciphers a handshake, and then asks over ZAP (https://rfc.zeromq.org/spec/27) whether the client's key may
-connect. Each connection has a DEALER of libzmq for itself (see curve_peer.py).
+connect. Each connection has its own libzmq DEALER (see curve_peer.py).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ..keys import ClientKey, ServerKeys
 from ..rate_limited_log import RateLimitedLog
 
 OVERHEAD = 64
-"""Bytes by which encryption makes a frame larger; rounded up."""
+"""Bytes that encryption adds to a frame; rounded up."""
 
 _MOST_THREADS = 4
 _AHEAD = 8
-"""Messages of a connection that libzmq receives ahead, or holds until they are sent."""
+"""Messages of a connection that libzmq receives in advance, or holds until they are sent."""
 _PING_EVERY, _PATIENCE = 5_000, 30_000
-"""Milliseconds between two heartbeats, and without an answer until the connection ends."""
+"""Milliseconds between two heartbeats, and without an answer before the connection ends."""
 _NAMES, _YES, _NO = b"1.0", b"200", b"400"
 
 Admit = Callable[[ClientKey | None], None]
-"""Called with the key that a client or host has proved to have; None if it may not connect."""
+"""Called with the key that a client or host has proved to own; None if it may not connect."""
 
 
 class Curve:
@@ -44,7 +44,7 @@ class Curve:
         keys: the daemon's keys, and who may connect.
 
     Attributes:
-        admitted: the keys that may connect, by their public parts.
+        admitted: the keys that may connect, by public part.
     """
 
     DESCRIPTORS = 5
@@ -66,12 +66,12 @@ class Curve:
         """Make libzmq's end of a connection.
 
         Args:
-            address: of the client, for the log.
+            address: the client's address, for the log.
             admit: called when libzmq has deciphered the client's handshake.
 
         Returns:
-            A DEALER; a stream socket over which libzmq exchanges with it what crosses the network; and an id, to
-            `forget` when the connection ends.
+            A DEALER; a stream socket that carries the network bytes to and from libzmq; and an id, to `forget` when the
+            connection ends.
 
         Raises:
             OSError: there is no descriptor or memory left.
@@ -91,7 +91,7 @@ class Curve:
             dealer.curve_server = True
             dealer.curve_secretkey = self._keys.own.secret
             dealer.zap_domain = name.encode()
-            dealer.set(zmq.IPC_FILTER_PID, os.getpid())  # nobody else on this host
+            dealer.set(zmq.IPC_FILTER_PID, os.getpid())  # no other process of this host may connect
             pipe = socket.socket(socket.AF_UNIX)
             try:
                 dealer.bind(f"ipc://@penstock-{name}")
@@ -110,20 +110,20 @@ class Curve:
         return dealer, pipe, name.encode()
 
     def forget(self, connection: bytes) -> None:
-        """The connection with this id has ended."""
+        """Forget the connection with this id, which has ended."""
         self._asking.pop(connection, None)
 
     def close(self) -> None:
-        """Close what is left. Connections must be closed before."""
+        """Close what is left. All connections must be closed already."""
         self._loop.remove_reader(int(self._zap.get(zmq.FD)))
         self._context.destroy(linger=0)
 
     def tick(self) -> None:
-        """Another second has gone by."""
+        """Note that a second has passed."""
         self.log.look_at_the_clock(time.monotonic())
 
     def _answer(self) -> None:
-        """Answer libzmq whether clients may connect."""
+        """Tell libzmq which clients may connect."""
         while int(self._zap.get(zmq.EVENTS)) & zmq.POLLIN:
             request = self._zap.recv_multipart()
             client = self._name_of(request)

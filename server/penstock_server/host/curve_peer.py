@@ -1,12 +1,12 @@
-"""One encrypted TCP connection of a consumer, bounded as a plain one is.
+"""One encrypted TCP connection of a consumer, bounded like a plain one.
 
-The daemon accepts the connection itself. It passes the bytes that cross the network, unread, between the connection and
-a DEALER of libzmq that serves this connection alone. libzmq shakes hands, decrypts and encrypts:
+The daemon accepts the connection itself. It passes the network bytes, unread, between the connection and a libzmq
+DEALER that serves this connection alone. libzmq shakes hands, decrypts and encrypts:
 
     client == TCP == this peer == unix connection == libzmq's DEALER -- messages -- this peer
 
-So the daemon still chooses the peer's id, and bounds connections, handshakes, silence and unread answers, none of which
-libzmq does for a listening socket. A session stays bound to one connection: when either ends, so does the other.
+So the daemon still chooses the peer's id, and bounds connections, handshakes, silence and unread answers. libzmq does
+none of this for a listening socket. A session stays bound to one connection: when either ends, so does the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNADMITTED = 16 * 1024
 """Bytes that a peer may send before it is admitted."""
 
 _read = memoryview(bytearray(256 * 1024))
-"""Where bytes arrive. They are passed on before anything else happens, so all peers share it."""
+"""The buffer for received bytes. They are passed on before anything else happens, so all peers share it."""
 
 
 class CurvePeer(NetworkPeer):
@@ -47,7 +47,7 @@ class CurvePeer(NetworkPeer):
         curve: makes libzmq's end. The others are as for `NetworkPeer`.
 
     Raises:
-        OSError: there are no descriptors left.
+        OSError: no descriptors are left.
     """
 
     PIECE = 120 * 1024
@@ -69,10 +69,10 @@ class CurvePeer(NetworkPeer):
         self._client = "{}:{}".format(*connection.getpeername()[:2])
         self._dealer, self._pipe, self._id = curve.connected(self._client, self._admit)
         self._fd: int = int(self._dealer.get(zmq.FD))
-        self._up = self._down = b""  # ciphertext that the next connection has no room for
+        self._up = self._down = b""  # bytes to libzmq, and to the client, that wait for room
         self._greeting = ClientGreeting()
         self._without_message = 0
-        self._deciphered = False  # all that came from libzmq
+        self._deciphered = False  # nothing more comes from libzmq: it has closed its end
         self._watched: set[tuple[int, bool]] = set()
         self._refused = False
         self._loop.add_reader(self._fd, self._soon)
@@ -127,14 +127,14 @@ class CurvePeer(NetworkPeer):
         self._up = self._down = b""
 
     def _go_on(self) -> None:
-        """Look after libzmq. Its descriptor says only once that something has changed."""
+        """Exchange messages with libzmq. Its descriptor reports a change only once."""
         self._goes_on = False
         if self._open:
             self._exchange()
             self._watch()
 
     def _exchange(self) -> None:
-        """Give and take messages, within the bounds of one step, before the other peers."""
+        """Send and receive messages, within the bounds of one step of the loop."""
         until = time.monotonic() + BUSY
         for _ in range(MESSAGES):
             if self._dealer.closed or not (self._give() | self._take()):
@@ -147,7 +147,7 @@ class CurvePeer(NetworkPeer):
         self._soon()
 
     def _give(self) -> bool:
-        """Give libzmq the next message, if there is one and it has room. Return whether it did."""
+        """Give libzmq the next message, if there is one and libzmq has room. Return whether libzmq took one."""
         if not self._outgoing or not int(self._dealer.get(zmq.EVENTS)) & zmq.POLLOUT:
             if self._dropped and not self._outgoing:
                 self._close_dealer(LAST_WORDS)
@@ -163,7 +163,7 @@ class CurvePeer(NetworkPeer):
         return True
 
     def _take(self) -> bool:
-        """Take a message, if libzmq has one. Return whether it did."""
+        """Receive a message, if libzmq has one. Return whether one came."""
         if self._dropped or self._outgoing.answers > UNREAD or not self._has_message:
             return False
         try:
@@ -182,7 +182,7 @@ class CurvePeer(NetworkPeer):
         try:
             target = place(first)
             if len(target) != len(second):
-                raise ProtocolError(f"a second frame of {len(second)} bytes, where {len(target)} belong")
+                raise ProtocolError(f"a second frame of {len(second)} bytes, expected {len(target)}")
         except ProtocolError as error:
             self.close(error.message)
         else:
@@ -193,13 +193,14 @@ class CurvePeer(NetworkPeer):
         return not self._dealer.closed and bool(int(self._dealer.get(zmq.EVENTS)) & zmq.POLLIN)
 
     def _close_dealer(self, linger: int) -> None:
-        """Have libzmq send what it was given, for `linger` seconds at most, and then close its end of the pipe."""
+        """Close the DEALER. libzmq first sends its messages for up to `linger` seconds, then closes its end of the
+        pipe."""
         if not self._dealer.closed:
             self._loop.remove_reader(self._fd)
             self._dealer.close(linger=1000 * linger)
 
     def _admit(self, key: ClientKey | None) -> None:
-        """The client has proved that this is its key; None: it may not connect."""
+        """Admit a client that has proved to own `key`. None: the client may not connect."""
         if key is None:
             self._refused = True
             return
@@ -239,7 +240,7 @@ class CurvePeer(NetworkPeer):
             self._up = self._up[self._pipe.send(self._up) :]
         except BlockingIOError:
             pass
-        except OSError:  # it has closed its end
+        except OSError:  # libzmq has closed its end
             self._up = b""
         if self._broken and not self._up:
             self._hang_up()
@@ -265,11 +266,11 @@ class CurvePeer(NetworkPeer):
 
     def _to_client(self) -> None:
         if self._broken:
-            self._down = b""  # a connection that is gone can always be written to, and takes nothing
+            self._down = b""  # a broken connection always looks writable, but takes nothing
         try:
             sent = self._tcp.send(self._down) if self._down else 0
             self._down = self._down[sent:]
-            if sent and self._outgoing.answers > UNREAD:  # it reads its answers: a sign of life
+            if sent and self._outgoing.answers > UNREAD:  # the client reads its answers, so it is alive
                 self._silence = 0
         except BlockingIOError:
             pass
@@ -279,7 +280,8 @@ class CurvePeer(NetworkPeer):
         self._watch()
 
     def _client_is_gone(self) -> None:
-        """Nothing can be sent any longer. The client's last messages may still be in libzmq."""
+        """Handle a broken connection: nothing can be sent any longer, but libzmq may still hold the client's last
+        messages."""
         if not self._broken:
             self._broken = True
             self._outgoing.clear()
@@ -293,10 +295,10 @@ class CurvePeer(NetworkPeer):
             self._pipe.shutdown(socket.SHUT_WR)
 
     def _undeciphered(self) -> bytes:
-        """Return what is said to a client whose handshake libzmq cannot decipher, and log why."""
+        """Return the error for a client whose handshake libzmq cannot decipher, and log it."""
         self._curve.log.warning(
-            "refused a client at %s: its handshake cannot be deciphered; it was given another daemon's key, or repeats "
-            "what another client has said",
+            "refused a client at %s: its handshake cannot be deciphered; it was given another daemon's key, or replays "
+            "another client's handshake",
             self._client,
             event="key_refused",
         )
@@ -309,7 +311,7 @@ class CurvePeer(NetworkPeer):
             self.close("a message that is too large, or cannot be deciphered" if fault else "")
 
     def _watch(self) -> None:
-        """Watch the descriptors on which there is something to do now."""
+        """Watch exactly the descriptors that have something to do now."""
         wanted: dict[tuple[int, bool], Callable[[], None]] = {}
         if self._open:
             tcp, pipe = self._tcp.fileno(), self._pipe.fileno()

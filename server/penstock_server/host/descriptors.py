@@ -1,8 +1,9 @@
-"""Open files as a resource: the limit, and how it is shared out.
+"""Open files as a resource: the limit, and how slots, connections and workers share it.
 
 A slot, a connection and a worker each need some file descriptors. Half of the limit is for connections over TCP (see
 network.py). From the other half workers get what they need, connections on this host a quarter of the rest, and slots
-what remains. So neither a stream nor a client that only connects can use up the descriptors that replace a dead worker.
+what remains. So neither a stream nor a client that only connects can use up the descriptors for replacing a dead
+worker.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ FIXED = 32
 """For the daemon itself: its loop, its listeners, the fork server, the state file, and files opened for a moment."""
 
 PLACE = 12
-"""For a worker: its connection and the next one's, its activity page and stack, its process, and its start."""
+"""For a worker: its connection and its successor's, its activity page and stack, its process, and its start."""
 
 SLOT = 2
 """For a slot, and its mapping if it is sent over the network: Python keeps a descriptor for each mapping."""
@@ -28,7 +29,7 @@ _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN
 
 
 def raise_limit() -> None:
-    """Raise this process's limit on open files as far as it may."""
+    """Raise this process's limit on open files as far as allowed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -40,7 +41,8 @@ def limit() -> int:
 
 
 def for_slots(limit: int, workers: int) -> int:
-    """Return how many slots there may be beside `workers` workers; negative if these alone need too many files."""
+    """Return how many slots there may be beside `workers` workers; negative if the workers alone need too many
+    files."""
     return _left(limit, workers) * 3 // 4 // SLOT
 
 
@@ -60,7 +62,7 @@ def most_workers(limit: int, slots: int) -> int:
 
 
 def scarce(error: OSError) -> bool:
-    """Whether the error is a lack of descriptors, memory or processes, which may pass."""
+    """Return whether the error is a lack of descriptors, memory or processes, which may pass."""
     return error.errno in _SCARCE
 
 

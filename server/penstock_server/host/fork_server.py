@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _IMPORTS = {"event": "imports"}
 
 _FAREWELL = 1.0
-"""Seconds that it has to end by itself, if it was ready."""
+"""Seconds that a fork server that was ready has to end on its own."""
 
 _decode = msgspec.msgpack.Decoder(FromForkServer)
 
@@ -37,12 +37,12 @@ class ForkServer:
     """A fork server, from its start to its end.
 
     Attributes:
-        ready: whether it has imported the libraries, so that it could fork.
-        gone: whether it can no longer fork.
+        ready: True once it has imported the libraries and can fork.
+        gone: True once it can no longer fork.
 
     Args:
         feeds: the MODULE:ATTR arguments.
-        environment: that of the workers, except for their number.
+        environment: the workers' environment, except for their number.
         ticks: whether workers count every sample on their activity pages.
 
     Raises:
@@ -72,12 +72,13 @@ class ForkServer:
         """Start a worker's process.
 
         Args:
-            number: the worker's.
+            number: the worker's number.
             fds: its connection, its activity page, and its stacks file. The caller may close them at once.
-            done: called with the process, with the error if there is none, or with None if the fork server cannot fork.
+            done: called with the process, with the error if none could start, or with None if the fork server cannot
+                fork.
 
         Raises:
-            OSError: there are no file descriptors left; `done` is not called.
+            OSError: no file descriptors are left; `done` is not called.
         """
         asked = _Asked(number, _dup(fds), done)
         if self.ready:
@@ -86,12 +87,12 @@ class ForkServer:
             self._early.append(asked)
 
     def replace(self) -> None:
-        """End it and its workers at once: another takes its place."""
+        """Kill the fork server and its workers: another one takes its place."""
         self._process.kill()
         self._lost()
 
     def stop(self) -> None:
-        """End it and the processes that it has forked. It first reaps those that have ended."""
+        """End the fork server and its workers. The fork server first reaps the workers that have ended."""
         self._peer.close()
         self._process.forget(_FAREWELL if self.ready else 0.0)
         for fd in (fd for asked in self._early for fd in asked.fds):

@@ -1,4 +1,4 @@
-"""Decides whether a worker hangs, from what its activity page and its connection show. Does no I/O itself."""
+"""Decides whether a worker hangs, from its activity page and its connection. Does no I/O."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from ..activity import Activity
 from ..process_ends import NO_SAMPLE
 
 OUTSIDE_USER_CODE = 10.0
-"""Seconds that a worker may make no progress outside user code, unless a signal stopped it: the machine may be busy."""
+"""Seconds that a worker may go without progress outside user code, unless a signal stopped it: the machine may be
+busy."""
 
 
 def stands_still(last: Activity | None, *, unread: float, awake: float, stopped: bool, timeout: float) -> str:
-    """Return what a worker that hangs has failed to do, or an empty text if it does not hang.
+    """Return what a hanging worker has failed to do, or "" if the worker does not hang.
 
     Args:
         last: its activity page.
-        unread: seconds for which a message has been lying unread while the worker waits for one.
-        awake: seconds for which the supervisor has checked it without a break.
+        unread: seconds that a message has lain unread while the worker waits for one.
+        awake: seconds that the supervisor has been checking it without a break.
         stopped: whether a signal has stopped it.
         timeout: seconds that user code may take for a sample.
     """

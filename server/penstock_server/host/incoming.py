@@ -3,7 +3,7 @@
 The receiving half of the daemon's ZMTP, without I/O. The Identity that a peer may announce is ignored.
 
 A consumer's messages have one frame. Those of a joined host, and those that it gets from the head, may have a second
-one, with bytes that belong into memory that the first frame names. They are received there, and not copied.
+one, whose bytes belong in memory that the first frame names. They are received there directly, without a copy.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from penstock_proto import ProtocolError, zmtp
 from penstock_proto.codec import MAX_MESSAGE
 
 Place: TypeAlias = Callable[[bytes], memoryview]
-"""Tells where the second frame of a message belongs, by its first frame; as many bytes as the frame must have.
+"""Takes the first frame of a message and returns the memory for the second, which must have exactly that size.
 
 Raises:
-    ProtocolError: it belongs nowhere.
+    ProtocolError: the second frame belongs nowhere.
 """
 
 MAX_FRAMES = 4
-"""Most frames of a message that are read. A client's message has one; a message of several is reported as empty."""
+"""Maximum number of frames in a message. A client's message has one; a message of several is reported as empty."""
 
 
 class Ready:
@@ -30,7 +30,7 @@ class Ready:
 
 
 class Ignored:
-    """A command without meaning for the daemon."""
+    """A command that means nothing to the daemon."""
 
 
 READY: Final = Ready()
@@ -45,11 +45,12 @@ class Incoming:
     of one `feed`.
 
     Args:
-        peers: the type of socket that the peer must have.
+        peers: the socket type that the peer must have.
 
     Attributes:
         place: where second frames belong; None if messages have only one.
-        target: where the next bytes belong that are received, if that is known. Then call `took`, and not `feed`.
+        target: where the next received bytes belong; empty if that is unknown. After filling it, call `took`, not
+            `feed`.
     """
 
     def __init__(self, peers: bytes = b"DEALER") -> None:
@@ -60,10 +61,10 @@ class Incoming:
         self._at = 0
         self._greeted = self._ready = False
         self._frames = self._nbytes = 0  # of the message that has begun
-        self._first = b""  # its first frame, if a second one belongs elsewhere
+        self._first = b""  # its first frame, until `place` is called for the second
 
     def took(self, count: int) -> None:
-        """Note that this many bytes were received into `target`."""
+        """Note that `count` bytes were received into `target`."""
         self.target = self.target[count:]
 
     def feed(self, data: memoryview) -> None:
@@ -73,7 +74,7 @@ class Incoming:
         self._held += data
 
     def next(self) -> Event | None:
-        """Return the next event, or None if it is not complete.
+        """Return the next event, or None until it is complete.
 
         Raises:
             ProtocolError: the peer breaks ZMTP, or exceeds a bound.
@@ -118,11 +119,11 @@ class Incoming:
         return head, bytes(self._held[body : self._at])
 
     def _placed(self, head: zmtp.Head) -> None:
-        """Begin the second frame of a message: put what has come of it where it belongs."""
+        """Begin the second frame of a message: move its bytes that have arrived to where they belong."""
         assert self.place is not None
         target = self.place(self._first)
         if head.more or head.size != len(target):
-            raise ProtocolError(f"a second frame of {head.size} bytes, where {len(target)} belong")
+            raise ProtocolError(f"a second frame of {head.size} bytes, expected {len(target)}")
         self._first = b""
         self._frames = self._nbytes = 0
         self._at += head.nbytes
@@ -135,7 +136,7 @@ class Incoming:
         if not self._ready:
             socket_type = zmtp.parse_ready(body)
             if socket_type != self._peers:
-                raise ProtocolError(f"a socket of type {socket_type!r}, where {self._peers!r} belongs")
+                raise ProtocolError(f"a socket of type {socket_type!r}, expected {self._peers!r}")
             self._ready = True
             return READY
         name, data = zmtp.parse_command(body)

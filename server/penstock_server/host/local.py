@@ -1,8 +1,8 @@
 """The unix listener: consumers on this host, each on one SOCK_SEQPACKET connection.
 
 The address is in the abstract namespace, so no file is left behind. Such an address has no permissions. So the listener
-asks the kernel for the user of each connection (SO_PEERCRED), and accepts only our own user, root, and those that
-`--allow-uid` names. The daemon sends first: a ledger whose nonce proves that the other side maps its memory.
+asks the kernel for the user of each connection (SO_PEERCRED), and accepts only the daemon's own user, root, and the
+users that `--allow-uid` names. The daemon sends first: a ledger whose nonce proves that the other side maps its memory.
 
 Connections without a session are limited in time and number; when there are too many, the oldest is closed. A
 connection that does not read its messages is closed too. So connections that a program leaves open by mistake take no
@@ -36,7 +36,7 @@ SECONDS = 30.0
 """Seconds that a connection has to open a session."""
 
 MOST_WAITING = 128
-"""Connections that may wait to open one."""
+"""Maximum number of connections without a session."""
 
 MOST_UNREAD = 16 << 20
 """Bytes that may wait for a consumer to read them. The messages about slabs within its credit need less."""
@@ -103,8 +103,8 @@ class LocalPeer:
         return ledger.handed(self._page)
 
     def forsake(self) -> None:
-        """The connection has ended. If this side closed it, tensors of the consumer may live on: retire its memfds, so
-        that nothing overwrites them."""
+        """Handle the end of the connection. If this side closed it, the consumer's tensors may live on, so retire its
+        memfds: then nothing overwrites them."""
         if self._peer.cut:
             for memfd in self._known.values():
                 memfd.retired = True
@@ -126,8 +126,8 @@ class Listener:
     Args:
         on_data: called with (peer, datagram).
         on_end: called with a peer whose other side is gone.
-        most: how many connections there may be.
-        uids: further users who are accepted.
+        most: the maximum number of connections.
+        uids: further users to accept.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Listener:
         self.name = unix_address.unused()
         self.peers: set[LocalPeer] = set()
         self._waiting: dict[LocalPeer, float] = {}
-        """By connection: since when it has had no session."""
+        """When each connection that has no session yet was accepted, in monotonic seconds."""
         self._said = False
         self._users = _users()
         self._on_data = on_data
@@ -202,8 +202,8 @@ class Listener:
             self._pause(error)
 
     def _pause(self, why: OSError | str) -> None:
-        """Stop accepting for a second: there is no file descriptor or memory for another connection."""
-        if not self._said:  # once, until another connection was accepted
+        """Stop accepting for a second: there is no room, file descriptor or memory for another connection."""
+        if not self._said:  # log once, until another connection is accepted
             self._said = True
             text = "cannot take a connection on this host (%s): close others, or %s"
             log.error(text, why, descriptors.HOW_TO_RAISE, extra=_REFUSED)
@@ -226,10 +226,10 @@ class Listener:
 def _users() -> set[int]:
     """Return the ids of the users that are admitted: root and our own.
 
-    In a user namespace each user who has no id there appears as the overflow id, which is the id of nobody as well. So
-    where our own is that, it identifies no one.
+    In a user namespace, all users without an id there appear as the overflow id, which is also the id of the user
+    nobody. So if our own id is the overflow id, it identifies no one.
     """
     users = {0, os.geteuid()}
     with open("/proc/self/uid_map") as mapped, open("/proc/sys/kernel/overflowuid") as overflow:
-        everybody = mapped.read().split() == ["0", "0", "4294967295"]  # the first namespace, in which all have ids
+        everybody = mapped.read().split() == ["0", "0", "4294967295"]  # the first namespace: all users have ids
         return users if everybody else users - {int(overflow.read())}

@@ -1,6 +1,6 @@
 """Sends messages to the worker processes of this host, and shows them memory: memfds and lists of splits.
 
-A process is sent the file descriptor of a memfd or a list once, before the first message that names it.
+Each process gets the file descriptor of a memfd or list once, before the first message that names it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .supervisor import Supervisor
 
 
 class LocalWorkers:
-    """Speaks to the workers of `supervisor`, which have these numbers at first."""
+    """Sends to the workers of `supervisor`, whose initial numbers are `numbers`."""
 
     def __init__(self, supervisor: Supervisor, numbers: Iterable[int]) -> None:
         self._supervisor = supervisor
@@ -26,11 +26,11 @@ class LocalWorkers:
         """fd and size of each list of splits, by its number."""
 
     def new_process(self, number: int) -> None:
-        """The worker has a new process, which has been shown nothing."""
+        """Note that the worker has a new process, which has been shown nothing yet."""
         self._shown[number] = set()
 
     def gone(self, number: int) -> None:
-        """The worker has left: nothing more is sent to it."""
+        """Forget a worker that has left: nothing more is sent to it."""
         self._shown.pop(number, None)
 
     def say(self, worker: int, message: m.Message) -> None:
@@ -38,7 +38,7 @@ class LocalWorkers:
         self._supervisor.send(worker, codec.encode(message))
 
     def keep_list(self, number: int, fd: int, nbytes: int) -> None:
-        """Take over the fd of a list of splits with this many bytes."""
+        """Take over the fd of a list of splits, which has `nbytes` bytes."""
         self._lists[number] = fd, nbytes
 
     def list_of(self, number: int) -> tuple[int, int]:
@@ -58,11 +58,11 @@ class LocalWorkers:
             self.forget_list(number)
 
     def forget_memfd(self, memfd: Memfd) -> None:
-        """The memfd was given back to the system."""
+        """Tell workers that the memfd was returned to the system."""
         self._forget(("memfd", memfd.number), m.Unmap(memfd.number))
 
     def show_list(self, worker: int, splits: int) -> None:
-        """Show a list of splits to a worker, unless it is 0."""
+        """Show a list of splits to a worker, unless `splits` is 0 (no list)."""
         if splits:
             fd, nbytes = self._lists[splits]
             self._show(worker, ("splits", splits), m.ShareSplits(splits, nbytes), fd)

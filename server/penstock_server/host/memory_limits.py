@@ -14,7 +14,7 @@ _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""By the version of cgroups: the files of the limit and of the use, and what of that the kernel can take back."""
+"""By cgroups version: the files with the limit and the use, and the part of memory.stat that the kernel can reclaim."""
 
 
 def available() -> int:
@@ -35,7 +35,7 @@ def _machine() -> int:
 
 
 def _cgroups() -> list[int]:
-    """Return what is left below the limit of each cgroup, from ours up to the root (in a container, ours)."""
+    """Return the bytes left below the limit of each cgroup, from ours up to the root (in a container, ours)."""
     left = []
     for folder, version in of_process("memory"):
         limit_file, usage_file, reclaimable = _FILES[version]

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINGER = 0.5
-"""Seconds for sending what still waits when the router is closed."""
+"""Seconds that a closing router spends on sending what still waits."""
 
 _MOST = 16_384
-"""Most connections, even if half of the descriptors are more."""
+"""Maximum number of connections, even if half of the descriptors would allow more."""
 _ANSWERS = (Failed, NotKept, Pong, Status, Welcome)
-"""Messages that a peer gets as often as it asks."""
+"""Messages that answer a request: a peer gets them as often as it asks."""
 
 
 class Router:
@@ -47,8 +47,8 @@ class Router:
         bind: a `tcp://address:port` to listen on; port 0 takes a free one.
         on_frame: called with (peer id, frame) for each message of one frame, and with an empty frame for any other.
         on_end: called once, from the loop, with the id of a peer whose connection has ended.
-        keys: the daemon's keys, and which clients and hosts it admits; None: it admits everybody, and nothing is
-            encrypted.
+        keys: the daemon's keys, and the clients and hosts that it admits; None: it admits everybody and encrypts
+            nothing.
 
     Raises:
         StartError: the address cannot be bound.
@@ -66,8 +66,8 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._peers: dict[bytes, NetworkPeer] = {}
-        self._half_open: dict[bytes, NetworkPeer] = {}  # they have not finished the handshake; the oldest first
-        self._mute: dict[bytes, NetworkPeer] = {}  # they have finished it, and sent nothing since; the oldest first
+        self._half_open: dict[bytes, NetworkPeer] = {}  # handshake not finished; oldest first
+        self._mute: dict[bytes, NetworkPeer] = {}  # handshake finished, no message since; oldest first
         self._complained = False
         self._closed = False
         self._acceptor = Acceptor(bind, self._full, self._make_room, self._accepted)
@@ -90,11 +90,11 @@ class Router:
     def send_bytes(
         self, peer: bytes, seq: int, start: int, data: Bytes, *, done: Callable[[], None] | None = None
     ) -> bool:
-        """Send bytes of slab `seq`, from byte `start` of its slot on, in pieces straight from `data`. Return False if
-        the peer is gone.
+        """Send bytes of slab `seq`, which begin at byte `start` of its slot, in pieces straight from `data`. Return
+        False if the peer is gone.
 
-        The router refers to `data` until they are sent or the peer is gone. `done` is called when they are sent, and
-        not if the peer is gone before.
+        The router refers to `data` until the bytes are sent or the peer is gone. It calls `done` when they are sent,
+        but not if the peer is gone before.
         """
         connection = self._peers.get(peer)
         if connection is None:
@@ -115,8 +115,7 @@ class Router:
         return connection is not None and connection.send(encode(message), body)
 
     def receive_into(self, peer: bytes, place: Place) -> None:
-        """The peer is a joined host: from now on its messages may have a second frame, which belongs where `place`
-        says."""
+        """Accept messages with a second frame from this peer, a joined host. `place` says where that frame belongs."""
         self._peers[peer].receive_into(place)
 
     def address(self, peer: bytes) -> str:
@@ -132,7 +131,7 @@ class Router:
         return self._peers[peer].PIECE
 
     def unsent(self, peer: bytes) -> bool:
-        """Whether bytes wait until the peer's connection takes them."""
+        """Return whether bytes wait until the peer's connection takes them."""
         connection = self._peers.get(peer)
         return connection is not None and connection.unsent
 
@@ -163,7 +162,7 @@ class Router:
         return None if self._curve is None else self._curve.admitted
 
     def admit(self, admitted: Mapping[bytes, ClientKey]) -> None:
-        """From now on admit only these keys, and drop the connections with all others."""
+        """Admit only these keys from now on, and drop the connections of all others."""
         assert self._curve is not None
         self._curve.admitted = admitted
         for connection in self._peers.values():
@@ -171,7 +170,7 @@ class Router:
                 connection.drop()
 
     def close(self) -> None:
-        """Close all connections. Spend up to half a second on sending what still waits."""
+        """Close all connections, after up to half a second of sending what still waits."""
         if not self._closed:
             self._closed = True
             self._clock.cancel()
@@ -183,7 +182,7 @@ class Router:
                 self._curve.close()
 
     def _linger(self, deadline: float) -> None:
-        """Send what waits, to all peers in parallel, and let them close their ends. Blocks until `deadline` at most."""
+        """Send what waits to all peers in parallel, and let them close their ends. Blocks until `deadline` at most."""
         poll = select.poll()
         left: dict[int, NetworkPeer] = {}
         again = [connection for connection in self._peers.values() if connection.open]
@@ -229,7 +228,7 @@ class Router:
             self._on_end(peer)
 
     def _full(self) -> bool:
-        """Whether there are as many connections as there may be. Half of the descriptors are kept for workers, slots
+        """Return whether there are as many connections as allowed. Half of the descriptors are kept for workers, slots
         and consumers on this host."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         each = 1 if self._curve is None else self._curve.DESCRIPTORS

@@ -1,4 +1,4 @@
-"""What all TCP connections of consumers have in common: how messages are queued, how they end, and their bounds.
+"""The common part of all consumers' TCP connections: how they queue messages, how they end, and their bounds.
 
 A connection is bounded in time, memory, and work in one step of the loop. The daemon stops reading from a peer that
 does not read its answers, and closes one that exceeds a bound or is silent.
@@ -21,13 +21,14 @@ HANDSHAKE = 10
 PATIENCE = 30
 """Seconds of silence after which the connection is closed."""
 MESSAGES, BUSY = 16, 0.001
-"""Messages of a peer that are handled in one step of the loop, and seconds, before the other peers."""
+"""Bounds of one step of the loop for one peer: messages, and seconds. Then the loop serves the other peers."""
 UNREAD = 256 * 1024
 """Bytes of answers that a peer may leave unread before the daemon stops reading from it."""
 QUEUED = 64 << 20
-"""Bytes of messages, without the bytes of slabs, that may wait for a peer. Credit keeps honest clients far below."""
+"""Bytes of messages, without the bytes of slabs, that may wait for a peer. Credit keeps honest clients far below
+that."""
 LAST_WORDS = 2
-"""Seconds that a dropped peer has to read what waits for it."""
+"""Seconds that a dropped peer has to read the messages that wait for it."""
 
 
 class NetworkPeer(ABC):
@@ -35,7 +36,7 @@ class NetworkPeer(ABC):
 
     Args:
         connection: a non-blocking socket, which the peer owns from now on.
-        outgoing: what waits to be sent.
+        outgoing: the queue of messages to send.
         on_ready: called once, when the handshake is over.
         on_message: called with each message of one frame, and with b"" for any other.
         on_end: called once, from the loop, when the connection has ended; with the reason if the peer broke the rules.
@@ -69,7 +70,7 @@ class NetworkPeer(ABC):
         self._finishing = False  # all is sent, and that direction shut down
         self._silence = 0  # seconds
         self._patience = PATIENCE
-        self._goes_on = False  # in the loop's next step
+        self._goes_on = False  # whether `_go_on` is due in the loop's next step
 
     @property
     def open(self) -> bool:
@@ -110,7 +111,7 @@ class NetworkPeer(ABC):
 
     @abstractmethod
     def receive_into(self, place: Place) -> None:
-        """From now on take messages of two frames, the second of which belongs where `place` says."""
+        """Accept messages of two frames from now on. `place` says where the second frame belongs."""
 
     def send(
         self,
@@ -125,7 +126,7 @@ class NetworkPeer(ABC):
         Args:
             message: its first frame.
             body: its second, if it has two. It must not change before it is sent or the peer is gone.
-            answer: whether the peer asked for it. The daemon stops reading from a peer that leaves too much of this
+            answer: whether the peer asked for it. The daemon stops reading from a peer that leaves too many answers
                 unread.
             done: called when the message is sent, unless the peer is gone before.
         """
@@ -139,7 +140,7 @@ class NetworkPeer(ABC):
         return True
 
     def tick(self) -> None:
-        """Count a second. Seconds in which the loop stood still do not count: a peer may have sent something then."""
+        """Count a second. Seconds in which the loop was blocked do not count: the peer may have sent something then."""
         self._silence += 1
         if self._dropped:
             self._dropped -= 1
@@ -157,7 +158,7 @@ class NetworkPeer(ABC):
             self._loop.call_soon(self._on_end, why)
 
     def drop(self) -> None:
-        """Stop reading, and close the connection when what waits has been sent, or after 2 seconds."""
+        """Stop reading, and close the connection when all that waits is sent, or after 2 seconds."""
         if self._open and not self._dropped:
             self._dropped = LAST_WORDS
             self._stop_reading()
@@ -169,17 +170,17 @@ class NetworkPeer(ABC):
         read.)
 
         Returns:
-            What to wait for before it is called again, a descriptor and the events of poll(2); None when all is done.
+            A descriptor and the poll(2) events to wait for before the next call; None when all is done.
         """
 
     def _soon(self) -> None:
-        """Continue in the loop's next step, so that all messages of this one are sent together."""
+        """Continue in the loop's next step, so that all messages of the current step are sent together."""
         if not self._goes_on:
             self._goes_on = True
             self._loop.call_soon(self._go_on)
 
     def _shaken(self) -> None:
-        """The handshake is over."""
+        """Handle the end of the handshake."""
         self._ready, self._silence = True, 0
         self._on_ready()
 
@@ -189,8 +190,8 @@ class NetworkPeer(ABC):
 
     @abstractmethod
     def _stop_reading(self) -> None:
-        """The peer is dropped: read no more, and close when nothing waits."""
+        """Stop reading from the dropped peer, and close the connection when nothing waits to be sent."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Close what the connection uses."""
+        """Release everything that the connection uses."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from penstock_proto import zmtp
 
 _BUFFERS = 64
-"""Most buffers of one system call."""
+"""Maximum number of buffers per system call."""
 _OVERHEAD = 256
 """Bytes that a queued piece, or a message for libzmq, costs in addition to its own."""
 
@@ -26,7 +26,7 @@ class _Piece(NamedTuple):
     cost: int
     """Bytes of the daemon's own memory."""
     answer: int
-    """The same number if the piece answers a question of the peer, otherwise 0."""
+    """`cost` if the piece answers a request of the peer, otherwise 0."""
     done: Callable[[], None] | None = None
     """Called when it is sent."""
 
@@ -36,7 +36,7 @@ class Outgoing:
 
     Attributes:
         cost: bytes of the daemon's own memory that the queue takes, without slots.
-        answers: how many of these bytes answer questions of the peer.
+        answers: how many of these bytes answer requests of the peer.
         nbytes: how many bytes wait to be sent.
     """
 
@@ -48,7 +48,7 @@ class Outgoing:
         self._sent = 0  # bytes of the first piece
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """Return whether anything waits."""
         return bool(self._pieces)
 
     def put(
@@ -124,7 +124,7 @@ class Message(NamedTuple):
     body: memoryview | None
     cost: int
     answer: int
-    """The same number if the peer asked for the message, otherwise 0."""
+    """`cost` if the peer asked for the message, otherwise 0."""
     done: Callable[[], None] | None
     """Called when it is sent."""
 
@@ -139,7 +139,7 @@ class OutgoingMessages:
 
     Attributes:
         cost: bytes of the daemon's own memory that the queue takes, without slots.
-        answers: how many of these bytes answer questions of the peer.
+        answers: how many of these bytes answer requests of the peer.
         nbytes: how many bytes wait to be sent.
     """
 
@@ -150,7 +150,7 @@ class OutgoingMessages:
         self._messages: deque[Message] = deque()
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """Return whether anything waits."""
         return bool(self._messages)
 
     def put(

@@ -1,4 +1,4 @@
-"""A SOCK_SEQPACKET connection on the event loop: sends messages and fds in order, receives, notices end of file."""
+"""A SOCK_SEQPACKET connection on the event loop: sends messages and fds in order, receives, and notices end of file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from penstock_proto import ProtocolError, seqpacket
 
 _AT_ONCE = 16
-"""Datagrams to read from one connection before the others are served."""
+"""Datagrams to read from one connection before serving the others."""
 
 _BESIDE = 256
 """Bytes that a waiting message takes in addition to its own."""
@@ -27,7 +27,7 @@ class Peer:
         connection: a connected SOCK_SEQPACKET socket; this object owns it.
         on_data: called with the bytes of each datagram and the fd that came with it.
         on_end: called once when the other side is gone, broke the framing, or cannot be sent a message.
-        most_unread: most bytes that may wait for the other side to read them; None: no limit.
+        most_unread: maximum bytes that may wait for the other side to read them; None: no limit.
 
     Attributes:
         cut: whether this side ended the connection, so that the other side may still live.
@@ -75,7 +75,7 @@ class Peer:
             return
         try:
             kept = None if fd is None else os.dup(fd)
-        except OSError:  # no file descriptor is left, and without this message the following ones mean nothing
+        except OSError:  # no descriptor is left, and without this message the following ones mean nothing
             self._cut()
             return
         if not self._outbox:
@@ -118,7 +118,7 @@ class Peer:
             return False
         except ConnectionError:
             pass  # its last messages may still be unread, and then the end of file
-        except OSError:  # no memory, or it is too large: the following ones would mean nothing
+        except OSError:  # no memory, or it is too large: without it the following ones mean nothing
             self._cut()
         return True
 

@@ -18,7 +18,8 @@ class Process:
     Args:
         pid: its id.
         pidfd: owned by this object from here on.
-        child: if the daemon has started it; None if the fork server has. Then the fork server's client calls `ended`.
+        child: the child process if the daemon has started it; None if the fork server has. Then `ForkServer` calls
+            `ended`.
     """
 
     def __init__(self, pid: int, pidfd: int, child: subprocess.Popen[bytes] | None = None) -> None:
@@ -33,7 +34,7 @@ class Process:
         """Start `command` as a child of this process; it inherits `fds`.
 
         Raises:
-            OSError: it cannot be started; nothing is left of the attempt.
+            OSError: it cannot be started. The attempt leaves nothing behind.
         """
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=environment, pass_fds=fds
@@ -46,27 +47,27 @@ class Process:
             raise
 
     def watch(self, on_end: Callable[[int | None], None]) -> None:
-        """Call `on_end` once when it has ended: with its exit status, or minus the number of the signal that killed it,
-        or None if that is not known."""
+        """Call `on_end` once, when the process has ended: with its exit status, with minus the number of the signal
+        that killed it, or with None if neither is known."""
         self._on_end = on_end
         if self._child is not None:
             self._look()
 
     def ended(self, status: int | None) -> None:
-        """Note that it has ended: its fork server says so, or this process saw it."""
+        """Note that it has ended, as its fork server reported or this process saw."""
         self._unwatch()
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(status)
 
     def orphaned(self) -> None:
-        """The fork server is gone: kill the process, if it has not ended with it yet."""
+        """Kill the process if it still runs: its fork server is gone."""
         if self._pidfd >= 0:
             self.kill()
             self._look()
 
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether it has not ended yet."""
         look = select.poll()
         look.register(self._pidfd, select.POLLIN)
         return not look.poll(0)
@@ -81,7 +82,8 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def forget(self, patience: float = 0.0) -> None:
-        """Wait up to `patience` seconds for its end, then kill it, and release it. `on_end` is no longer called."""
+        """Wait up to `patience` seconds for the process to end, then kill it, and release it. `on_end` is no longer
+        called."""
         self._on_end = None
         end = select.poll()
         end.register(self._pidfd, select.POLLIN)

@@ -24,11 +24,11 @@ class Slots:
 
     Args:
         arena: where memfds come from.
-        reserved: tells how many bytes, and how many slots, the streams' shares add up to.
-        found: called with a ticket that has its memfd now.
-        copied: called with a ticket in whose memfd a copy is now.
+        reserved: returns the bytes and the slots that the streams' shares add up to.
+        found: called with a ticket when it has got its memfd.
+        copied: called with a ticket when the copy in its memfd is complete.
         refused: called with (ticket, error) when there is no memory for it.
-        gone: called with each memfd that was given back to the system.
+        gone: called with each memfd that was returned to the system.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class Slots:
             self._begin(self._serve(stream))
 
     def copy(self, command: Copy) -> None:
-        """Copy from one ticket's memfd to another's on a thread, then call `copied`. Both must stay until then."""
+        """Copy from one ticket's memfd to another's on a thread, then call `copied`. Both memfds must stay until
+        then."""
         self._begin(self._copy(command, self._memfds[command.source], self._memfds[command.ticket]))
 
     def free(self, ticket: int) -> None:
@@ -86,7 +87,7 @@ class Slots:
             self._freed.set()
 
     def trim(self) -> None:
-        """Return memory to the system that the streams' shares do not need."""
+        """Return to the system the memory that the streams' shares do not need."""
         if self._arena.spare:
             for memfd in self._arena.trim(*self._reserved()):
                 self._gone(memfd)
@@ -138,7 +139,7 @@ class Slots:
                 refused_at = None
                 continue
             queue.appendleft(wish)
-            # Where the machine has refused, free slots of other sizes go back to it first.
+            # If the machine has refused memory, first return the free slots of other sizes to it.
             nbytes, count = self._reserved()
             for memfd in self._arena.trim(*(0, 0) if refused_at else (nbytes - wish.nbytes, count - 1)):
                 self._gone(memfd)
@@ -157,11 +158,12 @@ class Slots:
                 self._assign(wish, new)
             else:
                 self._arena.free(new)
-                self.trim()  # the ticket that wanted it may have been the last
+                self.trim()  # the ticket that wanted it was freed, and may have been the last
         del self._waiting[stream]
 
     async def _slot_comes_free(self, stream: int, deadline: float) -> bool:
-        """Wait for a slot to become free, so that the stream goes on with fewer. Return False if none does in time."""
+        """Wait up to a second for a slot to become free, so that the stream can go on with fewer. Return False if
+        `deadline` has passed or the stream has no slots."""
         left = deadline - time.monotonic()
         if left <= 0 or not any(ticket // IDS_PER_STREAM == stream for ticket in self._memfds):
             return False

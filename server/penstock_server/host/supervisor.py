@@ -1,11 +1,11 @@
 """Starts the worker processes, replaces those that die, and kills those that hang.
 
-The fork server forks them; where it cannot, they are started afresh. The supervisor talks to them over inherited
-socketpairs and does not know the messages. It restarts a worker 0.1 s after its death, and doubles this pause with each
-further death up to 5 s (0.5 s if the worker was ready), until one has lived for a minute. It gives a place up when five
-processes in a row die in it before they are ready. Each process has an activity page (activity.py) that outlives it, so
-that the supervisor can read what it did when it died. With a hang timeout it kills workers that make no progress
-(hang_detection.py).
+The fork server forks them. If it cannot, the supervisor starts each as a new interpreter. The supervisor talks to them
+over inherited socketpairs and does not know the messages. It restarts a worker 0.1 s after its death, and doubles this
+pause with each further death up to 5 s (0.5 s if the worker was ready), until one has lived for a minute. It gives up a
+place when five processes in a row die in it before they are ready. Each process has an activity page (activity.py) that
+outlives it, so that the supervisor can read what the process was doing when it died. With a hang timeout it kills
+workers that make no progress (hang_detection.py).
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from .worker_handle import WorkerHandle
 log = logging.getLogger(__name__)
 
 MOST_EARLY_DEATHS = 5
-"""A place is given up when this many of its processes in a row have died before they were ready."""
+"""The supervisor gives up a place when this many processes in a row have died in it before they were ready."""
 
 FAREWELL_SECONDS = 5.0
-"""Seconds after which a retired worker that has not ended is killed."""
+"""Seconds that a retired worker has to end before it is killed."""
 
 FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0
-"""Seconds from a worker's death to the next start in its place: at first, and the most after doubling."""
+"""Seconds from a worker's death to the next start in its place: the first pause, and the longest after doubling."""
 
 LAST_PAUSE_READY = 0.5
-"""The most for a process that was ready: it may be the only one, and something outside may have killed it."""
+"""The longest pause after a process that was ready: it may be the only one, and something outside may have killed
+it."""
 
 _LIVED = 60.0
 """Seconds of life after which the pauses begin at `FIRST_PAUSE` again."""
@@ -62,7 +63,7 @@ class Supervisor:
             It stays in `workers` until it is retired.
         hang_timeout: seconds without a sample after which a worker in user code is killed. None: no worker is killed,
             and one that does not read its messages is only logged.
-        environment: variables of the workers, which go before those that their feeds want.
+        environment: environment variables of the workers. They override those that the feeds want.
     """
 
     def __init__(
@@ -110,13 +111,13 @@ class Supervisor:
         """Add a place and start a worker in it.
 
         Args:
-            number: of the worker, a free one; None: the smallest free one.
+            number: the worker's number, which must be free; None: the smallest free one.
 
         Returns:
             Its number.
 
         Raises:
-            OSError: there are no file descriptors for it.
+            OSError: no file descriptors are left for it.
         """
         if number is None:
             number = next(number for number in range(len(self.workers) + 1) if number not in self.workers)
@@ -125,7 +126,8 @@ class Supervisor:
         return number
 
     def retire(self, number: int, farewell: bytes) -> None:
-        """Send `farewell` to a worker that has no work left, and remove its place. No callback is called for it again.
+        """Send `farewell` to a worker that has no work left, and remove its place. No callback is called for it after
+        this.
 
         If the process has not ended after `FAREWELL_SECONDS`, it is killed.
         """
@@ -140,7 +142,7 @@ class Supervisor:
         worker.timer = self._loop.call_later(FAREWELL_SECONDS, worker.process.kill)
 
     def kill(self, number: int) -> None:
-        """Kill a worker's process now, if there is one; it is reported and replaced, as after any death."""
+        """Kill a worker's process now, if there is one. It is reported and replaced, as after any death."""
         worker = self.workers[number]
         if worker.process is not None:
             worker.process.kill()
@@ -148,7 +150,7 @@ class Supervisor:
             self._not_started(worker, "was killed before it started")
 
     def stacks(self) -> list[tuple[int, int, int]]:
-        """Return the workers that are ready: their numbers, their processes, and the fds of their stacks files."""
+        """Return the number, the process id and the fd of the stacks file of each worker that is ready."""
         found = ((worker.number, worker.stacks) for worker in self.workers.values())
         return [(number, *of_process) for number, of_process in found if of_process is not None]
 
@@ -160,10 +162,11 @@ class Supervisor:
         worker.starts_without_ready = 0
 
     def use_environment(self, number: int, variables: Environment) -> bool:
-        """Start a worker again because its feeds want these environment variables, and with it all others.
+        """Restart a worker because its feeds want these environment variables. The first such call restarts all
+        workers.
 
         Returns:
-            Whether it is done. False if the workers were started again already, with other variables.
+            True if it is done; False if the workers were already restarted with other variables.
         """
         if self._of_feeds not in (None, variables):
             return False
@@ -183,7 +186,7 @@ class Supervisor:
         return True
 
     def give_nobody_up(self) -> None:
-        """Never give a place up, however often its processes die before they are ready."""
+        """Never give up a place, no matter how often its processes die before they are ready."""
         self._patient = True
 
     async def stop(self, farewell: bytes, patience: float = 1.0) -> None:
@@ -246,7 +249,7 @@ class Supervisor:
         return self._fork_server
 
     def _forked(self, worker: WorkerHandle, start: object, fds: list[int], result: Process | OSError | None) -> None:
-        if worker.starting is not start or self._stopping:  # it has left, or was killed
+        if worker.starting is not start or self._stopping:  # the worker has left, or was killed
             if isinstance(result, Process):
                 result.forget()
         elif isinstance(result, Process):
@@ -267,7 +270,7 @@ class Supervisor:
         self._begin(worker, Process.started([*command, *self._feeds], self._variables(str(worker.number)), fds))
 
     def _variables(self, number: str) -> dict[str, str]:
-        """Return the environment of the worker with this number."""
+        """Return the environment of worker `number`."""
         result = of_workers(self._of_feeds or {}, self._environment)
         result["PYTHONHASHSEED"] = "0"
         result["PENSTOCK_WORKER"] = number  # the client does not start daemons in a worker
@@ -278,7 +281,7 @@ class Supervisor:
         process.watch(functools.partial(self._died, worker))
 
     def _not_started(self, worker: WorkerHandle, why: str, *, counts: bool = True) -> None:
-        """A start failed. It `counts` as a death unless descriptors or memory were lacking, which may pass."""
+        """Handle a failed start. It `counts` as a death unless descriptors or memory were lacking, which may pass."""
         worker.starts_without_ready -= not counts
         worker.forget()
         self._loop.call_soon(self._ended, worker, why, None)
@@ -333,7 +336,7 @@ class Supervisor:
         now, timeout = time.monotonic(), self._hang_timeout
         every = 1.0 if timeout is None else min(1.0, timeout / 4)
         if now - self._watched > every + (timeout or hang_detection.OUTSIDE_USER_CODE) / 2:
-            self._awake = now  # this process stood still, and so perhaps did the workers
+            self._awake = now  # this process did not run for a while, and perhaps the workers did not either
         self._watched = now
         for worker in self.workers.values():
             if timeout is None:
@@ -343,7 +346,7 @@ class Supervisor:
         self._watch_timer = self._loop.call_later(every, self._watch)
 
     def _warn(self, worker: WorkerHandle) -> None:
-        """Log once that a worker does not read its messages; without a timeout nothing else is done."""
+        """Log once that a worker does not read its messages. Without a hang timeout, nothing else is done about it."""
         last = worker.look() if worker.ready and worker.peer.unread else None
         if (
             last is not None
@@ -373,7 +376,7 @@ class Supervisor:
         return still(stopped=worker.stopped) if still(stopped=True) else ""
 
     async def _inquire(self, worker: WorkerHandle, timeout: float) -> None:
-        """Ask a worker for its stack, then kill it, unless it goes on meanwhile."""
+        """Ask a worker for its stack, then kill it, unless it makes progress meanwhile."""
         process, stack = worker.process, b""
         try:
             worker.ask_where()
@@ -385,7 +388,7 @@ class Supervisor:
                     break
             if process is not None and worker.process is process and (still := self._stands_still(worker, timeout)):
                 where = activity.where(stack)
-                worker.hung = f"{still} and was killed{where and '; it stood at '}{where}"
+                worker.hung = f"{still} and was killed{where and '; it was at '}{where}"
                 process.kill()
         finally:
             del self._inquiries[worker]

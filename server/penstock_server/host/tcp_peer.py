@@ -19,18 +19,18 @@ PING_EVERY = 5
 """Seconds between two heartbeats that a peer must answer."""
 
 _PIECE = 1 << 20
-"""Bytes that are sent to a peer in one step of the loop."""
+"""Bytes to send to a peer in one step of the loop."""
 
 _read = memoryview(bytearray(64 * 1024))
-"""Where bytes arrive. They are copied on before anything else happens, so all peers share it."""
+"""The buffer for received bytes. They are copied out before anything else happens, so all peers share it."""
 
 
 class TcpPeer(NetworkPeer):
     """A connection without encryption.
 
     Args:
-        ours: the type of socket at this end.
-        theirs: the type that the peer must have. The others are as for `NetworkPeer`.
+        ours: the socket type at this end.
+        theirs: the socket type that the peer must have. The others are as for `NetworkPeer`.
     """
 
     PIECE = MAX_CHUNK
@@ -51,7 +51,7 @@ class TcpPeer(NetworkPeer):
         self._incoming = Incoming(theirs)
         self._reading = True
         self._writing = False
-        self._more = False  # to be handled or received
+        self._more = False  # more to handle or to receive
         self._age = 0  # seconds
         self._loop.add_reader(self._fd, self._readable)
         self._outgoing.put_first(zmtp.GREETING + zmtp.ready(ours))
@@ -117,8 +117,8 @@ class TcpPeer(NetworkPeer):
             self._read()
 
     def _read(self) -> None:
-        """Handle what the peer sent, within the bounds of one step. Read until nothing more has come, because the loop
-        may report the end of a connection only once."""
+        """Handle what the peer sent, within the bounds of one step of the loop. Read until nothing more has come,
+        because the loop may report the end of a connection only once."""
         until = time.monotonic() + BUSY
         for _ in range(MESSAGES):
             if self._outgoing.answers > UNREAD:
@@ -140,7 +140,7 @@ class TcpPeer(NetworkPeer):
         self._soon()
 
     def _receive(self) -> bool:
-        """Receive what has come. Return False if that is nothing, or the end of the connection."""
+        """Receive the bytes that have arrived. Return False if there are none, or if the connection has ended."""
         target = self._incoming.target
         try:
             count = self._tcp.recv_into(target or _read)
@@ -194,7 +194,7 @@ class TcpPeer(NetworkPeer):
             self.close()
             return
         if not self._reading:
-            if sent:  # it reads its answers: a sign of life
+            if sent:  # the peer reads its answers, so it is alive
                 self._silence = 0
             if self._outgoing.answers <= UNREAD // 2:
                 self._soon()

@@ -1,4 +1,4 @@
-"""The supervisor's handle of a worker: its present process, its connection and its activity page."""
+"""The supervisor's handle of a worker: its current process, its connection and its activity page."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from .process import Process
 class WorkerHandle:
     """One worker, which keeps its number while its processes come and go.
 
-    When a process has ended, the connection to the next one is made at once: messages wait in it until that one runs.
+    When a process ends, the connection to its successor is there at once: messages wait in it until the successor runs.
 
     Attributes:
-        process: that runs now, or None.
-        starting: identifies the start that is under way, or None.
+        process: the running process, or None.
+        starting: identifies the start in progress, or None.
         ready: whether the process has imported the user's modules.
         restarts: how often the process was replaced.
-        given_up: whether no further process is started.
+        given_up: True if no further process will be started.
         leaving: whether it was retired.
-        failures_in_a_row: deaths since a process has lived long enough.
-        starts_without_ready: starts since a process was ready.
+        failures_in_a_row: deaths since a process last lived long enough.
+        starts_without_ready: starts since a process was last ready.
         started: when the last start began, in monotonic seconds.
-        timer: until the next process is started, or a leaving one is killed.
+        timer: starts the next process, or kills a leaving one.
         hung: why it was killed, if it was killed for hanging.
-        again: whether the process ends to be started again, which does not count as a death.
-        warned: whether the log says already that this process does not read its messages.
-        peer: the connection.
+        again: whether the process is being restarted, so that its end does not count as a death.
+        warned: whether the log already says that this process does not read its messages.
+        peer: the connection to the process, or to the next one if there is none.
     """
 
     def __init__(self, number: int, on_data: Callable[[int, bytes, int | None], None]) -> None:
@@ -59,7 +59,8 @@ class WorkerHandle:
         self.warned = False
         self._unread_since: float | None = None
         self._next: tuple[Peer, socket.socket] | None = None
-        """The connection to the next process, made ahead: at a death there may be no file descriptors for it."""
+        """The connection to the next process, made in advance: when a process dies, no file descriptors might be
+        left."""
         self._on_data = on_data
         self._page: mmap.mmap | None = None
         self._page_fd = self._stacks = -1
@@ -72,8 +73,8 @@ class WorkerHandle:
 
     @property
     def doing(self) -> dict[str, object] | None:
-        """For status: what it works on, the samples made of it if that is a split, and how many seconds ago that was;
-        None if it has no work."""
+        """For status: what it works on, the samples read so far if that is a split, and the seconds since its last
+        progress; None if it has no work."""
         now = self.look()
         if now is None or now.run < 0 or now.waits:
             return None
@@ -86,13 +87,13 @@ class WorkerHandle:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped the process, which then continues at SIGCONT."""
+        """Whether a signal has stopped the process. SIGCONT would continue it."""
         return self.pid is not None and _fields(self.pid)[:1] == ["T"]
 
     def unread(self, last: Activity) -> float:
-        """Return for how many seconds a message has been lying unread, as far as calls of this method have seen.
+        """Return how many seconds a message has lain unread, as far as the calls of this method have seen.
 
-        `last`: its activity page; a change there shows that it reads.
+        `last`: the worker's activity page; a change there shows that the worker reads.
         """
         now = time.monotonic()
         if not self.peer.unread:
@@ -103,7 +104,7 @@ class WorkerHandle:
 
     @property
     def spent(self) -> dict[str, float] | None:
-        """For status: where the process's time went since it was ready, and how long it had a CPU or waited for one."""
+        """For status: where the process's time went since it was ready, and how long it had, or waited for, a CPU."""
         spent, pid = self.time_spent(), self.pid
         if spent is None or pid is None:
             return None
@@ -124,13 +125,13 @@ class WorkerHandle:
         return None if self._page is None else activity.read(self._page)
 
     def prepare(self) -> list[int]:
-        """Make the files of the next process.
+        """Create the files of the next process.
 
         Returns:
             The fds of its connection, its activity page, and its stacks file.
 
         Raises:
-            OSError: they cannot be made; nothing is left of the attempt.
+            OSError: they cannot be made. The attempt leaves nothing behind.
         """
         self.started = time.monotonic()
         self.starting = object()
@@ -148,7 +149,7 @@ class WorkerHandle:
         return [self._theirs.fileno(), self._page_fd, self._stacks]
 
     def begin(self, process: Process) -> None:
-        """The process has started, and has the files that `prepare` made."""
+        """Note that the process has started, with the files that `prepare` made."""
         self.process, self.starting = process, None
         os.close(self._page_fd)
         self._page_fd = -1
@@ -174,13 +175,13 @@ class WorkerHandle:
             self.process.send_signal(signal.SIGUSR2)
 
     def stack(self) -> bytes:
-        """Return what it has written of its stack."""
+        """Return as much of its stack as the process has written."""
         return b"" if self._stacks < 0 else stacks.dumped(self._stacks)
 
     def renew(self) -> None:
-        """Replace the connection to the last process by one to the next, in which nothing was sent yet."""
+        """Replace the connection to the last process with one to the next, in which nothing was sent yet."""
         following, self._next = self._next, None
-        if following is None:  # no process was given this one: there were no descriptors to start it
+        if following is None:  # no process ever got this one: no descriptors were left to start it
             self.peer.unsay()
             _empty(self._theirs)
             return
@@ -209,7 +210,7 @@ class WorkerHandle:
 
 
 def _empty(connection: socket.socket) -> None:
-    """Discard what lies in it unread."""
+    """Discard its unread messages."""
     with contextlib.suppress(BlockingIOError):
         while connection.recv(1, socket.MSG_DONTWAIT):
             pass

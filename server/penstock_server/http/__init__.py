@@ -1,7 +1,7 @@
 """The daemon's HTTP server (`penstock serve --http`): a live page, metrics for Prometheus, health checks, and the
 status as JSON.
 
-It only reads. Its packages are imported only if it is asked for.
+It only reads. Its packages are imported only if `--http` is given.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Copies the first rows of a batch out of its slot, before it is sent: a consumer may write there later.
+"""Copies the first rows of a batch out of its slot before it is sent, because a consumer may write there later.
 
-The event loop does this, so little is copied: a few whole samples, and more rows only of leaves that are small.
+This runs on the event loop, so it copies little: a few whole samples, and more rows only of small leaves.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from ..coordinator.feeds import ServedFeed
 from ..host.arena import Memfd
 
 MOST_SAMPLES = 12
-"""Samples that are copied with all their leaves."""
+"""Maximum number of samples to copy with all their leaves."""
 
 MOST_LEAVES = 64
-"""Leaves that are copied, of a sample that has more."""
+"""Maximum number of leaves to copy."""
 
 _MOST_NBYTES = 8 << 20
-"""Bytes of these samples together; but one sample is copied in any case if it is smaller than `_LARGEST`."""
+"""Maximum bytes of these samples together. One sample is always copied, without rows that are larger than
+`_LARGEST`."""
 
 _LARGEST = 32 << 20
 
 _SMALL = 256 << 10
-"""Bytes of a leaf up to which rows of further samples are copied, for its histogram."""
+"""Bytes of a leaf up to which further rows are copied, for its histogram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class CopiedRows:
     """Rows of one leaf.
 
     Attributes:
-        values: their array; of text and of ragged rows all of them one behind the other.
-        ends: where each ends in `values`, from 0 on; None if each is a row of an array.
-        strings: of text the strings in a row; None: it is no text.
+        values: their array; for text and ragged rows, all rows one after another.
+        ends: where each row or string ends in `values`, after a leading 0; None if each row is a row of the array.
+        strings: for text, the number of strings in a row; None if it is not text.
     """
 
     values: npt.NDArray[Any]
@@ -50,7 +51,8 @@ class CopiedRows:
     strings: int | None = None
 
     def row(self, number: int, shape: tuple[int | None, ...]) -> Any:
-        """Return a row; of text an array of bytes objects, or one of them if `shape`, that of a row, is empty."""
+        """Return a row. For text, it is an array of bytes objects, or one bytes object if `shape` (the shape of a row)
+        is empty."""
         if self.ends is None:
             return self.values[number]
         if self.strings is None:
@@ -70,10 +72,10 @@ class CopiedBatch:
 
     Attributes:
         epoch, lane, index: the batch: its number in the lane of the epoch.
-        rows: that the batch has; 1 if its leaves have no rows in common, and it counts as one sample.
-        samples: rows that were copied of all leaves.
-        nbytes: of the whole batch.
-        leaves: the first `MOST_LEAVES` in the order of the spec; None if a row of it is too large to be shown.
+        rows: the number of rows of the batch; 1 if its leaves have no rows in common, and it counts as one sample.
+        samples: the number of rows that were copied of all leaves.
+        nbytes: bytes of the whole batch.
+        leaves: the first `MOST_LEAVES` in the order of the spec; None for a leaf whose rows are too large to show.
         one: whether the batch counts as one sample.
     """
 
@@ -92,7 +94,7 @@ def copy_batch(feed: ServedFeed, slab: SendSlab, memfd: Memfd) -> CopiedBatch:
 
     Raises:
         OSError: the memory cannot be read.
-        ValueError: what lies there does not fit the feed.
+        ValueError: the contents of the slot do not fit the feed.
     """
     layout = feed.layout(slab.shapes)
     places = iter(layout.places)
@@ -125,7 +127,7 @@ class _Stored:
     ends: LeafPlace | None
 
     def ready_rows(self) -> int | None:
-        """How many rows it has in a batch that user code has made; None if it has no dimension."""
+        """Return how many rows it has in a batch that user code has made; None if it has no dimension."""
         if self.ends is None:
             return self.values.shape[0] if self.values.shape else None
         shape = self.column.leaf.shape
@@ -134,11 +136,11 @@ class _Stored:
         return (self.ends.shape[0] - 1) // max(1, math.prod(dim or 1 for dim in shape[1:]))
 
     def row_nbytes(self, rows: int) -> int:
-        """Bytes of a row, on average."""
+        """Return the average number of bytes of a row."""
         return -(-(self.values.nbytes + (self.ends.nbytes if self.ends else 0)) // max(1, rows))
 
     def rows(self, fd: int, number: int, rows: int, count: int, *, one: bool) -> CopiedRows:
-        """Read `count` of the `rows` rows of batch `number`; with `one` all of it as one row."""
+        """Read `count` of the `rows` rows of batch `number`; with `one`, read all of it as one row."""
         shape = self.values.shape
         if self.ends is None:
             shape = (1, *shape) if one else (count, *shape[1:])

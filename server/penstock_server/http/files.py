@@ -14,8 +14,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-"""Headers of all answers. Scripts come from files alone: text of user code that a browser took for HTML could not run.
-Pictures may stand in the page's own data."""
+"""Headers of all answers. Scripts come from files alone, so text from user code could not run even if a browser took it
+for HTML. Pictures may be part of the page's own data."""
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -34,7 +34,7 @@ class File:
 
 
 def files() -> dict[str, File]:
-    """Return all files by their paths, such as "page.js"."""
+    """Return all files by path, such as "page.js"."""
     return {
         path.relative_to(_FOLDER).as_posix(): File(path.read_bytes(), _TYPES[path.suffix])
         for path in sorted(_FOLDER.rglob("*"))

@@ -1,8 +1,8 @@
-"""What the page shows, in one answer a second. While nobody asks for it, only the rates of feeds are noted.
+"""The data that the page shows, in one answer a second. While nobody asks, only the rates of feeds are recorded.
 
-The page asks once a second, and says how much of each history it has. (Events pushed by the server would have to be
-stopped for tabs that nobody sees, to be found again after a loss, and to be ended with the daemon. A question that does
-not come costs nothing.) Whoever asks is answered from the same looks, so ten open pages cost little more than one.
+The page asks once a second, and says how much of each history it has. (A server that pushes events would have to stop
+them for hidden tabs, resume them after a lost connection, and end them with the daemon. A request that does not come
+costs nothing.) All pages are answered from the same looks, so ten open pages cost little more than one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from .timeline import Timeline
 from .watched import Watched
 
 _IDLE = 5.0
-"""Seconds without a question after which nobody looks."""
+"""Seconds without a request after which the daemon stops looking."""
 
 MOST_WORKERS = 128
-"""Workers that are shown: those with the smallest numbers, which are the daemon's own and then those of hosts."""
+"""Maximum number of workers to show: those with the smallest numbers, so first the daemon's own, then those of
+hosts."""
 
 
 class Live:
@@ -40,11 +41,11 @@ class Live:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with what is noted at all times."""
+        """Begin to keep the log's warnings and errors."""
         self._notices.begin()
 
     async def stop(self) -> None:
-        """End."""
+        """Stop looking."""
         self._notices.end()
         if self._task is not None:
             self._task.cancel()
@@ -52,19 +53,20 @@ class Live:
                 await self._task
 
     def another_second(self) -> None:
-        """Look at the rates of all feeds, and at everything else if somebody asks for it."""
+        """Look at the rates of all feeds, and at everything else while somebody asks for it."""
         self._note_rates()
         if self._task is not None:
             self._look()
             self._ask_hosts()
 
     def _look(self) -> None:
-        """Look at what is shown of this moment."""
+        """Take the status that pages show."""
         self._watched.memory.fresh()
         self._status = self._watched.status()
 
     def _note_rates(self) -> None:
-        """Readiness and verdicts come from the same counters, so that they never contradict each other."""
+        """Record the counters of all feeds. Readiness and verdicts come from the same ones, so they never contradict
+        each other."""
         looks = {}
         for name, feed in self._watched.feeds.items():
             sent, waits = feed.sent, self._watched.waits(name)
@@ -75,10 +77,10 @@ class Live:
         """Return everything that is new, as JSON.
 
         Args:
-            seconds: how many points of `rates` by the second the page has had.
-            minutes: those by the minute.
+            seconds: how many per-second points of `rates` the page has had.
+            minutes: how many per-minute points.
             looks: how many looks of the `timeline`.
-            changes: the `changes` of the `notices` that it has.
+            changes: the `changes` of the `notices` that the page has.
         """
         self._asked = time.monotonic()
         if self._task is None:
@@ -98,13 +100,13 @@ class Live:
         )
 
     async def _run(self) -> None:
-        """Look at what workers do, until nobody asks any longer."""
+        """Look at the workers' activity until nobody asks any longer."""
         while time.monotonic() - self._asked < _IDLE:
             await asyncio.sleep(EVERY)
             self._look_at_workers()
 
     def _ask_hosts(self) -> None:
-        """Ask the hosts that have joined what their workers do. They stop by themselves if nobody asks again."""
+        """Ask the joined hosts for their workers' activity. They stop on their own if nobody asks again."""
         now = self._watched.seconds()
         for host in self._watched.hosts:
             host.view.ask_activity(now)

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, made of the daemon's status. No I/O, except where the format is chosen.
+"""Metrics for Prometheus, made from the daemon's status. No I/O, except where the format is chosen.
 
 `METRICS` lists every metric with its help text. Counters of a worker begin at 0 again when its process is replaced.
 """
@@ -33,7 +33,7 @@ METRICS: dict[str, str] = {
     "penstock_feed_sent_samples_total": "Samples that were sent to consumers (rows of their batches).",
     "penstock_feed_sent_bytes_total": "Bytes of the batches that were sent, in shared memory or over the network.",
     "penstock_feed_errors_total": "How often user code raised in a run, including attempts that were repeated.",
-    "penstock_feed_skipped_splits_total": "Splits that were left out from where user code raised or ended its worker.",
+    "penstock_feed_skipped_splits_total": "Splits left out from the point where user code raised or ended its worker.",
     "penstock_feed_reading_seconds_total": "Seconds in which consumers read epochs, all consumers together.",
     "penstock_feed_waiting_seconds_total": "Seconds of these in which a consumer had nothing to take, by cause.",
     "penstock_consumer_reading_seconds_total": "Seconds in which the consumer read epochs.",
@@ -61,16 +61,16 @@ METRICS: dict[str, str] = {
     "penstock_host_unsent_bytes": "Bytes of batches that the network has not taken from the host yet.",
     "penstock_host_lanes": "Lanes that the host's workers make now.",
     "penstock_host_awaited_seconds_total": "Seconds that consumers have waited for batches of the host's workers.",
-    "penstock_host_silent_seconds": "Seconds since anything was heard of the host.",
+    "penstock_host_silent_seconds": "Seconds since the last message from the host.",
 }
 
 
 def render(status: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
-    """Return the metrics as text, and its content type: OpenMetrics if `accept`, an Accept header, asks for it.
+    """Return the metrics as text, and its content type: OpenMetrics if `accept` asks for it.
 
     Args:
         status: the daemon's status.
-        accept: of the request.
+        accept: the request's Accept header.
     """
     encoder, content_type = choose_encoder(accept)
     return encoder(_Collected(list(families(status)))), content_type
@@ -127,7 +127,8 @@ def _feeds(feeds: list[dict[str, Any]]) -> Iterator[Metric]:
 
 
 def _consumers(streams: list[dict[str, Any]]) -> Iterator[Metric]:
-    """A process that joins a group twice has two consumers in one stream: they are added up."""
+    """Yield the consumers' metrics. A process that joins a group twice has two consumers in one stream: they are added
+    up."""
     reading: Counter[tuple[str, ...]] = Counter()
     waiting: Counter[tuple[str, ...]] = Counter()
     holding_up: Counter[tuple[str, ...]] = Counter()

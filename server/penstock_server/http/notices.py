@@ -14,12 +14,12 @@ _MOST_TRACEBACK = 8000
 
 
 class Notices(logging.Handler):
-    """Keeps the latest `MOST` warnings and errors. What is logged again counts as one that came several times.
+    """Keeps the latest `MOST` warnings and errors. A repeated one is kept once, with the number of times that it came.
 
     It is a handler of the package's logger, so the page shows what the log shows.
 
     Attributes:
-        changes: how often something came.
+        changes: how many warnings and errors have come.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Notices(logging.Handler):
         self.changes += 1
 
     def since(self, changes: int) -> dict[str, Any]:
-        """Return what is kept, the latest last, as JSON types; or nothing if no more than `changes` came."""
+        """Return the kept records, the latest last, as JSON types; none of them if no more than `changes` have come."""
         return {"changes": self.changes, "kept": None if changes == self.changes else list(self._kept.values())}
 
 

@@ -24,15 +24,15 @@ from .copied_rows import CopiedBatch, CopiedRows
 _TOO_LARGE = "too large to show"
 _BINS = 24
 _MOST_VALUES = 1 << 16
-"""Values that a histogram counts; of more, some are left out at even distances."""
+"""Values that a histogram counts. If there are more, it counts evenly spaced ones."""
 
 
 def preview(feed: ServedFeed, batch: CopiedBatch) -> dict[str, Any]:
-    """Return what there is to show of a batch, as JSON types.
+    """Return everything to show of a batch, as JSON types.
 
-    `leaves` has for each its path, what it is in words, its range, and a histogram: its ends (`low`, `high`), the
-    `counts`, and whether it counts `lengths`. `more_leaves` counts those that are left out. `samples` has for each a
-    list with an entry for each leaf: a `picture`, a PNG file in base64, or a `text`.
+    `leaves` has for each leaf its path, its kind in words, its range, and a histogram: the ends (`low`, `high`), the
+    `counts`, and whether it counts `lengths`. `more_leaves` is the number of leaves that are left out. `samples` has
+    for each sample a list with an entry for each leaf: a `picture` (a PNG file in base64) or a `text`.
     """
     columns = feed.columns.columns
     paths = list(leaves(unflatten(feed.info.spec, list(range(len(columns))))))  # as the user's dictionaries have them
@@ -60,7 +60,7 @@ def preview(feed: ServedFeed, batch: CopiedBatch) -> dict[str, Any]:
 def _leaf(
     path: str, column: Column, copied: CopiedRows | None, shape: tuple[int | None, ...], samples: int
 ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """One leaf, whose rows have this shape: figures of all of it, and its cell in each sample."""
+    """Return the figures of one leaf, whose rows have this shape, and its cell in each sample."""
     if copied is None or not samples:
         said = _TOO_LARGE if copied is None else "empty"
         return {"path": path, "kind": said, "range": "", "strange": False, "histogram": None}, [
@@ -74,7 +74,7 @@ def _leaf(
 
 
 def _row_shape(column: Column, feed: ServedFeed, batch: CopiedBatch) -> tuple[int | None, ...]:
-    """The shape of a leaf in one row. A leaf of ready batches has that of the batch."""
+    """Return the shape of one row of a leaf. In ready batches, the leaf's own shape is that of the batch."""
     shape = column.leaf.shape
     return shape if feed.plan.batch_size is not None or batch.one else shape[1:]
 
@@ -88,7 +88,7 @@ def _shown(value: Any) -> str:
 
 
 def _figures(copied: CopiedRows, column: Column, dtype: str) -> dict[str, Any]:
-    """The range of a leaf, and its histogram."""
+    """Return the range of a leaf, and its histogram."""
     numbers = Numbers()
     if column.kind is not TEXT:
         numbers.add(copied.values)
@@ -100,7 +100,7 @@ def _figures(copied: CopiedRows, column: Column, dtype: str) -> dict[str, Any]:
 
 
 def _cells(leaf: LeafSummary, values: list[Any]) -> list[dict[str, str]]:
-    """A leaf in each sample."""
+    """Return the cell of a leaf in each sample."""
     pictures = painted(leaf.tiles) if is_image(leaf) else []
     return [
         {"picture": base64.b64encode(png(pictures[number], level=1)).decode()}

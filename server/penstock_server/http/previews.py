@@ -1,7 +1,7 @@
-"""Previews of what is being fed: a batch is copied aside before it is sent, when somebody asks for one.
+"""Previews of the batches that a feed sends: if somebody asks for one, a batch is copied before it is sent.
 
-While nobody asks, slabs pass by with one `if` each. A question makes the next slab of the feed be looked at, and then
-slabs pass by again. So however often somebody asks, a feed is copied from at most once a second.
+While nobody asks, each slab costs one `if`. After a request, a part of the feed's next slab is copied, and later slabs
+pass again. However often somebody asks, a feed is copied from at most once a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AT_MOST_EVERY = 1.0
 """Seconds between two copies of one feed."""
 
 _KEPT = 30.0
-"""Seconds for which a preview is kept after somebody asked last."""
+"""Seconds for which a preview is kept after the last request for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Previews:
         self._making: dict[str, asyncio.Task[None]] = {}
 
     def ask(self, feed: str, number: int) -> str:
-        """Return the latest preview of a feed as JSON, `null` if it is preview `number`, and want a new one.
+        """Return the latest preview of a feed as JSON, or `null` if it is preview `number`, and request a new one.
 
-        Besides what `preview` gives it has a `number`, and at which second of the daemon it was `taken`.
+        In addition to the fields of `preview`, it has a `number`, and the second of the daemon at which it was `taken`.
         """
         now = time.monotonic()
         self._asked[feed] = now
@@ -58,7 +58,7 @@ class Previews:
         return "null" if made is None or made.number == number else made.text
 
     def forget_old(self) -> None:
-        """Forget what nobody asks for any longer. Called once a second."""
+        """Forget previews that nobody asks for any longer. Called once a second."""
         now = time.monotonic()
         for feed in [feed for feed, asked in self._asked.items() if now - asked > _KEPT]:
             del self._asked[feed]
@@ -66,14 +66,14 @@ class Previews:
             self._want_no_more(feed)
 
     def stop(self) -> None:
-        """Look at nothing more."""
+        """Stop looking at slabs."""
         self._wanted.clear()
         self._watched.look_at_slabs(None)
         for task in self._making.values():
             task.cancel()
 
     def _look(self, feed: str, slab: SendSlab, memfd: Memfd) -> None:
-        """A slab is about to be sent. A failure here must not harm its stream."""
+        """Copy from a slab that is about to be sent, if its feed is wanted. A failure here must not harm its stream."""
         if feed not in self._wanted:
             return
         self._want_no_more(feed)

@@ -1,7 +1,7 @@
 """How fast each feed was, and how often its consumers had a batch ready, since the daemon was started. No I/O.
 
-Each second of the last 15 minutes and each minute of the last day is kept, in some 100 KB for each feed. That costs so
-little that it is done whether somebody looks or not: who opens the page sees how it came to this.
+Each second of the last 15 minutes and each minute of the last day is kept, in some 100 KB for each feed. That is cheap
+enough to do at all times, so a user who opens the page sees the history.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class FeedLook:
     """A feed at one moment.
 
     Attributes:
-        batches, samples, nbytes: sent so far.
+        batches, samples, nbytes: amounts sent so far.
         reading: seconds in which consumers have read epochs so far, all consumers together.
-        waiting: those of them in which a consumer had nothing to take.
+        waiting: the part of these seconds in which a consumer had nothing to take.
     """
 
     batches: int
@@ -37,7 +37,7 @@ class FeedLook:
 
 
 Looks: TypeAlias = Mapping[str, FeedLook]
-"""All feeds, by their names."""
+"""All feeds, by name."""
 
 
 class Rates:
@@ -53,11 +53,12 @@ class Rates:
         self._minutes.look(at, feeds)
 
     def since(self, seconds: int, minutes: int) -> dict[str, Any]:
-        """Return the points after the first `seconds` and `minutes` ones that were ever made, as JSON types.
+        """Return the per-second points after the first `seconds` ones, and the per-minute points after the first
+        `minutes` ones, as JSON types.
 
         Each of the two has the `count` of points so far, when each point was taken (`at`, in seconds of the daemon),
         and for each feed batches, samples and bytes a second, and the share of the time in which consumers had
-        something to take. None: there is no such figure.
+        something to take. A figure that does not exist is None.
         """
         return {"seconds": self._seconds.since(seconds), "minutes": self._minutes.since(minutes)}
 
@@ -117,5 +118,5 @@ class _Track:
 
 
 def _short(values: npt.NDArray[np.float64]) -> list[float | None]:
-    """Numbers of four digits; None for NaN, which JSON does not have."""
+    """Return the numbers with four digits; None for NaN, which JSON does not have."""
     return [None if value != value else float(f"{value:.4g}") for value in values.tolist()]

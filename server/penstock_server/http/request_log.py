@@ -1,4 +1,4 @@
-"""Takes what aiohttp logs: requests that cannot be read, which make a few lines a minute, and bugs of ours."""
+"""Takes aiohttp's log: a few lines a minute about requests that cannot be read, and our own bugs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RequestLog:
 
     Args:
         log: where lines about requests go.
-        bugs: where unexpected errors are noted.
+        bugs: notes unexpected errors.
     """
 
     def __init__(self, log: RateLimitedLog, bugs: Bugs) -> None:
@@ -21,10 +21,10 @@ class RequestLog:
         self._bugs = bugs
 
     def debug(self, text: str, *values: object, exc_info: object = None) -> None:
-        """Nothing: connections that end early, and bytes that are not HTTP."""
+        """Ignore it: connections that end early, and bytes that are not HTTP."""
 
     def exception(self, text: str, *values: object, exc_info: BaseException | None = None) -> None:
-        """An answer is an error, or there is none; aiohttp has closed the connection."""
+        """Log a request that cannot be read, or note a bug. aiohttp has closed the connection."""
         if isinstance(exc_info, HttpProcessingError):
             why = type(exc_info).__name__
             self._log.warning("refused a request over HTTP: %s", why, event="message_refused")

@@ -1,8 +1,8 @@
 """Answers HTTP requests on the daemon's event loop.
 
-It only reads. Without an open page it answers with figures that the daemon has anyway. It has a limit of connections,
-so that whoever connects here takes no file descriptors from consumers. A page of another site must not read from a
-browser on this host what only this host may see, so a server on a loopback address answers only requests that name one.
+It only reads. Without an open page it answers with figures that the daemon has anyway. It limits its connections, so
+that they take no file descriptors from consumers. In a browser on this host, a page of another site must not read what
+only this host may see. So a server on a loopback address answers only requests that name such an address.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .watched import Watched
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 64
-"""Further ones are closed at once."""
+"""Maximum number of connections. Further ones are closed at once."""
 
 MOST_ANSWERS = 40
-"""Answers to pages a second: 30 pages that show everything. Further questions are refused."""
+"""Maximum number of answers to pages per second: 30 pages that show everything. Further requests are refused."""
 
 
 class HttpService:
@@ -46,7 +46,7 @@ class HttpService:
         watched: what it may look at in the daemon.
 
     Attributes:
-        address: host and port, from `start` on the one that was picked.
+        address: host and port; after `start`, the port that was picked.
     """
 
     def __init__(self, host: str, port: int, watched: Watched) -> None:
@@ -59,7 +59,7 @@ class HttpService:
         self._files = files()
         self._log = RateLimitedLog(log)
         self._answers = 0
-        """How many were given to pages in this second."""
+        """How many answers were given to pages in this second."""
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
 
@@ -124,7 +124,7 @@ class HttpService:
             await self._runner.cleanup()
 
     def another_second(self, _: int) -> None:
-        """Note what is noted at all times. The daemon's clock calls this once a second."""
+        """Do the work of each second. The daemon's clock calls this."""
         self._answers = 0
         self._live.another_second()
         self._log.look_at_the_clock(time.monotonic())
@@ -210,7 +210,7 @@ class _Full(asyncio.Protocol):
 
 
 def _is_local(host: str) -> bool:
-    """Whether the Host header names this host by a loopback address or as localhost."""
+    """Return whether the Host header names this host by a loopback address or as localhost."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]")
     return name.lower() == "localhost" or is_loopback(name)
@@ -221,7 +221,7 @@ def _answer(file: File) -> web.Response:
 
 
 def _number(request: web.Request, name: str) -> int:
-    """The number of this name in the query; 0 if there is none."""
+    """Return the number of this name in the query; 0 if there is none."""
     text = request.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 

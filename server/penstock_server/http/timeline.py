@@ -1,4 +1,5 @@
-"""What each worker did in the last minutes, from looks several times a second while somebody looks at the page."""
+"""The activity of each worker in the last minutes, from looks several times a second while somebody has the page
+open."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from typing import Any, TypeAlias
 from penstock_proto.messages import WorkerActivity
 
 KEPT = 120.0
-"""Seconds of looks that are kept; fewer where these have more than `_MOST_CELLS`: those of 64 workers."""
+"""Seconds of looks to keep; fewer if they have more than `_MOST_CELLS` cells, the number for 64 workers."""
 
 _MOST_CELLS = 64 * 600
 
 Cell: TypeAlias = tuple[int, int, int, int, str]
-"""One worker in the time between two looks: its number, what its process does, in thousandths the time in the generator
-and that in collating, and what it read."""
+"""One worker in the time between two looks: its number, the state of its process, the time in the generator and in
+collating (both in thousandths), and what it read."""
 
 
 class Timeline:
@@ -42,14 +43,14 @@ class Timeline:
             self._cells -= len(self._looks.popleft()[1])
 
     def forget(self) -> None:
-        """Nobody looks any longer."""
+        """Forget all looks: nobody has the page open any longer."""
         self._looks.clear()
         self._cells = 0
 
     def since(self, count: int) -> dict[str, Any]:
         """Return the looks after the first `count` ones that were ever made, as JSON types.
 
-        `looks` has for each its time and its cells, in which a number stands for one of the `texts`.
+        `looks` has for each look its time and its cells, in which a number stands for one of the `texts`.
         """
         texts: dict[str, int] = {}
         looks = list(self._looks)[max(0, len(self._looks) - max(0, self._count - count)) :]

@@ -1,4 +1,4 @@
-"""What the HTTP server may look at in the daemon, and the one thing that it may ask for: a look at a slab."""
+"""The parts of the daemon that the HTTP server may read, and the one thing that it may ask for: a look at a slab."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Watched:
 
     Attributes:
         status: makes the daemon's status.
-        status_text: the same as JSON text, made at most some times a second.
-        waits: what the consumers of a feed have waited for, given its name.
-        seconds: since the daemon was started.
-        feeds: by their names.
-        workers: the daemon's own.
-        hosts: those that have joined.
-        memory: of their processes.
-        feed_of: the name of the feed that a run reads; "" if it is unknown, or the only one.
-        look_at_slabs: has a function called for each slab before it is sent, or no longer (None).
-        bugs: where unexpected errors are noted.
+        status_text: the same as JSON text, made at most a few times a second.
+        waits: takes the name of a feed, and returns what its consumers have waited for.
+        seconds: returns the seconds since the daemon was started.
+        feeds: the feeds, by name.
+        workers: returns the daemon's own workers.
+        hosts: the joined hosts.
+        memory: the memory of worker processes.
+        feed_of: returns the name of the feed that a run reads; "" if it is unknown, or the only one.
+        look_at_slabs: sets a function to call for each slab before it is sent; None: call none.
+        bugs: notes unexpected errors.
     """
 
     status: Callable[[], dict[str, Any]]

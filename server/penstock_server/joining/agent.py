@@ -1,7 +1,8 @@
-"""The process of `penstock join`: starts the workers of this host, joins the head with them, and joins it again.
+"""The process of `penstock join`: starts this host's workers, joins the head with them, and joins again after a lost
+connection.
 
-The workers import the feeds at once, so that a mistake shows before the head is asked. When the connection ends their
-processes are replaced: what they were making belongs to a stream that goes on without them.
+The workers import the feeds at once, so that a mistake shows before the head is asked. When the connection ends, the
+agent replaces their processes: their unfinished batches belong to a stream that goes on without them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ AGAIN = 1.0
 """Seconds between two attempts to connect."""
 
 PATIENCE = 60.0
-"""Seconds without the head after which a host ends that has joined before."""
+"""Seconds to wait for a head that does not answer, at the start or after it was lost."""
 
 
 class Agent:
@@ -52,17 +53,17 @@ class Agent:
     Args:
         feeds: MODULE:ATTR of each feed.
         place: host and port of the head.
-        workers: how many, until the head asks for another number (`penstock scale --host`).
-        memory: bytes in which they build what they send to the head.
-        name: of this host.
+        workers: number of workers, until the head asks for another number (`penstock scale --host`).
+        memory: bytes in which the workers build batches for the head.
+        name: this host's name.
         keys: this host's keys, or None.
         hang_timeout: as for `Supervisor`.
-        environment: variables of the workers.
-        grace: seconds in which the workers hand over their work when this host is to leave.
+        environment: environment variables of the workers.
+        grace: seconds that the workers have to hand over their work when this host leaves.
         patience: seconds to wait for the head.
         fetch_port: where trainers can fetch batches; 0: any free port.
         allow_uids: users, besides our own and root, whose trainers on this host may map its memory.
-        until_stdin_closes: end at the end of standard input, too: whoever started this host is gone.
+        until_stdin_closes: also end at the end of standard input, when the process that started this host is gone.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Agent:
         self._until_stdin_closes = until_stdin_closes
         self._process = secrets.token_bytes(16)
         self._imported: dict[int, bytes] = {}
-        """What workers said that are ready: their Imported."""
+        """The encoded Imported message of each ready worker."""
         self._plans: dict[str, m.FeedPlan] = {}
         self._link: ToHead | None = None
         self._membership: Membership | None = None
@@ -112,7 +113,8 @@ class Agent:
         """Work until the head stops, or this host is told to leave.
 
         Raises:
-            PenstockError: the feeds cannot be served here, the head refuses this host, or it is gone for too long.
+            PenstockError: the feeds cannot be served here, the head refuses this host, or the head is gone for too
+                long.
         """
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -140,7 +142,7 @@ class Agent:
         log.info("stopped", extra={"event": "stopped"})
 
     def leave(self) -> None:
-        """Hand over what the workers do, and end; at once if this is called for the second time."""
+        """Hand over the workers' work, then end. A second call ends at once."""
         if self._leaving or self._membership is None:
             self._stopped.set()
             return
@@ -163,7 +165,7 @@ class Agent:
     # --- the head ---
 
     async def _keep_joined(self) -> None:
-        """Connect to the head and join it, again and again.
+        """Connect to the head and join it, again after each lost connection.
 
         Raises:
             PenstockError: the head is gone, or refuses the connection.
@@ -223,7 +225,7 @@ class Agent:
                 case _ if self._membership is not None:
                     self._membership.take(message)
         except ProtocolError as error:
-            self._fail(ProtocolError(f"the head says what no head says: {error.message}"))
+            self._fail(ProtocolError(f"the head sent an invalid message: {error.message}"))
 
     def _second_frame(self, data: bytes) -> memoryview:
         if self._membership is None:
@@ -259,7 +261,7 @@ class Agent:
             self._fail(error)
 
     def _ended(self, why: str) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection to the head."""
         if self._stopped.is_set():
             return
         text = "the connection to the head at tcp://%s:%d has ended%s; joining again"
@@ -278,7 +280,7 @@ class Agent:
         self._disconnected.set()
 
     def _number_again(self) -> None:
-        """Have as many workers as were asked for last, with the numbers from 0 on."""
+        """Run as many workers as the head asked for last, with the numbers from 0 on."""
         for worker in [worker for worker in self._supervisor.workers if worker >= self._count]:
             self._imported.pop(worker, None)
             self._workers.gone(worker)
@@ -330,7 +332,7 @@ class Agent:
         try:
             message = codec.from_worker(data)
         except ProtocolError as error:
-            text = "worker %d is killed, as it said what no worker says: %s"
+            text = "worker %d is killed, because it sent an invalid message: %s"
             log.error(text, worker, error.message, extra={"event": "worker_killed", "worker": worker})
             self._supervisor.kill(worker)
             return
@@ -360,7 +362,7 @@ class Agent:
         self._imported.pop(worker, None)
         self._workers.new_process(worker)
         if self._membership is not None:
-            text = "worker %d %s; what it was to make is made elsewhere"
+            text = "worker %d %s; other workers take over its work"
             log.error(text, worker, how, extra={"event": "worker_died", "worker": worker})
             self._membership.ended(worker, how, doing)
 
@@ -372,7 +374,7 @@ class Agent:
 
 
 def join(feeds: list[str], place: tuple[str, int], **options: Any) -> None:
-    """Run the workers of this host for the head at `place`, on uvloop, until it is over. Call it on the main thread.
+    """Run an `Agent` for the head at `place`, on uvloop, until it ends. Call it on the main thread.
 
     Args:
         feeds: MODULE:ATTR of each feed.

@@ -1,4 +1,4 @@
-"""What a host that joins must have in common with the head, so that its workers make the same batches."""
+"""Checks that a joining host agrees with the head, so that its workers make the same batches."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def versions() -> dict[str, str]:
 
 
 def sources(feeds: list[str]) -> tuple[m.Source, ...]:
-    """Return the SHA-256 of the file of each MODULE:ATTR; nothing is imported. That of a feed of data files is the
-    SHA-256 of what was asked for.
+    """Return the SHA-256 of the file of each MODULE:ATTR, without importing it. For a feed of data files, it is the
+    SHA-256 of its target (file_target.py).
 
     Raises:
         StartError: there is no such module.
@@ -40,7 +40,7 @@ def sources(feeds: list[str]) -> tuple[m.Source, ...]:
 
 
 def differences(join: m.Join, here: dict[str, str], ours: tuple[m.Source, ...]) -> str:
-    """Return what differs between a host that joins and the head, with both sides, or ""."""
+    """Return the first difference between a joining host and the head, with both sides, or ""."""
     names = {"penstock": "Penstock", "python": "Python", "numpy": "NumPy"}
     for field, name in names.items():
         theirs = getattr(join, field)
@@ -62,7 +62,7 @@ def differences(join: m.Join, here: dict[str, str], ours: tuple[m.Source, ...]) 
 
 
 def plan_differences(theirs: tuple[m.FeedPlan, ...], ours: tuple[m.FeedPlan, ...]) -> str:
-    """Return what differs between the feeds that were imported there and here, with both sides, or ""."""
+    """Return the first difference between the feeds as imported there and here, with both sides, or ""."""
     for one, other in zip(theirs, ours, strict=False):
         for field in structs.fields(m.FeedPlan):
             there, here = getattr(one, field.name), getattr(other, field.name)
@@ -82,7 +82,7 @@ def _digest(feed: str) -> bytes:
     name, path = place_of(feed)
     found = path or file_of(name)
     if found is None:
-        raise StartError(f"there is no module {name}: it is looked for in {os.getcwd()} and on the Python path")
+        raise StartError(f"there is no module {name} in {os.getcwd()} or on the Python path")
     try:
         return hashlib.sha256(Path(found).read_bytes()).digest()
     except OSError as error:
@@ -90,7 +90,7 @@ def _digest(feed: str) -> bytes:
 
 
 def folder(feeds: list[str]) -> str:
-    """Return the folder of the first feed's file with a slash behind it, or "". It may be another one on each host."""
+    """Return the folder of the first feed's file, with a slash at the end, or "". Hosts may have different ones."""
     for feed in feeds:
         if not is_file_target(feed):
             name, path = place_of(feed)

@@ -1,4 +1,4 @@
-"""The memory in which a host's workers build what belongs into slots at the head, and which bytes of it go there."""
+"""The memory in which a host's workers build batches for slots at the head, and which bytes of it go there."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..plan_sizes import fixed_slots
 
 
 class Building:
-    """Memory for what is being built or sent: at most `allowed` bytes. Those who wait for it get it in order.
+    """Memory for batches that are being built or sent: at most `allowed` bytes. Requests get it in order.
 
     Args:
         allowed: bytes.
-        gone: called with each memfd that was given back to the system.
+        gone: called with each memfd that was returned to the system.
 
     Attributes:
         allowed: as given.
         used: bytes in use.
-        is_short: whether somebody waits for memory.
-        wanted: called while somebody does.
+        is_short: whether a request waits for memory.
+        wanted: called each time a request has to wait.
     """
 
     wanted: Callable[[], None] = staticmethod(lambda: None)
@@ -45,7 +45,7 @@ class Building:
         """Wait for memory.
 
         Raises:
-            MemoryBound: there can never be so much, or the machine has none left.
+            MemoryBound: `nbytes` is more than `allowed`, or the machine has no memory left.
         """
         if nbytes > self.allowed:
             raise MemoryBound(
@@ -81,7 +81,7 @@ class Building:
         self._released.set()
 
     def close(self, in_use: Iterable[Memfd]) -> None:
-        """Give all memory back to the system. What is in use a process may still write to."""
+        """Return all memory to the system. Processes may still write to the memory that is in use."""
         for memfd in in_use:
             self._arena.retire(memfd)
             self._gone(memfd)
@@ -90,11 +90,11 @@ class Building:
 
 
 class Regions:
-    """Tells which bytes of a slot belong to what a worker has made of a feed.
+    """Computes which bytes of a slot hold the batches or rows of a feed that a worker has made.
 
     Args:
-        plan: the feed's.
-        spec: the feed's.
+        plan: the feed's plan.
+        spec: the feed's spec.
     """
 
     def __init__(self, plan: m.FeedPlan, spec: Spec) -> None:
@@ -104,11 +104,11 @@ class Regions:
             self._fixed = fixed_slots(plan, spec, plan.batch_size)
 
     def of_batches(self, first: int, batches: int, shapes: m.Shapes) -> list[tuple[int, int]]:
-        """Return where batches from place `first` on lie, as (start, stop)."""
+        """Return the regions of `batches` batches from place `first` on, as (start, stop)."""
         return self._layout(shapes).regions(first, batches)
 
     def of_rows(self, message: m.WriteRows) -> list[tuple[int, int]]:
-        """Return where the rows lie that this message has written, and the header of their batch."""
+        """Return the regions of the rows that `message` asked for, and of the header of their batch."""
         places = self._layout(message.shapes).places
         found = [(0, HEADER)]
         if self._fixed is not None:
@@ -118,7 +118,7 @@ class Regions:
         return [(start, stop) for start, stop in found if start < stop]
 
     def _of_columns(self, message: m.WriteRows, places: Iterator[LeafPlace]) -> Iterator[tuple[int, int]]:
-        """As worker/variable_rows.py writes them."""
+        """Yield the regions of the rows, as worker/variable_rows.py writes them."""
         row, count = message.row, message.count
         for column, before, own in zip(self._columns.columns, message.before, message.sizes, strict=True):
             place = next(places)
@@ -134,6 +134,6 @@ class Regions:
 
 
 def _part(place: LeafPlace, first: int, count: int, of: int) -> tuple[int, int]:
-    """Return where `count` rows from row `first` on lie of a leaf with `of` rows."""
+    """Return the region of `count` rows, from row `first` on, in a leaf of `of` rows."""
     each = place.nbytes // of if of else 0
     return place.offset + first * each, place.offset + (first + count) * each

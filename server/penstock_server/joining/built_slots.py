@@ -1,12 +1,13 @@
-"""At a host: the memory in which its workers build slots of the head, from the first byte until nobody needs it.
+"""At a host: the memory in which its workers build the head's slots, from the first byte until nobody needs it.
 
 Finished batches go to the head at once, before the worker's message about them. If the head says so, the host keeps
 them instead: consumers fetch them from here until the head releases them. Kept batches are still sent to the head when
 it asks for them, when a worker waits for memory, and when this host leaves.
 
-Consumers on this machine borrow the memory itself (lending.py). What they still use when the head has released it
-waits for them. If a worker needs memory before, it is left to them, and no longer counts as used. While consumers hold
-more than half of what this host allows, they copy what they borrow.
+Consumers on this machine borrow the memory itself (lending.py). If they still use memory that the head has released,
+the host waits for them. If a worker needs memory before that, the host leaves this memory to the consumers and no
+longer counts it as used. While consumers hold more than half of the memory that this host allows, they copy what they
+borrow.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class BuiltSlot:
     Attributes:
         worker: the head's number of the worker that builds it.
         memfd: its memory.
-        wanted: what is to be written.
-        regions: tells where batches lie.
-        secret: of a slot that is kept; otherwise empty.
-        parts: of a slot that is kept: what was reported, as (first, batches, shapes).
+        wanted: the message that says what to write.
+        regions: computes where batches lie.
+        secret: the secret of a kept slot; otherwise empty.
+        parts: the reported batches of a kept slot, as (first, batches, shapes).
         unsent: how many pieces wait to be sent to the head.
-        fetched: how many wait to be sent to consumers.
+        fetched: how many pieces wait to be sent to consumers.
         lent: how many slabs of it consumers on this machine have borrowed.
-        answered: whether the worker writes there no longer.
+        answered: True once the worker no longer writes there.
     """
 
     worker: int
@@ -56,7 +57,7 @@ class BuiltSlot:
     answered: bool = False
 
     def find(self, first: int, batches: int) -> list[tuple[int, int]] | None:
-        """Return where these batches lie, as (start, stop); None if not all of them were reported."""
+        """Return the regions of these batches, as (start, stop); None if not all of them were reported."""
         for start, count, shapes in self.parts:
             if (start, count) == (first, batches):
                 return self.regions.of_batches(first, batches, shapes)
@@ -67,20 +68,20 @@ class BuiltSlot:
 
     @property
     def is_over(self) -> bool:
-        """Whether neither a worker nor the head needs it any longer."""
+        """True once neither a worker nor the head needs it."""
         return self.answered and not self.unsent and not self.secret
 
     def was_fetched(self) -> None:
-        """A piece that was fetched is sent."""
+        """Note that a piece was sent to a consumer."""
         self.fetched -= 1
 
 
 class BuiltSlots:
-    """All of them, by ticket and run.
+    """All slots that this host builds, by ticket and run.
 
     Args:
         link: the connection to the head.
-        building: where their memory comes from.
+        building: where the slots' memory comes from.
     """
 
     def __init__(self, link: ToHead, building: Building) -> None:
@@ -88,16 +89,17 @@ class BuiltSlots:
         self._building = building
         self._building.wanted = self._make_room
         self._open: dict[tuple[int, int], BuiltSlot] = {}
-        """Those that a worker has not answered for."""
+        """Slots that a worker has not answered for yet."""
         self._kept: dict[int, BuiltSlot] = {}
-        """Those that are kept, by ticket, the oldest first."""
+        """Kept slots by ticket, the oldest first."""
         self._in_use: set[BuiltSlot] = set()
         self._held = 0
-        """Bytes of memory that consumers hold: it is lent to them, or was left to them."""
+        """Bytes of memory that consumers hold: lent to them, or left to them."""
         self._leaving = False
 
     def begin(self, worker: int, memfd: Memfd, wanted: Writes, regions: Regions, *, keep: bool) -> None:
-        """A worker is to write into `memfd`."""
+        """Register a slot, which a worker is to build in `memfd`. `keep`: keep its batches here, unless this host is
+        leaving."""
         slot = BuiltSlot(worker, memfd, wanted, regions)
         self._in_use.add(slot)
         self._open[wanted.ticket, wanted.run] = slot
@@ -106,11 +108,11 @@ class BuiltSlots:
             self._kept[wanted.ticket] = slot
 
     def is_used(self, run: int) -> bool:
-        """Whether the run still builds something."""
+        """Return whether the run still builds a slot."""
         return any(other == run for _, other in self._open)
 
     def made(self, made: m.Made) -> bytes:
-        """A worker has made batches: send them, or keep them. Return the secret if they are kept."""
+        """Send or keep the batches that a worker has made. Return the slot's secret if they are kept."""
         slot = self._open.get((made.ticket, made.run))
         if slot is None or not made.batches or not isinstance(slot.wanted, m.Fill):
             return b""
@@ -122,13 +124,13 @@ class BuiltSlots:
         return slot.secret
 
     def rows_written(self, ticket: int, run: int) -> None:
-        """A worker has written rows of a merged batch."""
+        """Send the rows of a merged batch that a worker has written."""
         slot = self._open.get((ticket, run))
         if slot is not None and isinstance(slot.wanted, m.WriteRows):
             self._send(slot, slot.regions.of_rows(slot.wanted))
 
     def answered(self, ticket: int, run: int) -> None:
-        """The worker has answered for the ticket, and writes there no longer."""
+        """Note that the worker has answered for the ticket, and no longer writes there."""
         slot = self._open.pop((ticket, run), None)
         if slot is None:
             return
@@ -138,42 +140,42 @@ class BuiltSlots:
         self._release_if_over(slot)
 
     def run_failed(self, run: int) -> None:
-        """The run has failed, and answers for nothing more."""
+        """Note that the run has failed, and will not answer for its tickets."""
         for ticket, of in [key for key in self._open if key[1] == run]:
             self.answered(ticket, of)
 
     def worker_ended(self, worker: int) -> None:
-        """The process of the worker with this number at the head has ended."""
+        """Note that the process of a worker has ended. `worker`: its number at the head."""
         for (ticket, run), slot in list(self._open.items()):
             if slot.worker == worker:
                 self.answered(ticket, run)
 
     def send_kept(self, ticket: int) -> None:
-        """Send what is kept for a ticket to the head."""
+        """Send the kept batches of a ticket to the head."""
         slot = self._kept.get(ticket)
         if slot is None:
-            return  # it is on its way
+            return  # they are on their way
         for first, batches, shapes in slot.parts:
             self._send(slot, slot.regions.of_batches(first, batches, shapes))
         self._stop_keeping(slot)
         self._release_if_over(slot)
 
     def release(self, ticket: int) -> None:
-        """The head needs what is kept for a ticket no longer."""
+        """Release the kept batches of a ticket: the head no longer needs them."""
         slot = self._kept.get(ticket)
         if slot is not None:
             self._stop_keeping(slot)
             self._release_if_over(slot)
 
     def leave(self) -> None:
-        """This host is to leave: send everything that is kept, and keep nothing more."""
+        """Send everything that is kept, and keep nothing more: this host is about to leave."""
         self._leaving = True
         for ticket in list(self._kept):
             self.send_kept(ticket)
 
     def fetch(self, fetch: m.Fetch) -> tuple[BuiltSlot, list[tuple[int, int]]] | None:
-        """Return the slot that a consumer asks for, and where the batches lie in it; None if it is not kept, or the
-        secret is wrong."""
+        """Return the slot that a consumer asks for, and the regions of the batches in it; None if it is not kept, or
+        the secret is wrong."""
         slot = self._kept.get(fetch.ticket)
         if slot is None or not hmac.compare_digest(slot.secret, fetch.secret):
             return None
@@ -182,17 +184,18 @@ class BuiltSlots:
 
     @property
     def may_lend(self) -> bool:
-        """Whether more memory may be lent: not if consumers hold more than this host allows, as they do not copy."""
+        """Whether more memory may be lent. False if consumers hold more than this host allows: then they do not copy as
+        they should."""
         return self._held <= self._building.allowed
 
     def lend(self, slot: BuiltSlot) -> bool:
-        """A consumer borrows a slab of the slot. Return whether it is to copy it, and give it back at once."""
+        """Lend a slab of the slot to a consumer. Return whether the consumer must copy it, and give it back at once."""
         self._held += 0 if slot.lent else slot.memfd.nbytes
         slot.lent += 1
         return self._held > self._building.allowed // 2
 
     def given_back(self, slot: BuiltSlot) -> None:
-        """A consumer uses a slab of the slot, which it had borrowed, no longer."""
+        """Take back a slab of the slot that a consumer had borrowed."""
         slot.lent -= 1
         self._held -= 0 if slot.lent else slot.memfd.nbytes
         self._release_if_over(slot)
@@ -203,8 +206,8 @@ class BuiltSlots:
         return (slot.memfd for slot in self._in_use)
 
     def _make_room(self) -> None:
-        """A worker waits for memory. Leave consumers what only they use. If there is no such memory, send what was kept
-        for the longest time, unless memory comes back anyway."""
+        """Make room for a worker that waits for memory. First leave consumers the memory that only they use. If there
+        is none, send the batches that were kept for the longest time, unless memory comes back anyway."""
         left = next((slot for slot in self._in_use if slot.is_over), None)
         if left is not None:
             self._release_if_over(left)
@@ -240,6 +243,6 @@ class BuiltSlots:
     def _release_if_over(self, slot: BuiltSlot) -> None:
         if slot in self._in_use and slot.is_over and (not slot.lent or self._building.is_short):
             self._in_use.discard(slot)
-            # Consumers may still use these bytes; or one is gone, and its connection may refer to them.
+            # Consumers may still use these bytes, or the connection of one that is gone may still refer to them.
             slot.memfd.retired |= slot.lent > 0 or slot.fetched > 0
             self._building.release(slot.memfd)

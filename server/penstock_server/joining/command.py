@@ -29,7 +29,7 @@ from ..parameters import Bytes, Variable, allow_uid_option, hang_timeout_option,
     default=cpus.usable,
     metavar="N",
     show_default="one for each CPU that it may use",
-    help="Number of worker processes on this host, until the head asks for another one (penstock scale --host).",
+    help="Number of worker processes on this host, until the head asks for another number (penstock scale --host).",
 )
 @click.option(
     "--memory",
@@ -37,7 +37,7 @@ from ..parameters import Bytes, Variable, allow_uid_option, hang_timeout_option,
     default=None,
     metavar="SIZE",
     show_default="a quarter of what is free, at most 8G",
-    help="Most memory in which batches are built here before they are sent, such as 4G.",
+    help="Most memory for batches that are built here and not sent yet, such as 4G.",
 )
 @click.option(
     "--host-name",
@@ -60,7 +60,7 @@ from ..parameters import Bytes, Variable, allow_uid_option, hang_timeout_option,
     default=25.0,
     metavar="SECONDS",
     show_default=True,
-    help="After SIGTERM: time in which other workers take over what those of this host do.",
+    help="After SIGTERM: time for other workers to take over the work of this host.",
 )
 @click.option(
     "--patience",
@@ -68,7 +68,7 @@ from ..parameters import Bytes, Variable, allow_uid_option, hang_timeout_option,
     default=60.0,
     metavar="SECONDS",
     show_default=True,
-    help="Time to wait for a head that does not answer, at the start or when it was lost.",
+    help="Time to wait for a head that does not answer, at the start or after it was lost.",
 )
 @click.option(
     "--fetch-port",
@@ -114,9 +114,9 @@ def join(
 ) -> None:
     """Let this host's workers work for a daemon on another host, the head.
 
-    URL is the head's address. The feeds are those that the head serves, in the same order, and their code, their files
-    and the versions of Python and NumPy must be the same here. Trainers read the same batches in the same order as
-    without this host. It may leave at any time (SIGTERM), and nothing is lost if it dies.
+    URL is the head's address. Give the feeds that the head serves, in the same order. Their code, their files and the
+    versions of Python and NumPy must be the same here. Trainers read the same batches in the same order as without this
+    host. The host may leave at any time (SIGTERM), and nothing is lost if it dies.
 
     \b
     Examples:

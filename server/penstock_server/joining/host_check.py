@@ -1,4 +1,5 @@
-"""At the head: a host gets work only when one of its workers has made the first sample of each feed again."""
+"""At the head: checks a host, which gets work only after one of its workers has made the first sample of each feed
+again."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ class HostCheck:
 
     Args:
         first_samples: returns the commands to make the first samples again.
-        compare: has a worker carry out one of them.
-        compared: told that a worker has made a first sample again.
-        admit: called with each worker that gets work from now on, and what it has imported.
+        compare: tells a worker to carry out one of them.
+        compared: called when a worker has made a first sample again.
+        admit: called with each worker that gets work from now on, and its Imported message.
 
     Attributes:
         passed: whether the host gets work.
@@ -38,11 +39,11 @@ class HostCheck:
         self._admit = admit
         self._imported: dict[int, m.Imported] = {}
         self._asked = -1
-        """The worker that makes first samples again."""
+        """The worker that was asked to make first samples again; -1 if none was."""
         self._compared = 0
 
     def imported(self, worker: int, message: m.Imported) -> None:
-        """A worker has imported the feeds."""
+        """Admit a worker that has imported the feeds, if the check is passed; otherwise start the check with it."""
         self._imported[worker] = message
         if self.passed:
             self._admit(worker, message)
@@ -50,10 +51,10 @@ class HostCheck:
             self._ask()
 
     def compared(self, worker: int, message: m.Compared) -> None:
-        """A worker has made a first sample again.
+        """Handle a first sample that a worker has made again.
 
         Raises:
-            StartError: it cannot make this sample.
+            StartError: the worker cannot make this sample.
         """
         if worker != self._asked or self.passed:
             return  # its process was asked before it died
@@ -64,13 +65,13 @@ class HostCheck:
         self._pass_if_compared()
 
     def gone(self, worker: int) -> None:
-        """The worker's process has ended, or is to end."""
+        """Forget a worker whose process has ended, or is to end."""
         self._imported.pop(worker, None)
         if worker == self._asked and not self.passed:
             self._ask()
 
     def _ask(self) -> None:
-        """Ask a worker, if one is there."""
+        """Ask a worker to make the first samples again, if there is one."""
         self._asked, self._compared = next(iter(self._imported), -1), 0
         if self._asked < 0:
             return

@@ -1,4 +1,4 @@
-"""At the head: what it sees of a host's workers when somebody looks: their memory, and what they do.
+"""At the head: a host's workers as users see them: their memory, and their activity.
 
 A host answers only when it is asked. Its answers are shown to users, and change nothing else.
 """
@@ -19,12 +19,12 @@ class HostView:
     """See the file's head.
 
     Args:
-        numbers: all that the host's workers have had. It may grow.
+        numbers: all numbers that the host's workers have had. It may grow.
         send: sends the host a message.
 
     Attributes:
-        memory: bytes of the workers' processes, as they were last measured.
-        measuring: whether the host was asked for them, and has not answered.
+        memory: bytes of each worker's process, as last measured.
+        measuring: whether the host was asked for the memory, and has not answered.
     """
 
     def __init__(self, numbers: Collection[int], send: Callable[[m.Message], object]) -> None:
@@ -40,12 +40,13 @@ class HostView:
         self._send(m.MeasureMemory())
 
     def lost(self) -> None:
-        """The connection has ended: nothing more comes."""
+        """Note that the connection has ended: no answers come any longer."""
         self.measuring = False
         self._looks.clear()
 
     def ask_activity(self, now: float) -> None:
-        """Ask the host to tell for some seconds what its workers do. `now`: seconds since the daemon was started."""
+        """Ask the host to report its workers' activity for some seconds. `now`: seconds since the daemon was
+        started."""
         self._send(m.ShowActivity(now))
 
     def activity(self, now: float) -> list[tuple[float, tuple[m.WorkerActivity, ...]]]:
@@ -55,10 +56,10 @@ class HostView:
         return looks
 
     def take(self, message: m.MemoryMeasured | m.ActivityShown) -> None:
-        """Take what the host has said.
+        """Take an answer from the host.
 
         Raises:
-            ProtocolError: the message is not possible.
+            ProtocolError: the message is invalid.
         """
         workers = [one.worker for one in message.workers]
         if len(set(workers)) < len(workers) or not all(worker in self._numbers for worker in workers):

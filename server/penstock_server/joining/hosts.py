@@ -1,4 +1,4 @@
-"""All hosts that have joined: admits them, passes on what they say, and notices when they are lost."""
+"""All hosts that have joined: admits them, passes on their messages, and notices when they are lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .kept import KeptBatches
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 256
-"""Most hosts that may wait until the feeds are ready."""
+"""Maximum number of hosts that may wait until the feeds are ready."""
 
 
 class _Channel(NamedTuple):
@@ -54,26 +54,26 @@ class _Channel(NamedTuple):
 
 
 class Hosts:
-    """See the file's head. It is also what a joined host needs of the head (joined_host.Head).
+    """See the file's head. It also implements joined_host.Head.
 
     Args:
         feeds: MODULE:ATTR of each feed.
-        coordinator: what decides; to look at.
+        coordinator: the coordinator, whose state is only read here.
         router: the connections.
-        tell: tells the coordinator of an event.
-        take: takes what a worker has said.
-        died: told that a worker's process has ended, how, and what it did last.
-        given_up: told that no further process takes a worker's place, and why.
+        tell: passes an event to the coordinator.
+        take: handles a message from a worker.
+        died: called when a worker's process has ended, with how it ended and its last activity.
+        given_up: called when no further process takes a worker's place, with the reason.
         list_of: returns the fd and the size of a list of splits.
         may_join: raises an error unless the peer with this id may join.
-        ready: whether all feeds can be served.
+        ready: returns whether all feeds can be served.
         works: called when a host begins to work.
-        grown: called when all workers are there that a host has been asked for.
-        lost: called when a host is gone, and how that came.
-        sampled: called with what a host has sampled of its workers' stacks.
-        kept: what hosts keep.
-        reached: returns whether the consumers that may get a batch reach the host, so that they can fetch there: one of
-            a stream, or (None) all. All are given by their numbers.
+        grown: called when all workers that a host was asked for are there.
+        lost: called when a host is lost, with how it was lost.
+        sampled: called with a host's samples of its workers' stacks.
+        kept: the batches that hosts keep.
+        reached: takes the number of a stream, the number of one of its consumers (None: all of them), and a host;
+            returns whether they can reach the host, so that they can fetch there.
         bugs: notes unexpected errors.
     """
 
@@ -134,27 +134,27 @@ class Hosts:
         return f"worker {worker}" if host is None else f"worker {host.numbers[worker]} of host {host.name}"
 
     def admit(self, admitted: Mapping[bytes, ClientKey]) -> None:
-        """From now on only clients with these keys may fetch from hosts."""
+        """Let only clients with these keys fetch from hosts from now on."""
         for host in self:
             host.admit(admitted)
 
     def unfetched(self, number: int) -> int:
-        """Return how many bytes wait at a host until the connections of consumers take them."""
+        """Return how many bytes wait at host `number` until the connections of consumers take them."""
         reports = (host.report for host in self if host.number == number)
         return sum(report.unfetched for report in reports if report is not None)
 
     def awaited(self, worker: int, seconds: float) -> None:
-        """Note that a consumer has waited for what this worker makes."""
+        """Note that a consumer has waited `seconds` for batches of this worker."""
         if (host := self._of(worker)) is not None:
             host.awaited += seconds
 
     # --- joining ---
 
     def join(self, peer: bytes, join: m.Join) -> None:
-        """A host wants to join.
+        """Let a host join, or wait until the feeds are ready.
 
         Raises:
-            PenstockError: it may not, or does not fit.
+            PenstockError: the host may not join, or does not fit the head.
         """
         check_version(join.version)
         self._may_join(peer)
@@ -173,7 +173,7 @@ class Hosts:
             log.error("host %s at %s cannot join: %s", join.host, self._router.address(peer), differs, extra=fields)
             raise StartError(f"host {join.host} cannot join: {differs}")
         for old_peer, old in list(self._hosts.items()):
-            if old.join.process == join.process:  # it has noticed before us that its connection broke
+            if old.join.process == join.process:  # it noticed before us that its connection broke
                 self._lose(old_peer, "has joined again")
         numbers = self._new_numbers(join.workers)
         self._last += 1
@@ -197,7 +197,7 @@ class Hosts:
         log.info(text, host.name, host.address, join.workers, extra={"event": "host_joins", "host": host.name})
 
     def _too_small(self, join: m.Join) -> str:
-        """Say that the host allows less memory than a slot takes; "" if it allows enough."""
+        """Return an error text if the host allows less memory than a slot takes; "" if it allows enough."""
         largest = max(self._coordinator.feeds.values(), key=lambda feed: feed.slot_nbytes)
         if join.memory >= largest.slot_nbytes:
             return ""
@@ -208,7 +208,7 @@ class Hosts:
         )
 
     def feeds_ready(self) -> None:
-        """All feeds can be served: admit the hosts that came early."""
+        """Admit the hosts that came early, now that all feeds can be served."""
         waiting, self._waiting = self._waiting, {}
         for peer, join in waiting.items():
             try:
@@ -218,21 +218,22 @@ class Hosts:
                 self._router.drop(peer)
 
     def stop(self, error: PenstockError | None, *, again: bool) -> None:
-        """The daemon ends: tell the hosts, unless another daemon takes its place, which they can join."""
+        """Tell the hosts that the daemon ends. `again`: tell them nothing, as another daemon takes its place, which
+        they can join."""
         self._stopping = True
         for host in self:
             if not again:
                 host.refuse(error or DaemonStopped("the head was stopped"))
 
     def scale(self, name: str, workers: int, now: bool) -> tuple[int, int]:
-        """Have the host of this name run `workers` workers from now on. Those beyond that number leave when their lanes
-        come to a border, or at once if `now`.
+        """Make host `name` run `workers` workers from now on. Surplus workers leave when their lanes come to a border,
+        or at once if `now`.
 
         Returns:
-            How many there were, and how many there will be.
+            The number of workers before, and from now on.
 
         Raises:
-            StartError: there is no such host, or it leaves.
+            StartError: there is no such host, or it is leaving.
         """
         host = next((host for host in self if host.name == name), None)
         if host is None:
@@ -259,7 +260,7 @@ class Hosts:
     # --- what hosts say ---
 
     def heard(self, peer: bytes, data: bytes) -> None:
-        """A host has sent a message."""
+        """Handle a message from a host."""
         host = self._hosts[peer]
         worked = host.working
         try:
@@ -268,12 +269,12 @@ class Hosts:
             self._refuse(peer, host, self._reason(error))
             return
         if host.working and not worked:
-            text = "host %s works: its files, code and first samples are those of the head"
+            text = "host %s works: its files, code and first samples match the head's"
             log.info(text, host.name, extra={"event": "host_works", "host": host.name})
             self._works(host)
 
     def ended(self, peer: bytes) -> bool:
-        """A connection has ended. Return whether it was that of a host."""
+        """Handle the end of a connection. Return whether it was a host's."""
         if self._waiting.pop(peer, None) is not None:
             return True
         if peer not in self._hosts:
@@ -282,7 +283,7 @@ class Hosts:
         return True
 
     def another_second(self) -> None:
-        """Give a sign of life, and look for hosts that gave none."""
+        """Send each host a sign of life, and drop the hosts that have sent none for too long."""
         now = time.monotonic()
         for peer, host in list(self._hosts.items()):
             if now - host.heard > SILENT:
@@ -297,10 +298,10 @@ class Hosts:
             raise ProtocolError(f"its batch cannot be received: {self._reason(error).message}") from None
 
     def _reason(self, error: Exception) -> PenstockError:
-        """Return the error as one for the host. One that was not expected is a bug, which costs only this host."""
+        """Return the error to send to the host. An unexpected error is a bug, which costs only this host."""
         if isinstance(error, PenstockError):
             return error
-        if isinstance(error, OSError):  # there are no descriptors left, or no memory
+        if isinstance(error, OSError):  # no descriptors or memory are left
             return MemoryBound(f"the head cannot take it: {error.strerror or error}")
         self._bugs.note(error)
         return a_bug(error)
@@ -317,7 +318,7 @@ class Hosts:
         if host.leaving and not host.there:
             log.info("host %s has left", host.name, extra=_about(host, "host_lost"))
         else:
-            text = "host %s %s; what it was to make is made elsewhere"
+            text = "host %s %s; other workers take over its work"
             log.error(text, host.name, how, extra=_about(host, "host_lost"))
         self._drop(peer, host, how)
 
@@ -347,7 +348,7 @@ class Hosts:
         return self._coordinator.starting.checks.of_hosts
 
     def came(self, worker: int, message: m.Imported) -> None:
-        """A worker has imported the feeds."""
+        """Handle a worker that has imported the feeds."""
         if worker not in self._coordinator.workers.numbers:
             self._tell(on.WorkerAdded(worker, self._by_worker[worker].machine))
         self.said(worker, message)
@@ -355,11 +356,12 @@ class Hosts:
             self._grown()
 
     def keeps(self, host: JoinedHost, ticket: int, reader: int | None) -> bool:
-        """Whether the host is to keep what it makes for the ticket."""
+        """Return whether the host should keep the batches that it makes for the ticket."""
         return not host.leaving and self._reached(ticket // m.IDS_PER_STREAM, reader, host)
 
     def leaves(self, host: JoinedHost) -> None:
-        """The host wants to leave: its workers hand over their lanes as soon as others can take them."""
+        """Retire the workers of a host that wants to leave. They hand over their lanes as soon as others can take
+        them."""
         log.info("host %s leaves", host.name, extra=_about(host, "host_leaves"))
         for worker in host.workers - host.there:  # they have no work yet
             host.retire(worker)
@@ -368,27 +370,27 @@ class Hosts:
     # --- what workers of hosts are told ---
 
     def say(self, worker: int, message: m.Message) -> None:
-        """Send a message to a worker. If its host is lost, nothing happens: others will do the work."""
+        """Send a message to a worker. If its host is lost, do nothing: others will do the work."""
         if (host := self._of(worker)) is not None:
             host.say(worker, message)
 
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
-        """Have a turn, or a part of it, filled into `memfd`."""
+        """Tell a worker to fill a turn, or a part of it, into `memfd`."""
         if (host := self._of(command.worker)) is not None:
             host.fill(command, memfd)
 
     def measure_rows(self, command: do.MeasureRows) -> None:
-        """Have leftover rows measured."""
+        """Tell a worker to measure leftover rows."""
         if (host := self._of(command.worker)) is not None:
             host.measure_rows(command)
 
     def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
-        """Have leftover rows written into `memfd`."""
+        """Tell a worker to write leftover rows into `memfd`."""
         if (host := self._of(command.worker)) is not None:
             host.write_rows(command, memfd)
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
-        """Have a run opened, of a feed with this spec."""
+        """Tell a worker to open a run of a feed with this spec."""
         if (host := self._of(command.worker)) is not None:
             host.start_run(command, spec)
 
@@ -398,12 +400,12 @@ class Hosts:
             host.forget_list(splits)
 
     def accepted(self, worker: int) -> None:
-        """The worker gets work from now on."""
+        """Note that the worker gets work from now on."""
         if (host := self._of(worker)) is not None:
             host.accepted(worker)
 
     def retire(self, worker: int) -> None:
-        """The worker has no work left: end it."""
+        """End a worker that has no work left."""
         if (host := self._of(worker)) is not None:
             host.retire(worker)
 
@@ -430,7 +432,7 @@ def _sources(feeds: list[str]) -> tuple[m.Source, ...]:
     """Return the digests of the feeds' files as they are now, when workers import them. A file may change later."""
     try:
         return agreement.sources(feeds)
-    except StartError:  # the workers will say so, and end the start
+    except StartError:  # the workers will report it, which ends the start
         return ()
 
 

@@ -1,7 +1,7 @@
-"""A host that has joined, as the head knows it: its workers, and its connection.
+"""A joined host, as the head knows it: its workers, and its connection.
 
-What a peer says is checked as a whole before anything changes. A host that says what no host says is dropped. It writes
-only into slots of open tickets (open_tickets.py).
+The head checks each message as a whole before it changes anything, and drops a host that sends an invalid one. A host
+writes only into slots of open tickets (open_tickets.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SILENT = 15.0
 
 
 _KEYS = 2048
-"""Most keys of one message."""
+"""Maximum number of keys in one message."""
 
 
 class Channel(Protocol):
@@ -55,7 +55,7 @@ class Channel(Protocol):
 
 
 class Head(Protocol):
-    """What a joined host needs of the head."""
+    """What a joined host needs from the head."""
 
     @property
     def plans(self) -> tuple[m.FeedPlan, ...]:
@@ -69,56 +69,56 @@ class Head(Protocol):
         """Return the fd and the size of a list of splits."""
 
     def said(self, worker: int, message: m.FromWorker) -> None:
-        """A worker has said something."""
+        """Handle a message from a worker."""
 
     def came(self, worker: int, message: m.Imported) -> None:
-        """A worker has imported the feeds."""
+        """Handle a worker that has imported the feeds."""
 
     def died(self, worker: int, how: str, doing: Activity | None) -> None:
-        """A worker's process has ended."""
+        """Handle the end of a worker's process."""
 
     def given_up(self, worker: int, how: str) -> None:
-        """No further process takes the worker's place."""
+        """Note that no further process takes the worker's place."""
 
     def keeps(self, host: JoinedHost, ticket: int, reader: int | None) -> bool:
-        """Whether the host is to keep what it makes for the ticket: this consumer of the stream, or (None) each, can
-        fetch it there."""
+        """Return whether the host should keep the batches that it makes for the ticket: the consumer `reader` of the
+        stream (None: each of them) can fetch them there."""
 
     @property
     def kept(self) -> KeptBatches:
-        """What hosts keep."""
+        """The batches that hosts keep."""
 
     def leaves(self, host: JoinedHost) -> None:
-        """The host wants to leave."""
+        """Handle a host that wants to leave."""
 
     def sampled(self, host: JoinedHost, message: m.StacksSampled | m.SamplingEnded) -> None:
-        """The host has sampled the stacks of its workers for a profile."""
+        """Handle a host's samples of its workers' stacks, for a profile."""
 
 
 class JoinedHost:
     """See the file's head.
 
     Args:
-        join: what the host said of itself.
-        number: its number, which is used once.
+        join: the host's Join message.
+        number: its number, which is never reused.
         name: its name, which no other host has.
-        address: where it is, HOST:PORT.
-        machine: the machine on which it is, as Router.machine.
-        numbers: those of its workers at first.
+        address: its address, HOST:PORT.
+        machine: its machine, as Router.machine returns it.
+        numbers: the first numbers of its workers.
         channel: the connection to it.
-        head: what it joins.
+        head: the head, which it joins.
         key: its public key; empty without keys.
 
     Attributes:
-        numbers: all that its workers have had, each with the number that this worker has at its host.
+        numbers: all numbers that its workers have had, each with the number of that worker at its host.
         workers: the numbers of its workers that were not retired.
-        there: those of them that the coordinator knows.
+        there: the numbers of those workers that the coordinator knows.
         leaving: whether it wants to leave.
-        report: what it said of itself last.
-        said: what it said of each worker last, and when that came, in monotonic seconds.
+        report: its last report.
+        said: its last report on each worker, and when that came, in monotonic seconds.
         received: bytes of batches that it has sent.
         fetched: bytes of batches that consumers were told to fetch from it.
-        awaited: seconds that consumers have waited for what its workers make.
+        awaited: seconds that consumers have waited for its workers' batches.
         heard: when it was last heard, in monotonic seconds.
         view: what users see of its workers.
     """
@@ -168,11 +168,11 @@ class JoinedHost:
 
     @property
     def working(self) -> bool:
-        """Whether it was checked, and gets work."""
+        """Whether it has passed the check, and gets work."""
         return self._check.passed
 
     def name_of(self, worker: int) -> str:
-        """Return the name of one of its workers, as the status has it: "b/3"."""
+        """Return the name of one of its workers, as status shows it: "b/3"."""
         return f"{self.name}/{self.numbers[worker]}"
 
     @property
@@ -187,7 +187,8 @@ class JoinedHost:
 
     @property
     def where(self) -> m.HostAt:
-        """Where they fetch. The address is that of its connection: a host cannot send consumers to others."""
+        """Where consumers fetch from it. The address is that of its connection, so that a host cannot send consumers
+        elsewhere."""
         host = self.address.rpartition(":")[0]
         host = f"[{host}]" if ":" in host else host
         return m.HostAt(self.number, f"tcp://{host}:{self.join.fetch_port}", self.key, self.join.unix)
@@ -201,32 +202,32 @@ class JoinedHost:
         self._say(worker, message)
 
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
-        """Have a turn, or a part of it, filled into `memfd`."""
+        """Tell a worker to fill a turn, or a part of it, into `memfd`."""
         keep = command.may_stay and self._head.keeps(self, command.ticket, command.reader)
         self._tickets.open(command.worker, command.run, command.ticket, memfd, keep=keep)
         self._say(command.worker, wire.fill(command, 0, memfd.nbytes), keep=keep)
 
     def send_kept(self, ticket: int) -> None:
-        """Have the host send what it keeps for the ticket."""
+        """Tell the host to send the batches that it keeps for the ticket."""
         self._channel.send(m.SendKept(ticket))
 
     def release(self, ticket: int) -> None:
-        """Tell the host that nobody needs what it keeps for the ticket."""
+        """Tell the host that nobody needs the batches that it keeps for the ticket."""
         self._tickets.release(ticket)
         self._channel.send(m.Release(ticket))
 
     def measure_rows(self, command: do.MeasureRows) -> None:
-        """Have leftover rows measured."""
+        """Tell a worker to measure leftover rows."""
         self._tickets.open(command.worker, command.run, command.ticket, None)
         self._say(command.worker, wire.measure_rows(command))
 
     def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
-        """Have leftover rows written into `memfd`."""
+        """Tell a worker to write leftover rows into `memfd`."""
         self._tickets.open(command.worker, command.run, command.ticket, memfd)
         self._say(command.worker, wire.write_rows(command, 0, memfd.nbytes))
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
-        """Have a run opened, of a feed with this spec."""
+        """Tell a worker to open a run of a feed with this spec."""
         self._show_list(command.splits)
         self._tickets.begin_run(command.run, command.worker)
         self._say(command.worker, wire.start_run(command, spec))
@@ -238,11 +239,11 @@ class JoinedHost:
             self._channel.send(m.SplitsGone(splits))
 
     def accepted(self, worker: int) -> None:
-        """The worker gets work from now on."""
+        """Tell the host that the worker gets work from now on."""
         self._channel.send(m.Accepted(worker))
 
     def scale(self, workers: int, new: range) -> None:
-        """Tell the host that it is to have `workers` workers. The new ones have these numbers."""
+        """Tell the host to run `workers` workers. The new ones have the numbers `new`."""
         for number in new:
             self.numbers[number] = len(self.numbers)
             self._processes[number] = 0
@@ -250,7 +251,7 @@ class JoinedHost:
         self._channel.send(m.Scale(workers, new.start, len(new)))
 
     def retire(self, worker: int) -> None:
-        """The worker has no work left: end it."""
+        """End a worker that has no work left."""
         self.workers.discard(worker)
         self.there.discard(worker)
         self.said.pop(worker, None)
@@ -262,11 +263,11 @@ class JoinedHost:
         self._channel.send(m.Kill(worker))
 
     def sample(self, message: m.SampleStacks) -> None:
-        """Have the stacks of its workers sampled, or no longer."""
+        """Tell the host to sample its workers' stacks, or to stop that."""
         self._channel.send(message)
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Send the host a sign of life."""
         self._channel.send(m.Beat())
 
     def joined(self) -> None:
@@ -286,7 +287,7 @@ class JoinedHost:
         self._channel.send(m.Failed(m.ErrorReport.of(error)))
 
     def lost(self) -> None:
-        """The connection has ended: nothing more is written for this host."""
+        """Note that the connection has ended: nothing more may be written for this host."""
         self._tickets.clear()
         self.view.lost()
 
@@ -307,10 +308,10 @@ class JoinedHost:
     # --- what comes ---
 
     def place(self, data: bytes) -> memoryview:
-        """Return where the bytes belong that follow a Payload: in the slot that the worker is to fill.
+        """Return the memory for the bytes that follow a Payload, in the slot that the worker is to fill.
 
         Raises:
-            ProtocolError: it is not a Payload, or the worker is not to write there.
+            ProtocolError: the message is not a Payload, or the worker may not write there.
             OSError: the slot cannot be mapped.
         """
         payload = codec.from_host(data)
@@ -325,11 +326,11 @@ class JoinedHost:
         return memfd.writable(payload.start, payload.start + payload.nbytes)
 
     def take(self, data: bytes) -> None:
-        """Take a message.
+        """Handle a message from the host.
 
         Raises:
-            ProtocolError: no host says this; drop it.
-            StartError: the host does not fit the head; drop it.
+            ProtocolError: the message is invalid; drop the host.
+            StartError: the host does not fit the head; drop the host.
         """
         self.heard = time.monotonic()
         message = codec.from_host(data)
@@ -408,7 +409,7 @@ class JoinedHost:
 
     def _run_failed(self, worker: int, message: m.RunFailed) -> None:
         if not self._tickets.is_of(message.run, worker):
-            return  # it was dropped, and nobody waits for it
+            return  # the run was dropped, and nobody waits for it
         self._tickets.run_failed(message.run)
         where = structs.replace(message.error, message=f"{message.error.message} (on host {self.name})"[: m.MAX_TEXT])
         self._head.said(worker, structs.replace(message, error=where))

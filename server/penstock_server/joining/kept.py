@@ -1,7 +1,7 @@
-"""At the head: batches whose bytes are not in their slots, since the hosts that made them keep them.
+"""At the head: batches whose bytes are not in their slots, because the hosts that made them keep them.
 
-The slot is there all the same. So the bytes can be brought into it at any time: for a consumer that cannot fetch them,
-for a copy, or because the host needs its memory or leaves. If the host is lost they are made again.
+Their slots stay reserved. So the host can send the bytes there at any time: for a consumer that cannot fetch them, for
+a copy, or because the host needs its memory or leaves. If the host is lost, the batches are made again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Keeper(Protocol):
     """A host that keeps batches.
 
     Attributes:
-        number: its number, which is used once.
+        number: its number, which is never reused.
         fetched: bytes of batches that consumers were told to fetch from it.
     """
 
@@ -23,21 +23,21 @@ class Keeper(Protocol):
     fetched: int
 
     def send_kept(self, ticket: int) -> None:
-        """Have the host send what it keeps for the ticket."""
+        """Tell the host to send the batches that it keeps for the ticket."""
 
     def release(self, ticket: int) -> None:
-        """Tell the host that nobody needs what it keeps for the ticket."""
+        """Tell the host that nobody needs the batches that it keeps for the ticket."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """What is kept for a ticket.
+    """The kept batches of a ticket.
 
     Attributes:
-        host: the host that keeps it; None if that is lost, and it is made again.
-        secret: consumers that name it may fetch it.
-        asked: whether the host was asked to send it.
-        waiting: called when it is in the slot, or with False if it never will be.
+        host: the host that keeps them; None if it is lost, and they are made again.
+        secret: consumers that name it may fetch them.
+        asked: whether the host was asked to send them.
+        waiting: called with True when they are in the slot, or with False if they never will be.
     """
 
     host: Keeper | None
@@ -53,17 +53,17 @@ class KeptBatches:
         self._kept: dict[int, Kept] = {}
 
     def of(self, ticket: int) -> Kept | None:
-        """Return what is kept for the ticket; None if its bytes are in the slot."""
+        """Return the kept batches of the ticket; None if its bytes are in the slot."""
         return self._kept.get(ticket)
 
     def begin(self, ticket: int, host: Keeper, secret: bytes) -> None:
-        """The host keeps what it has just reported for the ticket."""
+        """Note that the host keeps the batches that it has just reported for the ticket."""
         if ticket not in self._kept:
             self._kept[ticket] = Kept(host, secret)
 
     def bring(self, ticket: int, then: Callable[[bool], None]) -> None:
-        """Bring the bytes into the slot, and call `then`; at once if they are there. It is called with False if they
-        were lost and are not made again."""
+        """Bring the bytes into the slot, and call `then(True)`; at once if they are there. If they were lost and are
+        not made again, call `then(False)`."""
         kept = self._kept.get(ticket)
         if kept is None:
             then(True)
@@ -74,20 +74,21 @@ class KeptBatches:
             kept.host.send_kept(ticket)
 
     def there(self, ticket: int, whole: bool = True) -> None:
-        """The bytes are in the slot: the host has sent them, or they were made again. Not `whole`: they never come."""
+        """Note that the bytes are in the slot: the host has sent them, or they were made again. Not `whole`: they will
+        never come."""
         kept = self._kept.pop(ticket, None)
         if kept is not None:
             for then in kept.waiting:
                 then(whole)
 
     def freed(self, ticket: int) -> None:
-        """The slot is free."""
+        """Release what the host keeps for the ticket: its slot is free."""
         kept = self._kept.pop(ticket, None)
         if kept is not None and kept.host is not None:
             kept.host.release(ticket)
 
     def lost(self, host: Keeper) -> tuple[int, ...]:
-        """The host is lost. Return the tickets of what it kept."""
+        """Note that the host is lost. Return the tickets whose batches it kept."""
         found = [(ticket, kept) for ticket, kept in self._kept.items() if kept.host is host]
         for _, kept in found:
             kept.host = None

@@ -1,8 +1,8 @@
-"""At a host: the unix listener at which consumers on its machine borrow what the host keeps (built_slots.py).
+"""At a host: the unix listener from which consumers on its machine borrow the batches that it keeps (built_slots.py).
 
-They map the memory, so nothing is copied. A slab that is lent comes back when its consumer says so. When the connection
-ends, tensors of the consumer may live on. So what was lent to it is never written again, and the memory goes back to
-the system with the last tensor.
+They map the memory, so nothing is copied. Consumers say when they give a slab back. When a connection ends, tensors of
+the consumer may live on. So memory that was lent to it is never written again, and returns to the system with the last
+tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..rate_limited_log import RateLimitedLog
 from .built_slots import BuiltSlot, BuiltSlots
 
 MOST = 256
-"""Connections of consumers."""
+"""Maximum number of consumers' connections."""
 MOST_LENT = 64
 """Slabs that one consumer may have borrowed. Penstock's client borrows fewer."""
 
@@ -27,7 +27,7 @@ class Lender:
     """See the file's head.
 
     Args:
-        log: for what peers say that they may not say.
+        log: for peers' invalid messages.
         uids: users who may borrow, besides our own and root.
 
     Attributes:
@@ -39,7 +39,7 @@ class Lender:
         self._log = log
         self._slots: BuiltSlots | None = None
         self._lent: dict[LocalPeer, dict[int, BuiltSlot]] = {}
-        """What each consumer has borrowed, by the number of its slab."""
+        """The slots from which each consumer has borrowed, by the number of the slab."""
         self._listener = Listener(self._heard, self._forget, MOST, uids)
 
     @property
@@ -48,19 +48,19 @@ class Lender:
         return self._listener.name
 
     def lend_from(self, slots: BuiltSlots | None) -> None:
-        """Lend what these slots keep, and forget what was lent before: that memory is not used again. None: lend
-        nothing."""
+        """Lend the batches that `slots` keep, and forget what was lent before: that memory is not used again. None:
+        lend nothing."""
         self.lent_bytes = 0
         self._slots = slots
         self._lent.clear()
 
     def gone(self, memfd: Memfd) -> None:
-        """This memory was given back to the system: consumers will hear no more of it."""
+        """Tell consumers that this memory was returned to the system, so that no message will name it again."""
         for peer in self._listener.peers:
             peer.gone(memfd)
 
     def look_at_the_clock(self, now: float) -> None:
-        """Close connections that say nothing."""
+        """Close connections that have sent nothing for too long."""
         self._listener.look_at_the_clock(now)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Lender:
         peer.send(m.Lent(fetch.seq, slot.memfd.number, brief))
 
     def _forget(self, peer: LocalPeer) -> None:
-        """A consumer's connection has ended."""
+        """Handle the end of a consumer's connection."""
         for slot in self._lent.pop(peer, {}).values():
             slot.memfd.retired = True
             if self._slots is not None:

@@ -1,5 +1,5 @@
-"""At a host: where consumers get what it keeps. Those on its machine borrow it (lending.py), and others fetch it over
-the network (serving.py)."""
+"""At a host: where consumers get the batches that it keeps. Those on its machine borrow them (lending.py), and others
+fetch them over the network (serving.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Listeners:
 
     def listen(self, address: str) -> int:
         """Listen on the network, at the address by which the head knows this host. Return the port; 0 if that is not
-        possible: the head sends consumers everything."""
+        possible, so that the head sends consumers everything."""
         if self._server is not None and self._server.address != address:
             self._server.close()
             self._server = None
@@ -67,22 +67,22 @@ class Listeners:
         return self._lender.lent_bytes
 
     def serve(self, slots: BuiltSlots | None) -> None:
-        """Serve what these slots keep, and nothing else. None: this host has not joined."""
+        """Serve the batches that `slots` keep, and nothing else. None: this host has not joined."""
         if self._server is not None:
             self._server.slots = slots
         self._lender.lend_from(slots)
 
     def admit(self, message: m.AdmitClients) -> None:
-        """Admit clients with these keys, and no others when the list is complete."""
+        """Admit clients with these keys, and no others once the list is complete."""
         if self._server is not None and self._keys is not None:
             self._server.admit(message)
 
     def gone(self, memfd: Memfd) -> None:
-        """This memory was given back to the system."""
+        """Tell consumers on this machine that this memory was returned to the system."""
         self._lender.gone(memfd)
 
     def another_second(self) -> None:
-        """A second has passed."""
+        """Note that a second has passed."""
         now = time.monotonic()
         self._lender.look_at_the_clock(now)
         self._log.look_at_the_clock(now)

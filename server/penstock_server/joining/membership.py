@@ -1,9 +1,10 @@
-"""One connection of a host to the head, from Joined to its end: passes on what the head and the host's workers say.
+"""One connection of a host to the head, from Joined to its end: passes on the messages of the head and of the host's
+workers.
 
 Workers write batches into memory of this host, and not into the slots at the head (built_slots.py).
 
-Each worker has a queue of messages. One that needs memory waits for it, and those behind it wait too. Memory that is in
-use waits for nothing but the worker or the network, so the queue always goes on.
+Each worker has a queue of messages. A message that needs memory waits for it, and the messages after it wait too.
+Memory in use waits for nothing but a worker or the network, so the queue always goes on.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .to_head import ToHead
 log = logging.getLogger(__name__)
 
 _MOST_REPORTED = 64
-"""Workers of which one report tells; if there are more, the next one goes on."""
+"""Maximum number of workers in one report; if there are more, the next report goes on with them."""
 
 
 class Membership:
@@ -48,14 +49,14 @@ class Membership:
         link: the connection.
         joined: the head's answer.
         supervisor: the worker processes.
-        workers: speaks to them.
+        workers: sends them messages.
         memory: bytes in which they may build.
-        folder: that of the first feed's file here, or empty.
+        folder: the folder of the first feed's file here, or empty.
         plans: returns the feeds as they were imported here.
-        fail: called with the error that keeps this host from going on.
-        scaled: called with the number of workers that this host is to have.
+        fail: called with an error that this host cannot survive.
+        scaled: called with the number of workers that this host should have.
         retired: called when the head has retired a worker.
-        memory_gone: called with memory that was given back to the system.
+        memory_gone: called with memory that was returned to the system.
     """
 
     def __init__(
@@ -83,30 +84,31 @@ class Membership:
         self._memory_gone = memory_gone
         self._building = Building(memory, self._gone)
         self._numbers: dict[int, int] = {}
-        """The head's number of each worker. Here they have other numbers, which are used once for each connection."""
+        """The head's number of each worker. Here workers have other numbers, which are used once for each
+        connection."""
         self._here: dict[int, int] = {}
-        """The opposite: the number here, by the head's."""
+        """The opposite: the number here of each worker, by the head's number."""
         self._processes: dict[int, int] = {}
         self._queues: dict[int, asyncio.Queue[tuple[m.Say, m.ToWorker] | m.SplitsGone]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         for worker in supervisor.workers:
             self._take_in(worker, joined.first + worker)
         self._going: Counter[int] = Counter()
-        """How many queues still have a SplitsGone, by the number of the list."""
+        """How many queues still hold a SplitsGone, by the number of the list."""
         self.slots = BuiltSlots(link, self._building)
         self._regions: dict[int, Regions] = {}
-        """Of each run."""
+        """By run: the regions of its feed."""
         self._of_feeds: dict[str, Regions] = {}
         self._dropped: set[int] = set()
         self._list = memoryview(b"")
-        """The list of splits that is coming."""
+        """The list of splits that is being received."""
         self._reported = 0
         bugs = Bugs()
         self._shown = ShownWorkers(link.send, self._numbers, supervisor, bugs)
         self._sampling = Sampling(link.send, self._numbers, supervisor, folder, bugs)
 
     def end(self) -> None:
-        """The connection has ended."""
+        """Stop, as the connection has ended."""
         for task in self._tasks.values():
             task.cancel()
         self._shown.end()
@@ -121,15 +123,15 @@ class Membership:
     # --- what the head says ---
 
     def take(self, message: m.FromHead) -> None:
-        """Take a message of the head, other than Joined and Failed.
+        """Handle a message from the head, other than Joined and Failed.
 
         Raises:
-            ProtocolError: no head says this.
+            ProtocolError: the message is invalid.
         """
         match message:
             case m.Say():
                 worker = self._worker(message.worker)
-                if worker in self._queues:  # else no process takes its place
+                if worker in self._queues:  # else no process takes the worker's place
                     self._queues[worker].put_nowait((message, codec.to_worker(message.data)))
             case m.SendKept():
                 self.slots.send_kept(message.ticket)
@@ -167,7 +169,7 @@ class Membership:
         """Return where the second frame of a message belongs: in a list of splits.
 
         Raises:
-            ProtocolError: it belongs nowhere.
+            ProtocolError: the frame belongs nowhere.
         """
         part = codec.from_head(data)
         if not isinstance(part, m.SplitsPart) or part.start + part.size > part.nbytes:
@@ -183,7 +185,7 @@ class Membership:
         return place
 
     def _take_in(self, worker: int, number: int) -> None:
-        """Pass on messages for a worker, which has this number at the head."""
+        """Start to pass on messages for a worker, which is worker `number` at the head."""
         self._numbers[worker] = number
         self._here[number] = worker
         self._processes[worker] = 0
@@ -192,7 +194,7 @@ class Membership:
         self._tasks[worker].add_done_callback(self._task_ended)
 
     def _add(self, number: int) -> None:
-        """Start another worker, which has this number at the head."""
+        """Start another worker, which is worker `number` at the head."""
         worker = 1 + max(self._numbers)
         self._take_in(worker, number)
         self._workers.new_process(worker)
@@ -220,7 +222,7 @@ class Membership:
             self._fail(PenstockError(f"this host failed: {error!r}; please report this as a bug"))
 
     def _worker(self, number: int) -> int:
-        """Return the number here of the worker that has this one at the head."""
+        """Return the number here of the worker that is worker `number` at the head."""
         if number not in self._here:
             raise ProtocolError(f"the head speaks of worker {number}, which is not of this host")
         return self._here[number]
@@ -259,7 +261,7 @@ class Membership:
             self._workers.say(worker, message)
 
     def _list_passed(self, splits: int) -> None:
-        """No message in one of the queues names the list any longer."""
+        """Note that one queue holds no more messages that name the list. After the last queue, forget the list."""
         self._going[splits] -= 1
         if not self._going[splits]:
             del self._going[splits]
@@ -274,7 +276,7 @@ class Membership:
     # --- what workers say ---
 
     def said(self, worker: int, message: m.FromWorker, data: bytes) -> None:
-        """A worker has said something."""
+        """Handle a message from a worker."""
         match message:
             case m.Made():
                 self._made(worker, message, data)
@@ -296,25 +298,25 @@ class Membership:
                 self._pass_said(worker, data)
 
     def ended(self, worker: int, how: str, doing: Activity | None) -> None:
-        """A worker's process has ended."""
+        """Tell the head that a worker's process has ended."""
         self._processes[worker] += 1
         said = None if doing is None else m.LastActivity(**dataclasses.asdict(doing))
         self._link.send(codec.encode(m.WorkerEnded(self._numbers[worker], how[:1024], said)))
         self.slots.worker_ended(self._numbers[worker])
 
     def given_up(self, worker: int, how: str) -> None:
-        """No further process takes this worker's place."""
+        """Tell the head that no further process takes this worker's place."""
         self._stop_passing_on(worker)
         self._link.send(codec.encode(m.GivenUp(self._numbers[worker], how[:1024])))
 
     def leave(self) -> None:
-        """Ask the head to take over what the workers do, and send it what is kept here."""
+        """Ask the head to take over the workers' work, and send it the batches that are kept here."""
         self.slots.leave()
         self._link.send(codec.encode(m.Leaving()))
 
     def report(self, unfetched: int = 0, lent: int = 0) -> None:
-        """Tell the head how the workers are, how many bytes wait for the connections of consumers, and how many were
-        lent to them."""
+        """Report the workers to the head, and how many bytes wait for the connections of consumers and were lent to
+        them."""
         workers = sorted(self._supervisor.workers.values(), key=lambda worker: worker.number)
         first = self._reported % max(1, len(workers))
         told = workers[first : first + _MOST_REPORTED]
@@ -349,7 +351,7 @@ class Membership:
             self._fail(error)
 
     def _answered(self, ticket: int, run: int) -> None:
-        """The worker has answered for the ticket, and writes there no longer."""
+        """Note that the worker has answered for the ticket, and no longer writes there."""
         self.slots.answered(ticket, run)
         self._forget_if_over(run)
 

@@ -1,6 +1,6 @@
 """At the host: samples its workers' stacks for `penstock profile`, and sends the samples to the head.
 
-It does here what the command does with the head's own workers (profiling/watching.py).
+It does for this host's workers what the command does for the head's own workers (profiling/watching.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..profiling.pieces import pieces
 from ..profiling.sampled_workers import SampledWorkers
 
 MOST_PROFILES = 8
-"""Profiles at a time. Others end at once, without samples."""
+"""Maximum number of profiles at a time. Further ones end at once, without samples."""
 
 EVERY = 0.1
 """Seconds between two looks at the samples."""
@@ -39,8 +39,8 @@ class Sampling:
         send: sends the head a message.
         numbers: the head's number of each worker. It may grow.
         supervisor: the worker processes.
-        folder: that of the first feed's file, or empty.
-        bugs: where unexpected errors are noted.
+        folder: the folder of the first feed's file, or empty.
+        bugs: notes unexpected errors.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Sampling:
         self._profiles: dict[int, asyncio.Task[None]] = {}
 
     def take(self, message: m.SampleStacks) -> None:
-        """The head wants samples, or no more of them."""
+        """Start or stop a profile, as the head asks."""
         before = self._profiles.pop(message.profile, None)
         if before is not None:
             before.cancel()
@@ -72,7 +72,7 @@ class Sampling:
         task.add_done_callback(lambda task: self._ended(message.profile, task))
 
     def end(self) -> None:
-        """The connection has ended."""
+        """Stop all profiles, as the connection has ended."""
         for task in list(self._profiles.values()):
             task.cancel()
 
@@ -103,7 +103,7 @@ class Sampling:
         return [(number, pid, os.dup(fd)) for number, pid, fd in self._supervisor.stacks()]
 
     def _send_samples(self, profile: int, workers: SampledWorkers, *, last: bool) -> None:
-        """Send the samples that have come. At the end, a worker without samples is sent too."""
+        """Send the new samples. At the end, also report workers without samples."""
         for record in list(workers.records):
             if record.runs or record.ended or last:
                 for samples in pieces(record, self._folder):

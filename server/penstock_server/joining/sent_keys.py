@@ -17,16 +17,16 @@ OPTION = "--keys-from-stdin"
 
 
 def write(files: dict[str, bytes], stdin: IO[bytes]) -> None:
-    """Send the files of a host's folder of keys, by name, to the `penstock join` behind `stdin`."""
-    with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why
+    """Send the files of a host's folder of keys, by name, to the `penstock join` that reads `stdin`."""
+    with contextlib.suppress(BrokenPipeError):  # the process has ended, and has said why
         os.write(stdin.fileno(), msgspec.json.encode(files) + b"\n")  # the kernel's buffer holds it
 
 
 def read() -> ClientKeys:
-    """Read the keys from standard input, and nothing behind them.
+    """Read the keys from standard input, and nothing after them.
 
     Raises:
-        StartError: they do not come or are damaged, or pyzmq is missing.
+        StartError: the keys are missing or damaged, or pyzmq is missing.
     """
     require_zmq(OPTION)
     name = secret_name("host")
@@ -41,7 +41,7 @@ def read() -> ClientKeys:
 
 @contextlib.contextmanager
 def _file(data: bytes) -> Iterator[Path]:
-    """Yield a file with this content, in memory only, since libzmq's keys are read from files."""
+    """Yield the path of a file in memory with this content, because the keys are read from files."""
     fd = os.memfd_create("penstock-key", os.MFD_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)

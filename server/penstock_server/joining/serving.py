@@ -1,4 +1,4 @@
-"""At a host: the listener from which consumers fetch what the host keeps (built_slots.py)."""
+"""At a host: the listener from which consumers fetch the batches that it keeps (built_slots.py)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class SlabServer:
     """See the file's head.
 
     Args:
-        address: where to listen: that of this host by which the head knows it.
+        address: where to listen: the address by which the head knows this host.
         port: the port; 0 takes a free one.
         keys: this host's keys, or None. With keys nobody is admitted before `admit`.
-        log: for what peers say that they may not say.
+        log: for peers' invalid messages.
 
     Attributes:
-        slots: what can be fetched; None while this host has not joined.
+        slots: the slots that consumers can fetch; None while this host has not joined.
 
     Raises:
-        StartError: there is something at that port already.
+        StartError: it cannot listen at that port.
     """
 
     def __init__(self, address: str, port: int, keys: ClientKeys | None, log: RateLimitedLog) -> None:
@@ -48,7 +48,7 @@ class SlabServer:
         return self._router.all_unsent_bytes
 
     def admit(self, message: m.AdmitClients) -> None:
-        """Admit clients with these keys, and no others when the list is complete."""
+        """Admit clients with these keys, and no others once the list is complete."""
         self._admitted.update(
             (key, ClientKey(key, key[:8].decode("ascii", "replace"), host=False)) for key in message.keys
         )

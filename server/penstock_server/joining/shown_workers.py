@@ -1,8 +1,8 @@
-"""At the host: shows the head its workers, while somebody there looks: their memory, and what they do.
+"""At the host: shows the head its workers' memory and activity, while a user of the head looks at them.
 
-Times are on the head's clock. Each question for activity says what that clock shows. It comes a little late, so of the
-last questions that one counts which came with the least delay. Answers wait behind the bytes of batches; the times in
-them stay right.
+Times are on the head's clock. Each request for activity carries the time of that clock. Requests come a little late, so
+of the latest ones, the one with the least delay counts. Answers are sent after the bytes of batches that wait before
+them, but their times stay right.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..worker_looks import EVERY, WorkerLooks
 from ..worker_memory import WorkerMemory
 
 SHOWN = 3.0
-"""Seconds for which a question is answered. The head asks once a second."""
+"""Seconds for which a request is answered. The head asks once a second."""
 
 _QUESTIONS = 30
-"""Latest questions that tell the head's clock."""
+"""Number of latest requests from which the host derives the head's clock."""
 
 
 class ShownWorkers:
@@ -36,7 +36,7 @@ class ShownWorkers:
         send: sends the head a message.
         numbers: the head's number of each worker. It may grow.
         supervisor: the worker processes.
-        bugs: where unexpected errors are noted.
+        bugs: notes unexpected errors.
     """
 
     def __init__(
@@ -52,17 +52,18 @@ class ShownWorkers:
         )
         self._bugs = bugs
         self._clocks: deque[float] = deque(maxlen=_QUESTIONS)
-        """How much the head's clock was ahead of ours, less the delay of the question."""
+        """For each of the latest requests: how much the head's clock was ahead of ours, less the delay of the
+        request."""
         self._until = 0.0
         self._showing: asyncio.Task[None] | None = None
 
     def measure_memory(self) -> None:
-        """The head asks for the memory of the workers."""
+        """Answer the head's request for the memory of the workers."""
         if self._memory.fresh():
             self._send_memory()
 
     def show_activity(self, message: m.ShowActivity) -> None:
-        """The head asks what the workers do."""
+        """Answer the head's request for the activity of the workers, for `SHOWN` seconds."""
         now = time.monotonic()
         self._clocks.append(message.at - now)
         self._until = now + SHOWN
@@ -71,7 +72,7 @@ class ShownWorkers:
             self._showing.add_done_callback(self._shown)
 
     def end(self) -> None:
-        """The connection has ended."""
+        """Stop, as the connection has ended."""
         if self._showing is not None:
             self._showing.cancel()
 

@@ -1,4 +1,4 @@
-"""A host's connection to the head, without keys or with them."""
+"""A host's connection to the head, with or without keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ToHead(Protocol):
     """An open connection. Messages wait in it until the network takes them."""
 
     PIECE: int
-    """Most bytes of a second frame."""
+    """Maximum number of bytes of a second frame."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -64,7 +64,7 @@ async def connect(
         host: a name or an address.
         port: a number.
         keys: the host's keys, or None.
-        on_message: called with each message, or with the first frame of it if that is all.
+        on_message: called with each message that has only one frame.
         place: tells where second frames belong.
         on_end: called once, when the connection has ended; with the reason if the head broke the rules.
 
@@ -100,7 +100,7 @@ async def connect(
     if why == zmtp.wants(zmtp.CURVE):
         raise KeyRefused(needs_key("the head"))
     if why:
-        raise ProtocolError(f"what listens at tcp://{host}:{port} is no daemon of Penstock: {why}")
+        raise ProtocolError(f"tcp://{host}:{port} is not a Penstock daemon: {why}")
     return peer
 
 
@@ -124,7 +124,7 @@ async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> s
 
 
 class _Encrypted:
-    """A connection of libzmq. It copies what is sent."""
+    """A connection of libzmq, which copies what it sends."""
 
     PIECE = CurvePeer.PIECE
 
@@ -184,7 +184,7 @@ class _Encrypted:
         self._end("")
 
     def _soon(self) -> None:
-        """Look after libzmq in the loop's next step. Its descriptor says only once that something has changed."""
+        """Exchange messages with libzmq in the loop's next step. Its descriptor reports a change only once."""
         if self._open and not self._goes_on:
             self._goes_on = True
             self._loop.call_soon(self._go_on)
@@ -218,7 +218,7 @@ class _Encrypted:
         if len(frames) == 2:
             target = self._place(frames[0])
             if len(target) != len(frames[1]):
-                raise ProtocolError(f"a second frame of {len(frames[1])} bytes, where {len(target)} belong")
+                raise ProtocolError(f"a second frame of {len(frames[1])} bytes, expected {len(target)}")
             target[:] = frames[1]
         else:
             self._on_message(frames[0])

@@ -1,12 +1,12 @@
-"""Hosts on a Ray cluster: an actor on each node runs `penstock join`, and Ray starts it again if it dies.
+"""Hosts on a Ray cluster: an actor on each node runs `penstock join`, and Ray restarts the actor if it dies.
 
     from penstock_server.on_ray import serve
 
     with serve("feed.py:train", hosts=4, workers_per_host=16, keys="keys") as service:
         train = penstock.dataset(service.url, keys="keys/clients/trainer")
 
-The head is `penstock serve --on ray`, a child of this process. launch.py belongs to it, and starts the Ray driver
-(driver.py), which places the actors (host.py). Batches never enter Ray's object store.
+The head is `penstock serve --on ray`, a child of this process. There, launch.py starts the Ray driver (driver.py),
+which places the actors (host.py). Batches never enter Ray's object store.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def serve(
     insecure: bool = False,
     memory: int | None = None,
 ) -> Iterator[Service]:
-    """Serve feeds from this machine, made by hosts on a Ray cluster, inside the `with` statement.
+    """Serve feeds from this machine inside the `with` statement. Hosts on a Ray cluster make their batches.
 
     The cluster is the one that this process is connected to (`ray.init`), or else that of RAY_ADDRESS or of this
-    machine. The feeds' code is taken to the hosts: the .py files in the folder of a feed's file and below. At the end,
-    and when this process dies, the head and the hosts end, and nothing is left on the cluster.
+    machine. Ray copies the feeds' code to the hosts: the .py files in the folder of a feed's file and below. At the
+    end, and if this process dies, the head and the hosts end, and nothing is left on the cluster.
 
     Args:
         feeds: MODULE:ATTR of each feed, as for `penstock serve`.
         hosts: number of hosts, each on a machine of its own. With (fewest, most), or "2:8", as many as trainers need,
             measured while they read.
         workers_per_host: worker processes of each host, which reserve as many CPUs.
-        workers: worker processes on this machine, besides.
+        workers: additional worker processes, on this machine.
         bind: address to listen on; port 0 picks one. The hosts must reach it.
         keys: the daemon's folder of keys, with a key for the hosts (`penstock keygen DIR --host ray`).
         insecure: let other machines connect without keys, in a network that you trust.

@@ -63,7 +63,8 @@ def hosts(
     hang_timeout: float | None,
     environment: tuple[tuple[str, str | None], ...],
 ) -> Iterator[RayDriver | None]:
-    """Run the hosts that the options ask for, inside the `with` statement. Yields what runs them, if they ask for some.
+    """Run the hosts that the options ask for, inside the `with` statement. Yield their driver, or None if there are
+    none.
 
     Raises:
         click.UsageError: the options contradict each other.

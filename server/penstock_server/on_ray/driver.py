@@ -1,8 +1,8 @@
 """The Ray driver: `python -m penstock_server.on_ray.driver`, a child of the head that places the hosts.
 
-It is a process of its own so that the head does not depend on Ray: Ray ends a driver whose node is lost, and the head
-then starts another. All that Ray holds for the hosts (actors, placement group) belongs to this driver's job, and Ray
-removes it when the driver ends in any way.
+It is a separate process, so that the head does not depend on Ray: Ray ends a driver whose node is lost, and the head
+then starts another. Everything that Ray holds for the hosts (actors, placement groups) belongs to this driver's job.
+Ray removes it when the driver ends, however it ends.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .orders import HeadAt, News, Plan, Wanted
 from .placed_hosts import HeadUnreachable, PlacedHosts
 
 _REACH = 10.0
-"""Seconds for the cluster to take a connection."""
+"""Seconds that the cluster has to accept a connection."""
 
 
 def main() -> None:
-    """Start the hosts that the first line of stdin tells of, and run as many as later lines say, until stdin ends."""
+    """Start the hosts that the first line of stdin describes, and run as many as later lines say, until stdin ends."""
     stdout = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # nothing else is to print there
+    os.dup2(2, 1)  # nothing else may print to the head
 
     def say(level: Any, text: str = "") -> None:
         with contextlib.suppress(OSError):  # the head is gone, and so is stdin
@@ -57,12 +57,12 @@ class _Failed(Exception):
 
 
 class Orders:
-    """What the head says on stdin.
+    """The head's orders, from stdin.
 
     Attributes:
         plan: the first line.
         head: where the head is, once its feeds are ready.
-        hosts: how many there are to be now.
+        hosts: how many hosts should run now.
         ended: set when stdin has ended.
     """
 
@@ -86,7 +86,7 @@ class Orders:
 
 
 def _connected(plan: Plan) -> Any:
-    """Connect to the cluster of RAY_ADDRESS, or to that of this machine, and return the module `ray`."""
+    """Connect to the cluster of RAY_ADDRESS, or else of this machine, and return the module `ray`."""
     import ray
     import ray.util
 

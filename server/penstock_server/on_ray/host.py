@@ -17,19 +17,19 @@ from ..joining import sent_keys
 from .orders import Ended, Plan
 
 LAST_LINES = 8
-"""Lines of a host's log that its end is reported with."""
+"""Lines of a host's log in the report of its end."""
 
 
 class RayHost:
-    """See the file's head. Ray starts it again on the same node or another one if it dies. Two methods may run at a
-    time."""
+    """See the file's head. If it dies, Ray starts it again on the same node or another one. Two methods may run at the
+    same time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._leaves = False
 
     def leave(self) -> None:
-        """Have the host hand over its work and end."""
+        """Tell the host to hand over its work and end."""
         self._leaves = True
         if self._process is not None:
             self._process.terminate()
@@ -38,9 +38,9 @@ class RayHost:
         """Run a host until it ends.
 
         Args:
-            plan: what it is to do.
+            plan: what to run.
             head: the head's `tcp://host:port`.
-            name: of the host at the head.
+            name: the host's name at the head.
         """
         command = [sys.executable, "-m", "penstock_server", "join", head, *plan.feeds, *plan.options]
         command += ["--workers", str(plan.workers), "--host-name", name, "--until-stdin-closes"]
@@ -66,7 +66,7 @@ class RayHost:
 
 
 def _pass_on(lines: IO[bytes], last: deque[str]) -> None:
-    """Write what the child says to the actor's log, and keep the last lines."""
+    """Write the child's output to the actor's log, and keep the last lines."""
     for line in lines:
         text = line.decode(errors="replace")
         last.append(text)
@@ -75,7 +75,7 @@ def _pass_on(lines: IO[bytes], last: deque[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, in which the current directory, with the feeds' code, is on Python's path."""
+    """Return this process's environment, with the current directory, which holds the feeds' code, on Python's path."""
     result = {name: value for name, value in os.environ.items() if name != "PENSTOCK_KEYS"}
     result["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), result.get("PYTHONPATH"))))
     return result

@@ -33,16 +33,16 @@ from .orders import WILDCARDS, HeadAt, News, Plan, Wanted
 log = logging.getLogger(__name__)
 
 HOST = "ray"
-"""The name of the key with which all hosts on Ray join, and the beginning of their own names."""
+"""The name of the key with which all hosts on Ray join, and the prefix of their own names."""
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _PAUSE = 5.0
-"""Seconds before another driver is started in place of one that died."""
+"""Seconds before another driver replaces one that died."""
 _END = 15.0
 """Seconds that a driver has to end."""
 
 
 class Head(Protocol):
-    """The part of the daemon that this file looks at."""
+    """The part of the daemon that this file uses."""
 
     endpoint: str
 
@@ -60,10 +60,10 @@ def hosts_on_ray(
 
     Args:
         feeds: MODULE:ATTR of each feed, or what `make_target` returned.
-        hosts: fewest and most, each on a node of its own; the fewest at first.
-        workers: of each host.
+        hosts: fewest and most hosts, each on its own node; the fewest at first.
+        workers: the number of workers of each host.
         bind: the head's address.
-        keys: the head's, or None.
+        keys: the head's keys, or None.
         options: further options for `penstock join`.
 
     Raises:
@@ -71,7 +71,7 @@ def hosts_on_ray(
     """
     if importlib.util.find_spec("ray") is None:
         raise StartError("--on ray needs Ray, the version of your cluster: pip install 'penstock[ray]'")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the folder would be left
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise the folder would be left
     with tempfile.TemporaryDirectory(prefix="penstock-code-") as code:
         there = shipping.collect(feeds, Path(code))
         shipped = code if any(Path(code).iterdir()) else ""
@@ -92,7 +92,7 @@ class RayDriver:
     Args:
         plan: what to start.
         bounds: fewest and most hosts while their number is adjusted.
-        local: whether only programs on this machine reach the head.
+        local: whether only programs on this machine can reach the head.
 
     Attributes:
         bounds: as given.
@@ -108,7 +108,7 @@ class RayDriver:
         self._connected = threading.Event()
         self._lock = threading.Lock()  # _process, _plan and _head belong together
         self._again = False
-        """Whether this is not the first driver: then the cluster may only be away."""
+        """True after the first driver has died: then the cluster may only be away for a while."""
         self.failure = ""
         self._process = self._popen()
         self._thread = threading.Thread(target=self._keep, name="penstock-ray")
@@ -121,16 +121,16 @@ class RayDriver:
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are to be now."""
+        """How many hosts should run now."""
         return self._plan.hosts
 
     @property
     def workers(self) -> int:
-        """The workers of each host."""
+        """The number of workers of each host."""
         return self._plan.workers
 
     def scale(self, hosts: int) -> None:
-        """Run this number of hosts from now on."""
+        """Run `hosts` hosts from now on."""
         with self._lock:
             self._plan = structs.replace(self._plan, hosts=hosts)
             self._tell(msgspec.json.encode(Wanted(hosts)) + b"\n")
@@ -139,7 +139,7 @@ class RayDriver:
         """Wait until the driver has found the cluster.
 
         Raises:
-            StartError: it has not; the message says why.
+            StartError: it cannot find one; the message says why.
         """
         while not self._connected.wait(0.2):
             if self.failure:
@@ -160,7 +160,7 @@ class RayDriver:
             self._tell(self._head)
 
     def close(self) -> None:
-        """End the hosts, if they have not ended with the head, and the driver."""
+        """End the driver, and the hosts if they have not ended with the head."""
         self._closing.set()
         with self._lock, contextlib.suppress(OSError):
             assert self._process.stdin is not None
@@ -181,12 +181,12 @@ class RayDriver:
 
     def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, which is noticed elsewhere
+        with contextlib.suppress(OSError):  # the driver has ended, which `_keep` notices
             while line:
                 line = line[self._process.stdin.write(line) :]
 
     def _keep(self) -> None:
-        """Read what the driver says, and start it again when it has ended."""
+        """Handle the driver's news, and start another driver when it has ended."""
         while True:
             process = self._process
             stdout: Any = process.stdout
@@ -232,7 +232,7 @@ def _key_files(keys: ServerKeys) -> dict[str, bytes]:
     """Return the files of the hosts' key, by name.
 
     Raises:
-        StartError: there is none, or the head does not admit it.
+        StartError: there is no key, or the head does not admit it.
     """
     folder = keys.folder.parent / "hosts" / HOST
     make = f"penstock keygen {keys.folder.parent} --host {HOST}"

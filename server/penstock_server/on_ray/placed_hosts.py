@@ -1,8 +1,8 @@
-"""The hosts on a Ray cluster: each gets a node, is run there, and is run again when it ends.
+"""The hosts on a Ray cluster: finds a node for each, runs it there, and runs it again when it ends.
 
-Each host has a placement group of its own, so that one more can come and one can go. To keep hosts apart, a group is
-not placed on nodes that others use. Groups that were made at the same time may get the same node; all but one of these
-are then placed again.
+Each host has its own placement group, so that hosts can come and go one at a time. To keep hosts apart, a group avoids
+nodes that other hosts use. Groups that were made at the same time may still get the same node. Then all but one of them
+are placed again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .host import RayHost
 from .orders import Ended, HeadAt, Plan
 
 SOON = 3.0
-"""After so many seconds without a node the log says what is missing."""
+"""Seconds without a node after which the log says what is missing."""
 AGAIN = 60.0
-"""Seconds between two words about that, unless it changes."""
+"""Seconds between two log lines about that, unless the text changes."""
 LONGEST_PAUSE = 60.0
-"""Most seconds before a host that failed is tried again."""
+"""Maximum seconds before a host that failed is tried again."""
 LEAVING = 40.0
 """Seconds that a host has to hand over its work and end: more than --grace of `penstock join`."""
 END = 3.0
@@ -46,17 +46,17 @@ class _Host:
     """A host.
 
     Attributes:
-        name: at the head.
+        name: its name at the head.
         group: its placement group.
-        avoids: the nodes on which the group is not to be.
+        avoids: the nodes that the group avoids.
         since: when the group was made, or the node was lost.
-        node: where it is; "" while it has no place.
-        actor: runs it, once the head is known.
+        node: its node; "" while it has none.
+        actor: the actor that runs it, once the head is known.
         run: the call that runs it now, or None.
-        began: when it was run last.
+        began: when its last run began.
         again: when to run it again, if it has ended.
         pause: seconds to wait before it is run again if it fails once more.
-        lost: when it was last said that its actor is lost, if it is.
+        lost: when the loss of its actor was reported, if it is lost.
         leaves: when it was told to leave, if it was.
     """
 
@@ -79,8 +79,8 @@ class PlacedHosts:
 
     Args:
         ray: the module, connected.
-        plan: what to run. Its number of hosts changes with `look`.
-        say: tells the head news: a level and a text.
+        plan: what to run. `look` gets the number of hosts.
+        say: sends the head news: a level and a text.
         over: set when the head has ended.
     """
 
@@ -97,10 +97,10 @@ class PlacedHosts:
         self._said = 0.0
 
     def look(self, wanted: int, head: HeadAt | None) -> None:
-        """Go on: have this number of hosts, and run them for the head once it is known. Takes half a second.
+        """Do the next step: keep `wanted` hosts, and run them for the head once it is known. Takes half a second.
 
         Raises:
-            HeadUnreachable: hosts have nodes from which the head cannot be reached.
+            HeadUnreachable: hosts have nodes that cannot reach the head.
         """
         self._wanted = wanted
         self._have(wanted)
@@ -116,7 +116,7 @@ class PlacedHosts:
         self._hear()
 
     def end(self) -> None:
-        """Let the hosts end, which the head has told to, and remove everything."""
+        """Wait for the hosts to end, as the head has told them to, and remove everything."""
         with contextlib.suppress(Exception):  # the cluster may be gone, and the job's end removes all of it too
             runs = [host.run for host in self._hosts.values() if host.run is not None]
             if runs:
@@ -125,8 +125,7 @@ class PlacedHosts:
                 self._remove(host)
 
     def _have(self, wanted: int) -> None:
-        """Make hosts that are missing. Of those that are too many the ones without a node leave first, then the last
-        ones."""
+        """Make missing hosts, and let surplus hosts leave: first those without a node, then the last ones."""
         staying = sorted(number for number, host in self._hosts.items() if host.leaves is None)
         staying.sort(key=lambda number: not self._hosts[number].node)
         for number in staying[wanted:]:
@@ -148,8 +147,8 @@ class PlacedHosts:
         return frozenset(host.node for host in self._hosts.values() if host.node)
 
     def _place(self, host: _Host) -> None:
-        """Note where the host's group was placed. Make another one if a host is there already, or if it avoids a node
-        that has become free."""
+        """Note where the host's group was placed. Make another group if that node has a host already, or if the group
+        avoids a node that has become free."""
         table = self._ray.util.placement_group_table(host.group)
         used = self._used()
         if table["state"] == "CREATED":
@@ -191,7 +190,7 @@ class PlacedHosts:
     # --- runs ---
 
     def _start(self, head: HeadAt) -> None:
-        """Start hosts that have a place, and run those again that have ended."""
+        """Start the hosts that have a node, and restart those that have ended."""
         now = time.monotonic()
         started, address = 0, ""
         for host in self._hosts.values():
@@ -244,7 +243,7 @@ class PlacedHosts:
         return f"tcp://[{host}]:{head.port}" if ":" in host else f"tcp://{host}:{head.port}"
 
     def _hear(self) -> None:
-        """Wait a moment for hosts that end."""
+        """Wait a moment for hosts to end, and handle those that did."""
         now = time.monotonic()
         for host in self._hosts.values():
             if host.lost is not None and host.run is not None and now - host.began > SOON:
@@ -268,7 +267,7 @@ class PlacedHosts:
         except self._ray.exceptions.RayActorError as error:
             self._is_lost(host, error, now)
             return
-        except Exception as error:  # whatever the actor raised
+        except Exception as error:  # any error of the actor
             level, how = "error", f"failed, and is tried again: {type(error).__name__}: {error}"
         else:
             if self._over.wait(LOOK):
@@ -282,7 +281,7 @@ class PlacedHosts:
         host.pause = min(2 * host.pause, LONGEST_PAUSE)
 
     def _is_lost(self, host: _Host, error: Exception, now: float) -> None:
-        """The actor is gone. Ray starts it again, perhaps on another node."""
+        """Handle a lost actor. Ray starts it again, perhaps on another node."""
         host.again = now + 1.0
         host.node, host.since = "", now
         if host.lost is None:
@@ -297,7 +296,7 @@ class PlacedHosts:
             host.actor.leave.remote()
 
     def _let_go(self, number: int, host: _Host) -> None:
-        """Remove a host that has left, or takes too long for it."""
+        """Remove a host that has left, or takes too long to leave."""
         assert host.leaves is not None
         if host.run is None or host.lost is not None or time.monotonic() - host.leaves > LEAVING:
             self._gone(number, host)
@@ -313,7 +312,7 @@ class PlacedHosts:
 
 
 def _reason(said: str) -> str:
-    """Return what a host said last, without the lines of its log that only tell how far it was."""
+    """Return a host's last output, without log lines that only show its progress."""
     return "\n".join(line for line in said.splitlines() if " INFO " not in line[:40]).strip() or "it did not say why"
 
 

@@ -1,8 +1,8 @@
-"""Decides which files of the user's code Ray takes to the hosts, and collects them in one folder.
+"""Decides which files of the user's code Ray copies to the hosts, and collects them in one folder.
 
 The folder becomes the working directory of each host. A file below the current directory keeps its place there, so
-that `data/scenes.py:train` means the same here and at a host. Only .py files are taken, as a folder of code often holds
-data too.
+that `data/scenes.py:train` means the same here and at a host. Only .py files are copied, because a folder of code often
+holds data too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..importing import is_installed, place_of
 from ..joining.agreement import file_of
 
 MOST_ENTRIES = 100_000
-"""Most files and folders to look at below one folder of code."""
+"""Maximum number of files and folders to look at below one folder of code."""
 MOST_BYTES = 64 << 20
-"""Most code, in all."""
+"""Maximum bytes of code in total."""
 
 
 def collect(feeds: list[str], into: Path) -> list[str]:
@@ -36,7 +36,7 @@ def collect(feeds: list[str], into: Path) -> list[str]:
     """
     here = Path.cwd()
     places: dict[Path, Path] = {}
-    """Where to copy each folder of code to, from `into`."""
+    """Where to copy each folder of code, relative to `into`."""
 
     def named_there(target: str) -> str:
         folder, file = _code_of(target, here)
@@ -64,8 +64,8 @@ def collect(feeds: list[str], into: Path) -> list[str]:
 
 
 def _code_of(target: str, here: Path) -> tuple[Path | None, str | None]:
-    """Return the folder whose code a target needs, and the file if the target names it; no folder if it is installed
-    or elsewhere on the Python path, where the hosts must have it too."""
+    """Return the folder whose code a target needs, and the file if the target names it. There is no folder if the
+    module is installed or elsewhere on the Python path, where the hosts must have it too."""
     name, path = place_of(target)
     if path is not None:
         if not os.path.isfile(path):
@@ -73,7 +73,7 @@ def _code_of(target: str, here: Path) -> tuple[Path | None, str | None]:
         return Path(path).parent, os.path.basename(path)
     found = file_of(name)
     if found is None:
-        raise StartError(f"there is no module {name}: it is looked for in {here} and on the Python path")
+        raise StartError(f"there is no module {name} in {here} or on the Python path")
     ours = Path(found).is_relative_to(here) and not is_installed(found)
     return (here if ours else None), None
 
@@ -100,7 +100,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _is_no_code(folder: str) -> bool:
-    """Whether a folder is hidden, a cache, or a virtual environment."""
+    """Return whether a folder is hidden, a cache, or a virtual environment."""
     name = os.path.basename(folder)
     return name.startswith(".") or name == "__pycache__" or os.path.exists(os.path.join(folder, "pyvenv.cfg"))
 

@@ -1,7 +1,7 @@
-"""A contact sheet: the images of some samples on one picture, as a PNG file.
+"""Makes a contact sheet: the images of some samples in one picture, as a PNG file.
 
-Each sample is a group of tiles, one for each leaf that is an image, so that a mask stands beside its image. PNG needs
-only zlib, which Python has. Pillow would do it too, but it is no dependency of the server.
+Each sample is a group of tiles, one for each leaf that is an image, so a mask appears beside its image. Writing a PNG
+file needs only zlib, which Python has. Pillow could write it too, but the server does not depend on it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Picture = npt.NDArray[np.uint8]
 _BACKGROUND = 88
 _GAP, _GROUP_GAP = 2, 8
 _SMALLEST = 64
-"""Pixels to which the longer side of small tiles is magnified."""
+"""Small tiles are magnified until their longer side has about this many pixels."""
 _WIDEST = 1400
 
 _CLASSES = {*range(-1, 64), 255}
-"""Values of a mask; -1 or 255 often mean that a pixel has no label."""
+"""Values that a mask may have; -1 or 255 often mean that a pixel has no label."""
 _CALM = 0.75
-"""Share of the pixels of a mask that equal their right neighbour, at least."""
+"""In a mask, at least this share of the pixels equals the pixel on the right."""
 
 
 def contact_sheet(leaves: Sequence[Sequence[Tile | None]]) -> tuple[Picture, int]:
     """Return the picture of all tiles, and the number of samples in a row.
 
     Args:
-        leaves: for each leaf that is an image the tiles of the same samples.
+        leaves: for each leaf that is an image, its tiles of the same samples.
     """
     pictures = [_magnified(painted(tiles)) for tiles in leaves]
     count = min(len(tiles) for tiles in pictures)
@@ -62,7 +62,7 @@ def contact_sheet(leaves: Sequence[Sequence[Tile | None]]) -> tuple[Picture, int
 
 
 def are_classes(tiles: Sequence[Tile | None]) -> bool:
-    """Whether tiles are those of a segmentation mask: few values, in areas of one value."""
+    """Return whether tiles look like a segmentation mask: few different values, in areas of one value."""
     found = [tile for tile in tiles if tile is not None]
     if not found or not all(tile.ndim == 2 and tile.dtype.kind in "iu" for tile in found):
         return False
@@ -73,7 +73,7 @@ def are_classes(tiles: Sequence[Tile | None]) -> bool:
 
 
 def png(picture: Picture, level: int = 6) -> bytes:
-    """Return a picture as a PNG file. `level`: of zlib's compression."""
+    """Return a picture as the bytes of a PNG file. `level` is zlib's compression level."""
     height, width, _ = picture.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), picture.reshape(height, -1)], axis=1)  # 0: no filter
     parts = (
@@ -88,8 +88,7 @@ def png(picture: Picture, level: int = 6) -> bytes:
 
 
 def painted(tiles: Sequence[Tile | None]) -> list[Picture]:
-    """Return tiles in colours of the screen. The range of all of them decides how bright each is, and whether they are
-    the classes of a mask."""
+    """Return tiles in screen colours: the classes of a mask by a palette, others scaled by the range of all tiles."""
     if are_classes(tiles):
         palette = _palette()
         return [_blank() if tile is None else palette[tile.astype(np.int64) % 256] for tile in tiles]
@@ -102,7 +101,7 @@ def painted(tiles: Sequence[Tile | None]) -> list[Picture]:
 
 
 def _range(low: float, high: float, floats: bool) -> tuple[float, float]:
-    """Return which values are black and white: 0 and 255, 0 and 1, or the ends of the range of other values."""
+    """Return the values that become black and white: 0 and 255, 0 and 1, or the least and the greatest value."""
     if low < 0 or high > 255:
         return low, high
     if floats and high <= 1:
@@ -128,7 +127,7 @@ def _magnified(tiles: list[Picture]) -> list[Picture]:
 
 
 def _palette() -> Picture:
-    """Return a colour for each class: 0 is black, 255 (often: not labelled) white, and neighbours differ."""
+    """Return a colour for each class: black for 0, white for 255 (often "no label"), and different for neighbours."""
     golden = 0.618034
     colours = [
         colorsys.hsv_to_rgb(number * golden % 1, 0.55 + 0.35 * (number % 2), 1 - 0.18 * (number // 2 % 3))

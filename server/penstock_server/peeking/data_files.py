@@ -1,4 +1,4 @@
-"""Looks into a data file: which format it has, what the file says of itself, and what its samples hold."""
+"""Looks into a data file: finds its format, its description and a summary of its samples."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _ENDINGS = ".h5, .hdf5, .npy, .npz, .parquet, .tar, .tfrecord (and .tar.gz, .tfr
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 _ERRORS = (OSError, ValueError, LookupError, TypeError, ImportError)
-"""What readers raise about a file."""
+"""The exceptions that readers raise for a file that they cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeekedFile:
-    """What there is to know of data files after a look into the first of them.
+    """The facts about data files, after a look into the first of them.
 
     Attributes:
-        files: as the user gave them.
-        first: the one that was read.
-        count: of all files.
-        nbytes: of the first, if that is known.
-        description: what the first says of itself.
-        summary: what its samples hold.
-        places: places of the file that they come from, if nothing ended the reading.
-        seconds: how long reading them took.
-        error: what ended the reading, or "".
+        files: the names, patterns or URLs that the user gave.
+        first: the file that was read.
+        count: the number of all files.
+        nbytes: the size of the first file; None if it is unknown.
+        description: the description of the first file.
+        summary: the summary of its samples.
+        places: how many places of the file the samples come from, if no error ended the reading.
+        seconds: how long reading the samples took.
+        error: the error that ended the reading, or "".
     """
 
     files: tuple[str, ...]
@@ -61,7 +61,7 @@ class PeekedFile:
 
 
 def is_data_file(name: str) -> bool:
-    """Whether a name ends as those of data files do (also one of a pattern or a URL)."""
+    """Return whether a name, a pattern or a URL has the ending of a data file."""
     return not name.startswith("tcp://") and _format(name) is not None
 
 
@@ -70,15 +70,15 @@ def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
 
     Args:
         files: paths, patterns or URLs for which `is_data_file` holds.
-        most: samples to read.
-        seconds: time after which no further sample is read.
+        most: how many samples to read, at most.
+        seconds: time after which no more samples are read.
 
     Raises:
-        FeedError: the first file cannot be read, or holds nothing that could be served; the message says why.
-        StartError: the files are of several formats.
+        FeedError: the first file cannot be read, or holds nothing that can be served; the message says why.
+        StartError: the files have several formats, or the first one is a directory.
     """
     if len({_format(file) for file in files}) > 1:
-        raise StartError("the files have several formats: look at one format after the other")
+        raise StartError("the files have several formats: look at one format at a time")
     try:
         found = fs.expand(files)
         first = found[0]
@@ -88,7 +88,7 @@ def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
         if nbytes == 0:
             raise FeedError(f"{first} is empty (0 bytes): was it written to the end?")
         describe = _format(first) or _format(files[0])
-        assert describe is not None  # the caller has asked
+        assert describe is not None  # the caller has checked `is_data_file`
         description = describe(first)
     except _ERRORS as error:
         raise FeedError(_said(error)) from None
@@ -109,7 +109,7 @@ def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
 
 
 def _read(description: Description, first: str, most: int, seconds: float) -> tuple[Summary, int, str]:
-    """Return what samples of a file hold, from how many places they come, and what ended the reading, or ""."""
+    """Return the summary of some samples, the number of places they come from, and the error that ended the reading."""
     summary, splits, said = Summary(), [], ""
     try:
         feed = feed_of(description, first)
@@ -122,7 +122,7 @@ def _read(description: Description, first: str, most: int, seconds: float) -> tu
 
 
 def _readable(description: Description, first: str) -> Description:
-    """Return the description of a file without the columns that cannot be read, unless that is all of them."""
+    """Return the description without the columns that cannot be read; unchanged if no column can be read."""
     unread: dict[str, str] = {}
     for column in description.columns:
         summary, _, said = _read(replace(description, columns=(column,)), first, 1, 0)
@@ -135,10 +135,10 @@ def _readable(description: Description, first: str) -> Description:
 
 
 def is_url_of_feed(name: str) -> bool:
-    """Whether a name that is no data file is the URL of a running daemon's feed, and not MODULE:ATTR.
+    """Return whether `name`, not a data file, is the URL of a running daemon's feed (True) or MODULE:ATTR (False).
 
     Raises:
-        StartError: it is neither; the message says what to give instead.
+        StartError: the name is neither; the message says what to give instead.
     """
     if "://" in name:
         if not name.startswith("tcp://"):
@@ -149,7 +149,7 @@ def is_url_of_feed(name: str) -> bool:
         url, query, _ = name.partition("?")
         if query:
             raise StartError(
-                f"{name!r}: a look at a feed takes no part in a group and is no rank, since it would take their "
+                f"{name!r}: penstock peek cannot read as a member of a group or as a rank, since it would take their "
                 f"batches. It reads the same samples with a stream of its own: penstock peek {url}"
             )
         return True
@@ -162,13 +162,13 @@ def is_url_of_feed(name: str) -> bool:
         raise StartError(f"{name}: which feed in it? Give {name}:ATTR, such as {name}:feed")
     if os.path.exists(name):
         raise StartError(
-            f"{name}: expected a file that ends in {_ENDINGS}. Penstock reads other files by a generator: "
+            f"{name}: expected a file that ends in {_ENDINGS}. Other files need a generator: "
             "write a Feed and give MODULE:ATTR, such as scenes.py:feed"
         )
     where = "" if os.path.isabs(name) else f" in {os.getcwd()}"
     raise StartError(
-        f"{name!r} is no file{where}, no URL of a daemon's feed (tcp://HOST:PORT/FEED) and no MODULE:ATTR, such as "
-        "scenes.py:feed"
+        f"{name!r}: no such file{where}. Give a file, the URL of a daemon's feed (tcp://HOST:PORT/FEED) or "
+        "MODULE:ATTR, such as scenes.py:feed"
     )
 
 
@@ -176,7 +176,7 @@ def refuse_directory(name: str) -> None:
     """Raise the error for a directory.
 
     Raises:
-        StartError: always; the message says how to serve what is in it.
+        StartError: always; the message says how to serve the files in it.
     """
     data: Counter[str] = Counter()
     images = 0
@@ -196,7 +196,7 @@ def refuse_directory(name: str) -> None:
     if images:
         raise StartError(
             f"{name} is a directory of images: an object with __len__ and __getitem__ serves them as they are, see "
-            "examples/files/image_folder.py. Then give that feed, as MODULE:ATTR"
+            "examples/files/image_folder.py. Then give its feed, as MODULE:ATTR"
         )
     raise StartError(f"{name} is a directory without data files: give a file that ends in {_ENDINGS}")
 

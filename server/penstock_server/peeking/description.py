@@ -1,4 +1,4 @@
-"""What the file of one format says about itself, before any sample is read."""
+"""The description of a data file, made before any sample is read for the summary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..sources import files as fs
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A dataset, an array, a column, a feature or the files of an extension: what can be a leaf.
+    """A part of a file that can be a leaf: a dataset, an array, a column, a feature, or the files of an extension.
 
     Attributes:
-        name: in the file.
-        leaf: the name proposed for the leaf.
-        storage: how the file stores it, for people; or "".
-        image: whether it holds encoded images, which `decode=` can make arrays of.
+        name: its name in the file.
+        leaf: the proposed name of the leaf.
+        storage: how the file stores it, in words; or "".
+        image: whether it holds encoded images, which `decode=` can turn into arrays.
     """
 
     name: str
@@ -30,15 +30,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A data file.
+    """The description of a data file.
 
     Attributes:
         kind: the format's name.
-        constructor: that of `Feed` which reads it.
-        columns: those that are proposed as leaves, in the order of the file.
-        left_out: why others are not, by name.
-        facts: what else there is to say about the file, a line each.
-        rows: its samples; None if that is not known.
+        constructor: the name of the constructor of `Feed` that reads the file.
+        columns: the columns that are proposed as leaves, in the order of the file.
+        left_out: why each other column is left out, by name.
+        facts: other facts about the file, a line each.
+        rows: the number of samples; None if it is unknown.
         features: the features of a TFRecord file, by name.
         names_leaves: False if the file is one array, whose rows are the samples.
     """
@@ -54,9 +54,9 @@ class Description:
 
 
 def leaf_names(names: Iterable[str]) -> dict[str, str]:
-    """Return a short name for each column: what follows the last slash, unless two columns share that.
+    """Return a short name for each column: the part after the last slash, unless two columns share it.
 
-    `--leaf NAME=DATASET` ends the name at the first equals sign, so names have none.
+    In `--leaf NAME=DATASET` the name ends at the first equals sign, so short names have none.
     """
     names = list(names)
     short = {name: name.strip("/").rpartition("/")[2].replace("=", "_") or name for name in names}
@@ -65,9 +65,9 @@ def leaf_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def together(lengths: dict[str, int], nbytes: dict[str, int]) -> int | None:
-    """Return the length that most columns share; of several such lengths that of the columns with the most bytes.
+    """Return the length that most columns share; in a tie, the length whose columns have the most bytes.
 
-    Columns of length 0 do not count. None: there are no others.
+    Columns of length 0 do not count. Return None if there are no others.
     """
     often = Counter(length for length in lengths.values() if length)
     weight: Counter[int] = Counter()
@@ -82,5 +82,5 @@ def other_length(length: int, wanted: int) -> str:
 
 
 def local_size(file: str) -> int | None:
-    """Return the bytes of a local file, None of a URL."""
+    """Return the size of a local file in bytes; None for a URL."""
     return None if fs.is_url(file) else os.stat(file).st_size

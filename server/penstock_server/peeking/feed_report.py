@@ -1,4 +1,4 @@
-"""What `penstock peek` says about a feed: as lines of text, or as values for JSON."""
+"""The report of `penstock peek` about a feed: as lines of text, or as values for JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .words import counted, wrapped
 
 
 def feed_lines(url: str, info: FeedInfo, summary: Summary, seconds: float, *, blocks: bool) -> Iterator[str]:
-    """Yield what there is to say about a feed and its leaves.
+    """Yield the lines of the report about a feed and its leaves.
 
     Args:
-        url: of the feed, or MODULE:ATTR.
-        info: what it says of itself.
-        summary: what its samples hold.
-        seconds: how long reading them took.
-        blocks: draw with block characters.
+        url: the feed's URL, or MODULE:ATTR.
+        info: the feed's own description.
+        summary: the summary of its samples.
+        seconds: how long reading the samples took.
+        blocks: draw with block characters, not with ASCII.
     """
     words = [f"{url}: feed {info.name}"]
     words.append(f"batches of {info.batch_size}" if info.batch_size else "batches as its generator makes them")
@@ -39,7 +39,7 @@ def feed_lines(url: str, info: FeedInfo, summary: Summary, seconds: float, *, bl
 
 
 def feed_json(url: str, info: FeedInfo, summary: Summary, seconds: float, error: str) -> dict[str, Any]:
-    """Return all that `feed_lines` tells as values that JSON can hold."""
+    """Return the contents of `feed_lines`, and the error, as values for JSON."""
     return {
         "feed": info.name,
         "url": url,
@@ -60,7 +60,7 @@ _PADDED = "padded: the shapes are those of whole batches, and the range includes
 
 
 def _padded(info: FeedInfo) -> list[str]:
-    """Return the paths of the leaves whose samples are filled up to the largest of their batch."""
+    """Return the paths of the leaves whose samples are padded to the largest one of their batch."""
     if info.batch_size is None:
         return []
     specs = dict(leaves(unflatten(info.spec, leaf_list(info.spec))))

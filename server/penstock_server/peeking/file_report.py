@@ -1,4 +1,4 @@
-"""What `penstock peek` says about data files: as lines of text, or as values for JSON."""
+"""The report of `penstock peek` about data files: as lines of text, or as values for JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .proposal import MODULE, Proposal, unfit
 from .words import counted, wrapped
 
 _NOTHING_LEFT = (
-    "Nothing is left to serve as it is. Write a module with a Feed that does what is said above, or with a generator "
-    "that reads the file."
+    "Nothing is left to serve as it is. Write a module with a Feed that does what the reasons above ask for, or with a "
+    "generator that reads the file."
 )
 
 
 def file_lines(peeked: PeekedFile, *, blocks: bool) -> Iterator[str]:
-    """Yield what there is to say about a data file and its leaves."""
+    """Yield the lines of the report about a data file and its leaves."""
     found = peeked.description
     words = [f"{peeked.first}: {found.kind}"]
     if peeked.nbytes is not None:
@@ -38,7 +38,7 @@ def file_lines(peeked: PeekedFile, *, blocks: bool) -> Iterator[str]:
 
 
 def left_out_lines(left_out: dict[str, str]) -> Iterator[str]:
-    """Yield the columns that are not served, with the reasons."""
+    """Yield the lines with the columns that are left out, and the reasons."""
     if left_out:
         yield ""
         yield "Left out:"
@@ -47,7 +47,7 @@ def left_out_lines(left_out: dict[str, str]) -> Iterator[str]:
 
 
 def proposal_lines(proposal: Proposal | None) -> Iterator[str]:
-    """Yield the command and the module. Their lines are not indented, so that they can be copied."""
+    """Yield the lines with the command and the module, not indented, so that they can be copied."""
     if proposal is None:
         yield ""
         yield from wrapped(_NOTHING_LEFT, "")
@@ -67,7 +67,7 @@ def proposal_lines(proposal: Proposal | None) -> Iterator[str]:
 
 
 def file_json(peeked: PeekedFile, proposal: Proposal | None) -> dict[str, Any]:
-    """Return all that `file_lines` and `proposal_lines` tell as values that JSON can hold."""
+    """Return the whole report, and the error, as values for JSON."""
     found = peeked.description
     return {
         "file": peeked.first,

@@ -9,17 +9,18 @@ from ..sources.hdf5 import check_servable, opened, row_nbytes
 from .description import Column, Description, leaf_names, other_length, together
 
 _MANY = 1000
-"""Datasets that are looked at. A file with one for each sample has many more."""
+"""Datasets that are looked at, at most. A file with a dataset for each sample has many more."""
 
 _LEAVES = 100
-"""Datasets that are proposed as leaves, at most. Many more of one length are hardly leaves."""
+"""Datasets that are proposed as leaves, at most. If more of them share a length, they are hardly leaves."""
 
 
 def describe(file: str) -> Description:
     """Describe an HDF5 file.
 
     Raises:
-        OSError: it cannot be read; the message names it.
+        OSError: the file cannot be read; the message names it.
+        ValueError: too many datasets share a length; the message says what to do.
     """
     with opened(file, None) as h5:
         datasets, more = _datasets(h5)
@@ -52,13 +53,13 @@ def describe(file: str) -> Description:
 
 
 def _datasets(h5: Any) -> tuple[dict[str, Any], bool]:
-    """Return the datasets by name, and whether there are more."""
+    """Return up to `_MANY` datasets by name, and whether there are more."""
     found: dict[str, Any] = {}
 
     def note(name: str, item: Any) -> bool | None:
         if hasattr(item, "chunks"):
             if len(found) == _MANY:
-                return True  # which ends the visit
+                return True  # ends `visititems`
             found[name] = item
         return None
 

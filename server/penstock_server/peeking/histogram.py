@@ -1,4 +1,4 @@
-"""A histogram of whole numbers as lines of text."""
+"""Draws a histogram of whole numbers as lines of text."""
 
 from __future__ import annotations
 

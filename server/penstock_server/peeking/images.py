@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 _LEAST = 6
-"""Rows and columns of an image, at least."""
+"""The fewest rows and columns of an image."""
 
 _LEAST_MASK = 16
-"""Those of a mask, if its dtype is one of large integers: a smaller array may be anything."""
+"""The fewest rows and columns of a mask whose dtype `may_be_mask_only`: a smaller array may be anything."""
 
 _DTYPES = {"1": "bool", "I;16": "uint16", "I;16B": "uint16", "I": "int32", "F": "float32"}
-"""The dtype of the array that Pillow makes of an image, by its mode; of all others it is uint8."""
+"""The dtype of the array that Pillow makes of an image, by the image's mode; uint8 for all other modes."""
 
 _MAGIC = {
     b"\xff\xd8\xff": "JPEG",
@@ -29,8 +29,11 @@ _MAGIC = {
 
 
 def is_pixels(array: npt.NDArray[Any]) -> bool:
-    """Whether an array has the shape and the dtype of an image: [height, width], [height, width, 1 | 3 | 4], or with
-    the channels first, of bytes, bools, floats or integers of 16 bits. Others may be masks, without channels."""
+    """Return whether an array has the shape and the dtype of an image.
+
+    The shape is [height, width] or [height, width, 1 | 3 | 4], or has the channels first, and the values are uint8,
+    bools, floats or 16-bit integers. Arrays of other integers may be masks, which have no channels.
+    """
     dtype, shape = array.dtype, array.shape
     if may_be_mask_only(dtype.name):
         return len(shape) == 2 and min(shape) >= _LEAST_MASK
@@ -38,19 +41,19 @@ def is_pixels(array: npt.NDArray[Any]) -> bool:
 
 
 def may_be_mask_only(dtype: str) -> bool:
-    """Whether images of this dtype are hardly anything but masks: integers of 8 bits with a sign, or of 32 or 64."""
+    """Return whether images of this dtype can hardly be anything but masks: int8, and integers of 32 or 64 bits."""
     return dtype in ("int8", "int32", "uint32", "int64", "uint64")
 
 
 def channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array that `is_pixels` as [height, width] or [height, width, 3 | 4], a view."""
+    """Return a view of an array that `is_pixels`, with the shape [height, width] or [height, width, 3 | 4]."""
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
         array = np.moveaxis(array, 0, 2)
     return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
 
 
 def encoding(data: bytes) -> str:
-    """Return the format of an encoded image by its first bytes, such as "JPEG", or "" if these are of none."""
+    """Return the format of an encoded image, such as "JPEG", by its first bytes; "" if it is not an image."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
     if data[:2] == b"BM" and int.from_bytes(data[2:6], "little") != len(data):
@@ -59,7 +62,7 @@ def encoding(data: bytes) -> str:
 
 
 def has_decoder() -> bool:
-    """Whether Pillow is installed."""
+    """Return whether Pillow is installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
@@ -68,9 +71,9 @@ def has_decoder() -> bool:
 
 
 def array_of(data: bytes) -> str | None:
-    """Return the array that `np.asarray(Image.open(...))` makes of a file, such as "uint8[28, 28]", from its header.
+    """Return the dtype and shape of `np.asarray(Image.open(...))`, such as "uint8[28, 28]", from an image's header.
 
-    None: it cannot be read.
+    Return None if the header cannot be read.
     """
     image = _opened(data)
     if image is None:
@@ -83,7 +86,7 @@ def array_of(data: bytes) -> str | None:
 def decoded(data: bytes, least: int) -> npt.NDArray[Any] | None:
     """Return the pixels of an encoded image; None if it is damaged.
 
-    A JPEG may be made smaller, which is quicker, but not smaller than `least` pixels on each side.
+    A JPEG may be scaled down, which is faster, but not below `least` pixels on each side.
     """
     image = _opened(data)
     if image is None:
@@ -93,7 +96,7 @@ def decoded(data: bytes, least: int) -> npt.NDArray[Any] | None:
         if image.mode not in ("L", "RGB", "RGBA", "1"):
             image = image.convert("RGB")
         return np.asarray(image)
-    except Exception:  # whatever Pillow raises for damaged files
+    except Exception:  # Pillow raises many types for damaged files
         return None
 
 
@@ -104,7 +107,7 @@ def _opened(data: bytes) -> Any:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of images so large that they may be an attack
+            warnings.simplefilter("error")  # Pillow warns of images so large that they may be an attack
             return Image.open(io.BytesIO(data))
     except Exception:
         return None

@@ -1,4 +1,4 @@
-"""What `penstock peek` says about each leaf: as lines of text, or as values for JSON."""
+"""The report of `penstock peek` about each leaf: as lines of text, or as values for JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .summary import LeafSummary, Summary
 from .words import WIDTH, counted, plain, wrapped
 
 _FEW = 20
-"""Values of an array of bytes that are listed, and texts that are listed with their counts."""
+"""The most values of a uint8 array that are listed, and the most texts that are listed with their counts."""
 
 _NAME = 30
-"""Bytes of such a text, at most."""
+"""The most bytes of such a text."""
 
 
 def leaf_lines(summary: Summary, notes: dict[str, str], *, blocks: bool) -> Iterator[str]:
-    """Yield what there is to say about each leaf, and the note on it, by path."""
+    """Yield the lines of the report about each leaf, and the leaf's note from `notes`, which are by path."""
     for path, leaf in summary.leaves.items():
         yield ""
         yield from wrapped(f"{plain(path)}: {kind_of(leaf)}", "")
@@ -38,7 +38,7 @@ def leaf_lines(summary: Summary, notes: dict[str, str], *, blocks: bool) -> Iter
 
 
 def leaves_json(summary: Summary) -> dict[str, Any]:
-    """Return the leaves by path as values that JSON can hold."""
+    """Return the leaves by path, as values for JSON."""
     problems = summary.problems()
     found = {}
     for path, leaf in summary.leaves.items():
@@ -62,13 +62,13 @@ def leaves_json(summary: Summary) -> dict[str, Any]:
 
 
 def is_image(leaf: LeafSummary) -> bool:
-    """Whether a contact sheet shows this leaf."""
+    """Return whether a leaf is an image, so that contact sheets show it."""
     tiles = leaf.tiles
     return any(tile is not None for tile in tiles) and (not may_be_mask_only(leaf.dtype) or are_classes(tiles))
 
 
 def kind_of(leaf: LeafSummary) -> str:
-    """Return what a leaf is, such as "uint8[28, 28], an image"."""
+    """Return the kind of a leaf in words, such as "uint8[28, 28], an image"."""
     if leaf.low is None or leaf.high is None:
         shape = "[shapes of several dimensions]"
     else:
@@ -104,7 +104,7 @@ def _about(leaf: LeafSummary) -> Iterator[str]:
 
 
 def range_of(numbers: Numbers, dtype: str) -> str:
-    """Return the range of numbers of this dtype in words, and what is strange about them."""
+    """Return the range of numbers of this dtype in words, and the share of NaN and infinite values."""
     if not numbers.count:
         return "always empty"
     strange = [
@@ -138,13 +138,13 @@ def _examples(leaf: LeafSummary) -> Iterator[str]:
 
 
 def _are_names(values: Iterable[bytes]) -> bool:
-    """Whether texts are few and short, as the names of classes are."""
+    """Return whether texts are as few and as short as the names of classes."""
     values = list(values)
     return len(values) <= _FEW and all(len(value) <= _NAME for value in values)
 
 
 def _order(item: tuple[Any, int]) -> tuple[bool, Any]:
-    """Numbers before text, if a leaf has both."""
+    """Return a sort key that puts numbers before text, as a leaf may have both."""
     return isinstance(item[0], bytes), item[0]
 
 

@@ -15,8 +15,8 @@ def describe(file: str) -> Description:
     """Describe a .npy or .npz file, by the headers of its arrays.
 
     Raises:
-        OSError: it cannot be read; the message names it.
-        TypeError: it is one array that cannot be served.
+        OSError: the file cannot be read; the message names it.
+        TypeError: the file is a single array that cannot be served.
     """
     if not file.lower().endswith(".npz"):
         with ExitStack() as stack:
@@ -51,12 +51,12 @@ def describe(file: str) -> Description:
 
 
 def _members(file: str) -> dict[str, int]:
-    """Return the arrays of an archive, and their bytes where they are compressed, else 0."""
+    """Return the compressed bytes of each array in an archive, by name; 0 if the array is not compressed."""
     with fs.open_binary(file) as opened:
         try:
             infos = zipfile.ZipFile(opened).infolist()
         except zipfile.BadZipFile as error:
-            raise OSError(f"{file}: it is no .npz file, or is truncated ({error}): copy it again") from None
+            raise OSError(f"{file}: it is not a .npz file, or is truncated ({error}): copy it again") from None
     return {
         info.filename.removesuffix(".npy"): 0 if info.compress_type == zipfile.ZIP_STORED else info.compress_size
         for info in infos

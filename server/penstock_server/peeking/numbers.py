@@ -1,4 +1,4 @@
-"""The range of numbers that come array by array, in bounded memory."""
+"""Finds the range of numbers that come array by array, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 _PIECE = 1 << 16
-"""Values that are looked at together. An array is never copied whole, however large it is."""
+"""Values that are processed together. A large array is never copied as a whole."""
 
 
 class Numbers:
-    """Counts, minimum, maximum and mean. Complex numbers count with their magnitudes.
+    """Counts, minimum, maximum and mean of numbers. A complex number counts as its magnitude.
 
     Attributes:
-        count: all values.
-        nans, infinities: those that are no finite numbers. The others make `low`, `high` and `mean`.
-        low, high: None before the first finite value.
-        present: of bytes and bools: which of the values 0 to 255 occur; otherwise None.
+        count: the number of all values.
+        nans, infinities: the numbers of values that are not finite. `low`, `high` and `mean` are about the others.
+        low, high: the least and the greatest value; None before the first finite value.
+        present: for uint8 and bools, which of the values 0 to 255 occur; otherwise None.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from ..sources.parquet import can_be_served, opened_parquet
 from .description import Column, Description
 
 _MOST = 2 << 30
-"""Bytes of a row group that is read."""
+"""Bytes of the largest row group that is read."""
 
 
 def describe(file: str) -> Description:
@@ -17,7 +17,7 @@ def describe(file: str) -> Description:
 
     Raises:
         ImportError: pyarrow is not installed.
-        OSError: it cannot be read; the message names it.
+        OSError: the file cannot be read; the message names it.
         ValueError: a row group is too large to be read.
     """
     with opened_parquet(file) as parquet:
@@ -26,7 +26,7 @@ def describe(file: str) -> Description:
         largest = max((group.total_byte_size for group in groups), default=0)
         if largest > _MOST:
             raise ValueError(
-                f"{file} has row groups of up to {size(largest)}, and each has to be read as a whole, also by workers: "
+                f"{file} has row groups of up to {size(largest)}, and each has to be read as a whole, by workers too: "
                 "write smaller ones (row_group_size=)"
             )
         chunks = _chunks(groups)
@@ -37,7 +37,7 @@ def describe(file: str) -> Description:
             nulls = _nulls(found) if len({chunk.path_in_schema for chunk in found}) == 1 else 0
             if not can_be_served(field.type):
                 left_out[field.name] = f"has type {field.type}, which cannot be served"
-            elif nulls and found[0].path_in_schema == field.name:  # of lists, empty ones count too
+            elif nulls and found[0].path_in_schema == field.name:  # in a column of lists, empty lists count as nulls
                 left_out[field.name] = f"holds {nulls} nulls: fill them when you write the file"
             else:
                 columns.append(Column(field.name, field.name, _storage(field, found)))
@@ -61,7 +61,7 @@ def _facts(groups: list[Any]) -> tuple[str, ...]:
 
 
 def _chunks(groups: list[Any]) -> dict[str, list[Any]]:
-    """Return the chunks of each column of the schema."""
+    """Return the column chunks in all row groups, by the column's name and by its full path."""
     found: dict[str, list[Any]] = {}
     for group in groups:
         for number in range(group.num_columns):

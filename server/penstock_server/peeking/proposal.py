@@ -1,4 +1,4 @@
-"""The command that serves data files, and the module that does: what `penstock peek` proposes."""
+"""The proposal of `penstock peek`: a command and a module that serve data files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Proposal:
     """How data files can be served.
 
     Attributes:
-        command: for a shell.
+        command: a shell command.
         module: the text of a module with a feed of the same files.
-        command_needs_module: whether the command serves that module, because it cannot say what the module says.
-        notes: what else to know, a sentence each.
+        command_needs_module: whether the command serves the module, because its options cannot express the feed.
+        notes: further hints, a sentence each.
     """
 
     command: str
@@ -72,7 +72,7 @@ def propose(peeked: PeekedFile) -> Proposal | None:
 
 
 def unfit(peeked: PeekedFile) -> dict[str, str]:
-    """Return why some columns are not served, as the file or the samples show, by name."""
+    """Return why some columns cannot be served, by name. The reasons come from the file or from its samples."""
     problems = peeked.summary.problems()
     found = dict(peeked.description.left_out)
     for column in peeked.description.columns:
@@ -81,20 +81,22 @@ def unfit(peeked: PeekedFile) -> dict[str, str]:
             if path in problems:
                 found[column.name] = where + problems[path]
             elif leaf.varies and len(leaf.low or ()) > 1:
-                found[column.name] = f"{where}its shape varies: let a function of decode= or transform= make it one"
+                found[column.name] = (
+                    f"{where}its shape varies: give all samples one shape with a function in decode= or transform="
+                )
             elif leaf.varies and leaf.text:
                 found[column.name] = f"{where}its number of strings varies"
     return found
 
 
 def _leaves(peeked: PeekedFile, column: Column) -> dict[str, LeafSummary]:
-    """Return the leaves that a column makes: several if it holds JSON."""
+    """Return the leaves that a column makes, by path: several if it holds JSON."""
     name = column.leaf
     return {path: leaf for path, leaf in peeked.summary.leaves.items() if path == name or path.startswith(f"{name}[")}
 
 
 def _can_be_decoded(peeked: PeekedFile, column: Column) -> bool:
-    """Whether `decode=` can make arrays of one shape of a column's files."""
+    """Return whether `decode=` can turn a column's files into arrays of one shape."""
     if not column.image or peeked.description.constructor != "from_webdataset":
         return False
     pictures = peeked.summary.leaves[column.leaf].pictures
@@ -164,12 +166,12 @@ def _dict(items: list[tuple[str, str]]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string literal, with double quotes where that needs no escapes."""
+    """Return a string literal, with double quotes unless `text` has control characters or backslashes."""
     return json.dumps(text, ensure_ascii=False) if text.isprintable() and "\\" not in text else repr(text)
 
 
 def _for_shell(text: str) -> str:
-    """Return a word of a shell's command. What a terminal would obey is written as $'...', which bash and zsh know."""
+    """Return text as a word of a shell command. Control characters are escaped in $'...', which bash and zsh know."""
     if text.isprintable():
         return shlex.quote(text)
     shown = "".join(
@@ -179,7 +181,7 @@ def _for_shell(text: str) -> str:
 
 
 def _wrapped(words: list[str]) -> str:
-    """Join the words of a command, and continue it on further lines where it gets too long."""
+    """Join the words of a command, and break lines that get too long."""
     lines = [words[0]]
     for word in words[1:]:
         if len(lines[-1]) + len(word) > _WIDTH - 3:
@@ -190,7 +192,7 @@ def _wrapped(words: list[str]) -> str:
 
 
 def _as_pattern(files: tuple[str, ...]) -> list[str]:
-    """Return a pattern in place of files that a shell has expanded, if it matches just these."""
+    """Return the pattern from which a shell may have expanded these files, if it matches just these; else the files."""
     start = _common_start(files)
     end = _common_start([file[len(start) :][::-1] for file in files])[::-1]
     pattern = f"{start}*{end}"
@@ -205,6 +207,6 @@ def _common_start(texts: Sequence[str]) -> str:
 
 
 def _round(number: int) -> int:
-    """Return the next number below with one digit that is not 0, which is 1, 2 or 5."""
+    """Round a number down to 1, 2 or 5 times a power of ten."""
     power: int = 10 ** (len(str(number)) - 1)
     return next(step * power for step in (5, 2, 1) if step * power <= number)

@@ -1,4 +1,4 @@
-"""Some items of a stream of any length, drawn at random."""
+"""Draws some items at random from a stream of any length."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Item = TypeVar("Item")
 class Reservoir(Generic[Item]):
     """Keeps `most` items of a stream, each with the same probability (reservoir sampling).
 
-    The draw depends only on the number of items, so two reservoirs of one size keep the same places of two streams. It
-    is random because every n-th item of data that repeat with a period would show only part of them.
+    The draw depends only on the number of items, so two reservoirs of the same size keep items at the same places of
+    two streams. The draw is random because taking every n-th item would miss a part of periodic data.
     """
 
     def __init__(self, most: int) -> None:
@@ -24,7 +24,7 @@ class Reservoir(Generic[Item]):
         self._offered = 0
 
     def offer(self, make: Callable[[], Item]) -> None:
-        """Offer the next item of the stream; `make` is called only if it is kept."""
+        """Offer the next item of the stream. `make` is called to make the item, but only if it is kept."""
         place = self._offered
         self._offered += 1
         if place < self._most:

@@ -1,4 +1,4 @@
-"""Samples of data files, read through the sources that serve them, and spread over the file."""
+"""Reads samples of data files through the sources that serve them, spread over the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..feed import Feed
 from .description import Description
 
 PLACES = 8
-"""Places of a file that are looked into: enough to see that it is sorted, and few where each costs a row group."""
+"""Places of a file that samples are read from: enough to see whether the file is sorted, but few, since each place of a
+Parquet file costs a row group."""
 
 
 def feed_of(description: Description, file: str) -> Feed:
@@ -34,17 +35,17 @@ def splits_of(feed: Feed) -> list[Any]:
     """Return the splits of a feed of data files.
 
     Raises:
-        Exception: as the feed's source.
+        Exception: the feed's source failed.
     """
     listed: Any = feed.splits
     return list(listed())
 
 
 def spread(feed: Feed, splits: list[Any], most: int) -> Iterator[Any]:
-    """Yield up to `most` samples: equally many from each of up to `PLACES` places among the splits.
+    """Yield up to `most` samples, spread evenly over up to `PLACES` places among the splits.
 
     Raises:
-        Exception: as the feed's source.
+        Exception: the feed's source failed.
     """
     read: Any = feed.generate
     places = min(PLACES, len(splits))
@@ -60,7 +61,7 @@ def spread(feed: Feed, splits: list[Any], most: int) -> Iterator[Any]:
 
 
 def limited(samples: Iterable[Any], most: int, seconds: float) -> Iterator[Any]:
-    """Yield at most `most` samples, and none `seconds` after the first."""
+    """Yield up to `most` samples, and no more once `seconds` seconds have passed after the first."""
     deadline = None
     for sample in islice(samples, most):
         yield sample

@@ -1,4 +1,4 @@
-"""The contact sheet of a summary: written, and described in a line."""
+"""Writes the contact sheet of a summary, and describes it in a line."""
 
 from __future__ import annotations
 

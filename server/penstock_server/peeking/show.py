@@ -1,4 +1,4 @@
-"""Prints what was seen of a feed or of data files, and writes the contact sheet."""
+"""Prints the report about a feed or data files, and writes the contact sheet."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from .words import counted
 
 @dataclass(frozen=True, slots=True)
 class SeenFiles:
-    """Data files, of which the first was read."""
+    """Data files; the first was read."""
 
     peeked: PeekedFile
 
     @property
     def summary(self) -> Summary:
-        """What the samples hold."""
+        """The summary of the samples."""
         return self.peeked.summary
 
     @property
     def error(self) -> str:
-        """What ended the reading, or ""."""
+        """The error that ended the reading, or ""."""
         return self.peeked.error
 
     def lines(self, blocks: bool) -> Iterator[str]:
@@ -74,14 +74,14 @@ Seen: TypeAlias = SeenFiles | SeenFeed
 
 
 def show(seen: Seen, out: Path | None, *, as_json: bool) -> None:
-    """Print a report, and write a contact sheet to `out`.
+    """Print the report, and write a contact sheet to `out` unless that is None.
 
     Raises:
-        FeedError: the reading ended with an error; the report shows what was read before.
+        FeedError: the reading ended with an error; the report covers the samples before it.
         StartError: the contact sheet cannot be written.
     """
     written, unwritten = "", None
-    if out is not None:  # first, in case a pipe takes only the beginning of the report
+    if out is not None:  # before printing, as a pipe may close after the beginning of the report
         try:
             written = write_sheet(out, seen.summary)
         except StartError as error:

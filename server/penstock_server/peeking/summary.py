@@ -1,4 +1,4 @@
-"""What samples hold, leaf by leaf, collected in bounded memory. Knows no file and no feed."""
+"""Summarizes samples, leaf by leaf, in bounded memory. Knows nothing of files and feeds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .reservoir import Reservoir
 from .tiles import LARGEST, Tile, tile
 
 _DISTINCT = 40
-"""Different values of a leaf that are counted one by one."""
+"""The most different values of a leaf that are counted. If there are more, none are counted."""
 
 _LENGTHS = 100_000
-"""Different lengths of a leaf that are counted one by one."""
+"""The most different lengths of a leaf that are counted; further ones are ignored."""
 
 _EXAMPLES = 12
 _TILES = 64
@@ -30,21 +30,21 @@ _SHOWN = 200
 
 
 class LeafSummary:
-    """What one leaf holds.
+    """The summary of one leaf.
 
     Attributes:
-        samples: how many samples had it.
-        dtype: the dtype's name, "string" for text; several with a slash between them.
-        low, high: the least and the greatest of each dimension, None if the number of dimensions differs.
-        numbers: the range of its values; None for text.
-        lengths: how often each length occurs: of text in bytes, otherwise of the first dimension.
-        values: how often each value occurs, of a leaf that is a single value; None if there are too many.
+        samples: how many samples have the leaf.
+        dtype: the dtype's name, "string" for text; several names are joined with slashes.
+        low, high: the least and the greatest size of each dimension; None if the number of dimensions differs.
+        numbers: the range of the values; None for text.
+        lengths: how often each length occurs: for text in bytes, otherwise the first dimension.
+        values: if the leaf is a single value, how often each value occurs; None if there are too many.
         examples: some values, as text.
-        tiles: small pictures of some samples, if it is an image.
+        tiles: small pictures of some samples, if the leaf is an image.
         encoded: how often each format of an encoded image occurs.
-        pictures: how often each array occurs that Pillow, if it is installed, makes of encoded images, such as
-            "uint8[28, 28]". None counts those that cannot be read.
-        problem: why it cannot be served, or "".
+        pictures: how often each dtype and shape of decoded images, such as "uint8[28, 28]", occurs; None counts images
+            that cannot be read. Empty if Pillow is not installed.
+        problem: why the leaf cannot be served, or "".
     """
 
     def __init__(self) -> None:
@@ -63,12 +63,12 @@ class LeafSummary:
 
     @property
     def dtype(self) -> str:
-        """The name of its dtype."""
+        """The name of the leaf's dtype."""
         return "/".join(sorted(self._dtypes))
 
     @property
     def text(self) -> bool:
-        """Whether it holds text, or other bytes."""
+        """Whether the leaf holds text or other bytes."""
         return self._dtypes == {"string"}
 
     @property
@@ -83,11 +83,11 @@ class LeafSummary:
 
     @property
     def tiles(self) -> list[Tile | None]:
-        """A picture of each of some samples; None for a sample that has none."""
+        """A picture of each of some samples; None for a sample that is not an image."""
         return self._tiles.kept()
 
     def add(self, value: Any, path: str) -> None:
-        """Look at the value of one sample. What cannot be served is noted in `problem`."""
+        """Add the value of one sample. If it cannot be served, set `problem`."""
         self.samples += 1
         try:
             text = as_text(value)
@@ -155,13 +155,13 @@ class LeafSummary:
 
 
 class Summary:
-    """What the samples of one source hold.
+    """The summary of the samples of one source.
 
     Attributes:
-        samples: how many were looked at.
-        nbytes: of all their arrays and text.
-        leaves: by path, such as "image" or "meta['size'][0]"; "sample" or "sample[0]" where
-            a sample is a leaf or a tuple.
+        samples: the number of samples.
+        nbytes: bytes of all their arrays and text.
+        leaves: the leaves by path, such as "image" or "meta['size'][0]". If a sample is a single leaf or a tuple, the
+            path is "sample" or, say, "sample[0]".
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Summary:
         self.leaves: dict[str, LeafSummary] = {}
 
     def add(self, sample: Any) -> None:
-        """Look at one sample. Nothing of it is kept but copies of small parts."""
+        """Add one sample. The summary keeps only copies of small parts of it."""
         self.samples += 1
         for path, value in leaves(sample):
             self.leaves.setdefault(path, LeafSummary()).add(value, f"[{path!r}]")
@@ -209,7 +209,7 @@ def _decoded_tile(data: bytes) -> Tile | None:
 
 
 def shown_numbers(array: npt.NDArray[Any]) -> str:
-    """Show an array of numbers by its first values."""
+    """Show the first values of an array of numbers."""
     if not array.ndim:
         return _shown_number(array.item())
     first = array.reshape(-1)[:8] if array.flags.c_contiguous else np.array(array[tuple([0] * (array.ndim - 1))][:8])
@@ -222,7 +222,7 @@ def _shown_number(value: Any) -> str:
 
 
 def shown_text(data: bytes) -> str:
-    """Show bytes as text on one line; those that are no text by their number and their beginning."""
+    """Show bytes as text on one line or, if they are not text, their number and the first ones."""
     try:
         text = data[:_SHOWN].decode("utf-8", "strict" if len(data) <= _SHOWN else "ignore")
     except UnicodeDecodeError:

@@ -19,25 +19,25 @@ from . import images
 from .description import Column, Description, local_size
 
 _RECORDS = 256
-"""The first records tell which features there are,"""
+"""The most records that are read to find the features."""
 
 _SECONDS = 1.0
-"""as many as can be read in this time. So long, too, records are counted."""
+"""The longest time that is spent on these records, and the longest time that is spent on counting records."""
 
 _LEAST_RAW = 64
-"""Bytes of an array, at least: 8 rows of 8 pixels. Shorter ones may be a digest, say."""
+"""The fewest bytes that are taken for an array: 8 rows of 8 pixels. Fewer may be, for example, a digest."""
 
 
 class _Feature:
-    """What the records have under one name."""
+    """The values that the records have under one name."""
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
-        self.sizes: Counter[int] = Counter()  # bytes of values
-        self.encoded: Counter[str] = Counter()  # images among them
+        self.sizes: Counter[int] = Counter()  # of bytes values
+        self.encoded: Counter[str] = Counter()  # image formats of bytes values; "" for those that are not images
         self.is_text = True
-        self.floats = True  # all values can be arrays of float32
+        self.floats = True  # whether all bytes values can be arrays of float32
         self.constant: int | None = None  # the value of a single int64, if it is the same everywhere
 
     def add(self, message: Any) -> None:
@@ -62,9 +62,9 @@ def describe(file: str) -> Description:
     """Describe a TFRecord file by its first records.
 
     Raises:
-        CorruptRecord: the first record is corrupt, or is no Example.
+        CorruptRecord: the first record is corrupt, or is not an Example.
         ImportError: protobuf is not installed.
-        OSError: it cannot be read; the message names it.
+        OSError: the file cannot be read; the message names it.
     """
     features: dict[str, _Feature] = {}
     count = 0
@@ -92,14 +92,14 @@ def describe(file: str) -> Description:
 
 
 def _parsed(file: str, offset: int, data: bytes, why: str) -> dict[str, Any]:
-    parse = example_class().FromString  # which says what to install if protobuf is missing
+    parse = example_class().FromString  # example_class() says what to install if protobuf is missing
     from google.protobuf.message import DecodeError
 
     if not why:
         try:
             return dict(parse(data).features.feature)
         except DecodeError:
-            why = "it is no tf.train.Example"
+            why = "it is not a tf.train.Example"
     raise CorruptRecord(f"{file}: record at byte {offset}: {why}")
 
 
@@ -123,7 +123,7 @@ def _declared(
             words.append(f"in {present} of {count} records")
         if not fixed and dtype == "bytes":
             left_out[name] = (
-                f"has {min(feature.lengths) if present == count else 0} to {length} strings, and a leaf has the same "
+                f"has {min(feature.lengths) if present == count else 0} to {length} strings, but a leaf needs the same "
                 f'number in each sample: declare VarLen("bytes", pad_to={length})'
             )
             continue
@@ -140,7 +140,7 @@ def _declared(
 
 
 def _raw_shape(feature: _Feature, features: dict[str, _Feature]) -> tuple[str, tuple[int, ...]] | None:
-    """Return the likely dtype and shape of bytes that are an array, or None if they are none."""
+    """Return the likely dtype and shape of bytes that are an array; None if they are not an array."""
     nbytes = next(iter(feature.sizes))
     if len(feature.sizes) > 1 or feature.is_text or not feature.encoded[""] or nbytes < _LEAST_RAW:
         return None
@@ -162,7 +162,7 @@ def _raw_shape(feature: _Feature, features: dict[str, _Feature]) -> tuple[str, t
 
 
 def _counted(file: str) -> tuple[list[str], int | None]:
-    """Return what there is to say about records and compression, and the number of records if it is known."""
+    """Return facts about compression and the number of records, and that number; None if it is unknown."""
     with fs.open_binary(file) as opened:
         compression = compression_of(fs.read_exactly(opened, 12))
         if compression:
@@ -187,7 +187,7 @@ def _is_text(value: bytes) -> bool:
 
 
 def _can_be_floats(value: bytes) -> bool:
-    """Whether bytes look like float32: numbers of a usual size. Bytes of an image hardly ever do."""
+    """Return whether bytes look like float32: numbers of a usual magnitude. The bytes of an image hardly ever do."""
     if not value or len(value) % 4:
         return False
     numbers = np.abs(np.frombuffer(value, "<f4"))

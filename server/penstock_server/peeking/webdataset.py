@@ -13,10 +13,10 @@ from . import images
 from .description import Column, Description
 
 _SAMPLES = 64
-"""The first samples tell which extensions there are,"""
+"""The most samples that are read to find the extensions."""
 
 _SECONDS = 1.0
-"""as many as can be read in this time. So long, too, samples are counted."""
+"""The longest time that is spent on these samples, and the longest time that is spent on counting samples."""
 
 _NAMES = {"cls": "label", "txt": "text", "text": "text", "json": "meta"}
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
@@ -26,13 +26,13 @@ def describe(file: str) -> Description:
     """Describe a tar file by its first samples.
 
     Raises:
-        OSError: it cannot be read; the message names it.
-        ValueError: a file is there twice.
+        OSError: the file cannot be read; the message names it.
+        ValueError: the tar file holds a file twice.
     """
     often: Counter[str] = Counter()
     encoded: Counter[str] = Counter()
-    alone: Counter[tuple[str, ...]] = Counter()  # the images that samples have
-    unread: dict[str, str] = {}  # why, by extension
+    alone: Counter[tuple[str, ...]] = Counter()  # the image extensions of each sample
+    unread: dict[str, str] = {}  # why files cannot be decoded, by extension
     count = 0
     deadline = time.monotonic() + _SECONDS
     with fs.open_binary(file) as opened:
@@ -53,7 +53,7 @@ def describe(file: str) -> Description:
                 break
     groups: dict[str, tuple[str, ...]] = {name: (name,) for name in often}
     mixed = [name for name in often if name in _IMAGES]
-    if len(mixed) > 1 and all(len(names) == 1 for names in alone):  # each sample has one of them
+    if len(mixed) > 1 and all(len(names) == 1 for names in alone):  # each sample has one image, of either format
         for name in mixed:
             del groups[name]
         groups = {mixed[0]: tuple(mixed), **groups}
@@ -65,7 +65,7 @@ def describe(file: str) -> Description:
         elif name in unread:
             left_out[name] = unread[name]
         elif sum(often[one] for one in names) < count:
-            left_out[name] = f"is there in {often[name]} of {count} samples only"
+            left_out[name] = f"is in only {often[name]} of {count} samples"
         else:
             words = " or ".join(f".{one}" for one in names)
             image = all(encoded[one] == often[one] for one in names)
@@ -84,7 +84,7 @@ def _leaf(names: tuple[str, ...], groups: dict[str, tuple[str, ...]]) -> str:
 
 
 def _counted(file: str) -> tuple[list[str], int | None]:
-    """Return what there is to say about samples and compression, and the number of samples if it is known."""
+    """Return facts about the number of samples, and that number; None if it is unknown."""
     if fs.is_url(file):
         return [], None
     deadline = time.monotonic() + _SECONDS
@@ -97,6 +97,6 @@ def _counted(file: str) -> tuple[list[str], int | None]:
                     count, last = count + 1, found[0]
                 if time.monotonic() > deadline:
                     return [f"more than {count} samples"], None
-    except tarfile.ReadError:  # it is compressed, or damaged, which the sampling reports
+    except tarfile.ReadError:  # the file is compressed, or damaged: the sampling reports that
         return [], None
     return [], count

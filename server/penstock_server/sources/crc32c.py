@@ -1,7 +1,7 @@
-"""CRC32C, the checksum of TFRecord files: by google-crc32c if it is installed, else with NumPy.
+"""CRC32C, the checksum of TFRecord files: computed by google-crc32c if it is installed, else with NumPy.
 
-A CRC is linear: that of a block is the XOR of one term for each byte, which depends on the byte and its place alone. So
-one table of all terms turns a block into a look-up and a XOR of NumPy arrays, at some 200 MB/s.
+A CRC is linear: the CRC of a block is the XOR of one term for each byte, which depends only on the byte and its place.
+So with a table of all terms, a block takes a look-up and an XOR of NumPy arrays, at about 200 MB/s.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def in_numpy(data: bytes) -> int:
     crc = 0xFFFFFFFF
     for start in range(0, len(rest) - _FEW, _BLOCK):
         block = np.frombuffer(rest, np.uint8)[start : start + _BLOCK]
-        block[:4] ^= np.frombuffer(crc.to_bytes(4, "little"), np.uint8)  # what went before acts on these four
+        block[:4] ^= np.frombuffer(crc.to_bytes(4, "little"), np.uint8)  # the CRC so far affects only these four
         places = _places()[_BLOCK - len(block) :]
         crc = int(np.bitwise_xor.reduce(table.take(places + block)))
     covered = -(-max(0, len(rest) - _FEW) // _BLOCK) * _BLOCK
@@ -64,7 +64,7 @@ def _places() -> npt.NDArray[np.intp]:
 
 @functools.cache
 def _table() -> npt.NDArray[np.uint32]:
-    """Return the term of each byte at each place of a block, one place after the other."""
+    """Return the term of each byte value at each place of a block, one place after another."""
     one: npt.NDArray[np.uint32] = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         one = one >> np.uint32(1) ^ np.where(one & 1, np.uint32(_POLYNOMIAL), np.uint32(0))

@@ -1,9 +1,9 @@
 """Reads `tf.train.Example` messages without TensorFlow.
 
-The messages are declared here, in a private pool of protobuf's and under another name. A second
-`tensorflow.BytesList` in the global pool would end a process that imports TensorFlow too.
+The messages are declared here, in a private protobuf pool and under another name. A second `tensorflow.BytesList` in
+the global pool would crash a process that also imports TensorFlow.
 
-A parser of our own, in Python, took 20 us for an Example with four features, and this takes 7 (with protobuf in C).
+A parser of our own, in Python, took 20 us for an Example with four features. This one takes 7 (with protobuf in C).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DTYPES = {name: dtype for dtype, name in _LISTS.items()}
 
 
 class BadExample(ValueError):
-    """A record is no Example, or does not have the features that were declared."""
+    """A record is not an Example, or does not have the declared features."""
 
 
 @functools.cache
@@ -86,7 +86,7 @@ class ExampleParser:
         """Return the sample of a record.
 
         Raises:
-            BadExample: it is no Example, or a feature is missing or has other values than declared.
+            BadExample: it is not an Example, or a feature is missing or has other values than declared.
         """
         try:
             found = self._parse(record).features.feature
@@ -119,7 +119,7 @@ def _copied(feature: FixedLen) -> Any:
 
 
 def _reader(feature: FixedLen | VarLen) -> Callable[[Any], Any]:
-    """Return a function that makes a value of a feature's list."""
+    """Return a function that makes a sample's value from a feature's list."""
     if isinstance(feature, VarLen):
         return functools.partial(_varying, feature)
     if feature.decode is not None:

@@ -40,8 +40,8 @@ def checked(files: Files) -> tuple[str, ...]:
 
 
 def expand(files: Sequence[str]) -> list[str]:
-    """Replace each pattern by the files that match it, sorted by name; `**` matches folders of any depth. Of a URL
-    file://PATH only the path is returned.
+    """Replace each pattern by the files that match it, sorted by name; `**` matches folders of any depth. For a URL
+    file://PATH, return only the path.
 
     Raises:
         FileNotFoundError: a pattern matches nothing.
@@ -68,7 +68,7 @@ def is_url(file: str) -> bool:
 
 
 def size_of(file: str) -> int | None:
-    """Return the bytes of a file, or None if its server does not say.
+    """Return the size of a file in bytes, or None if its server does not say.
 
     Raises:
         OSError: there is no such file, or it cannot be reached; the message names it.
@@ -82,8 +82,8 @@ def size_of(file: str) -> int | None:
 
 
 def stamp_of(*files: str) -> list[tuple[str, int | None]]:
-    """Return the absolute path and the time of the last change (in ns) of each file, for the keys of cached splits. Of
-    URLs, and where there is no such file, the time is None."""
+    """Return the absolute path and the time of the last change (in ns) of each file, for the keys of cached splits. The
+    time is None for URLs and for missing files."""
     found: list[tuple[str, int | None]] = []
     for file in files:
         changed = None
@@ -119,7 +119,7 @@ def check_size(file: str, size: int | None) -> None:
     """Check that a file has as many bytes as when its splits were listed.
 
     Raises:
-        OSError: it has not.
+        OSError: its size has changed.
     """
     if size is None:
         return
@@ -144,7 +144,7 @@ def read_exactly(opened: BinaryIO, count: int) -> bytes:
 
 @contextmanager
 def errors_that_name(file: str) -> Iterator[None]:
-    """Raise an OSError that names `file` in place of an error that does not.
+    """Raise an OSError that names `file` instead of an error that does not.
 
     Raises:
         OSError: the body raised an OSError, or any error of a remote file system.
@@ -152,7 +152,7 @@ def errors_that_name(file: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if is_url(file):  # fsspec raises this for whatever goes wrong first
+        if is_url(file):  # fsspec raises this for any first failure
             cause = f" ({error.__cause__})" if error.__cause__ else ""
             raise FileNotFoundError(f"{file}: no such file, or it cannot be reached{cause}") from None
         where = "" if os.path.isabs(file) else f" in {os.getcwd()}"
@@ -165,7 +165,7 @@ def errors_that_name(file: str) -> Iterator[None]:
         raise OSError(f"{file}: {type(error).__name__}: {error}") from None
     except io.UnsupportedOperation:
         raise
-    except Exception as error:  # of the library behind a URL: botocore, aiohttp
+    except Exception as error:  # of the URL's library, such as botocore or aiohttp
         if not is_url(file):
             raise
         raise OSError(f"{file}: {type(error).__name__}: {error}") from error

@@ -1,8 +1,8 @@
 """HDF5 files: datasets of equal length, read in slabs of whole chunks.
 
 HDF5 decompresses a whole chunk for one of its rows. So splits begin where chunks begin, and a split is read slab by
-slab: each chunk is decompressed once in an epoch. (Chunks of labels beside images may be decompressed by several
-splits, if their borders are elsewhere.) h5py is imported in the worker.
+slab: each chunk is decompressed once in an epoch. (Several splits may decompress the same chunk of labels, if its
+borders do not fit those of the images.) h5py is imported in the worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SLAB = 1 << 20
 """Bytes that are read at once, unless the chunks have more."""
 
 _SMALL = 8
-"""A dataset is small beside another whose rows have more than this many times its bytes."""
+"""A dataset is small if the rows of another one are more than this many times as large."""
 
 
 class Hdf5Source:
@@ -156,7 +156,7 @@ def _readable(file: str) -> Iterator[None]:
                 "file system has no locks (NFS), give locking=False"
             )
         elif "signature not found" in text:
-            why = "this is no HDF5 file, or its writer was killed before it closed the file"
+            why = "this is not an HDF5 file, or its writer was killed before it closed the file"
         elif "already open for write" in text or "consistency flags" in text:
             why = "its writer still has the file open, or was killed: close it, or run h5clear -s on the file"
         elif "filter" in text:
@@ -167,10 +167,10 @@ def _readable(file: str) -> Iterator[None]:
 
 
 def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:
-    """Return the datasets of these names, which have one length.
+    """Return the datasets with these names, which must have one length.
 
     Raises:
-        LookupError: there is no such dataset; the message lists those that there are.
+        LookupError: there is no such dataset; the message lists the existing ones.
         TypeError: one cannot be served.
         ValueError: their lengths differ.
     """
@@ -192,10 +192,11 @@ def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:
 
 
 def chunk_rows(found: list[Any]) -> tuple[int, int]:
-    """Return the least number of rows at whose multiples a chunk begins: of each large dataset, and of all.
+    """Return the least number of rows at whose multiples a chunk of each large dataset begins, and the least one at
+    whose multiples a chunk of every dataset begins.
 
     Only compressed datasets count. A small one (labels beside images) may have chunks that do not fit those of the
-    large ones. If its chunks were always followed, a file could have a single split.
+    large ones. If splits always followed its chunks, a file could end up with a single split.
     """
     compressed = [one for one in found if one.chunks is not None and one.id.get_create_plist().get_nfilters()]
     most = max(map(row_nbytes, compressed), default=0)

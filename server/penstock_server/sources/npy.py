@@ -29,7 +29,7 @@ class NumpySource:
     Args:
         files: paths, patterns and URLs of .npy or .npz files, or a tuple or dict of these with one .npy file for each
             leaf.
-        leaves: the names of a .npz file's arrays in the structure of a sample; None: a dict of all.
+        leaves: the names of a .npz file's arrays in the structure of a sample. None for a dict of all.
     """
 
     def __init__(self, files: Any, leaves: Any) -> None:
@@ -45,7 +45,8 @@ class NumpySource:
             self.columns = None if leaves is None else Columns(leaves, "array")
 
     def groups(self) -> list[tuple[str, ...]]:
-        """Return the files whose rows belong together: one, or with a structure of files one for each leaf.
+        """Return the groups of files whose rows belong together: one file each, or, with a structure of files, one for
+        each leaf.
 
         Raises:
             OSError: a file is missing.
@@ -63,7 +64,7 @@ class NumpySource:
         return list(zip(*matches, strict=True))
 
     def open(self, group: tuple[str, ...], stack: ExitStack) -> tuple[list[NpyArray], Columns]:
-        """Open the arrays of a group; `stack` closes them. Returns them, and the structure of a sample.
+        """Open the arrays of a group, which `stack` closes. Return them, and the structure of a sample.
 
         Raises:
             OSError: a file cannot be read.
@@ -155,7 +156,7 @@ class NpyArray:
     """One array of a file.
 
     Attributes:
-        name: the file's, with the array's if it has several.
+        name: the file's name, with the array's name if the file has several.
         rows, row_nbytes: its length, and the bytes of a row.
         seekable: whether any rows can be read without those before them.
     """
@@ -188,7 +189,7 @@ class NpyArray:
         """Return these rows, in native byte order.
 
         Raises:
-            OSError: the file ends before.
+            OSError: the file is too short, or damaged.
         """
         if self._array is None and (self._fortran or not self._opened.seekable()):
             count = self.rows * self.row_nbytes
@@ -210,7 +211,7 @@ class NpyArray:
                 return np.lib.format.read_array_header_1_0(self._opened)
             return np.lib.format.read_array_header_2_0(self._opened)
         except ValueError as error:
-            raise OSError(f"{self.name}: it is no .npy file, or is truncated ({error})") from None
+            raise OSError(f"{self.name}: it is not a .npy file, or is truncated ({error})") from None
 
     def _bytes(self, count: int) -> bytes:
         try:
@@ -240,7 +241,7 @@ def _npz(file: str, names: list[str] | None, stack: ExitStack) -> tuple[list[str
     try:
         archive = stack.enter_context(zipfile.ZipFile(opened))
     except zipfile.BadZipFile as error:
-        raise OSError(f"{file}: it is no .npz file, or is truncated ({error}): copy it again") from None
+        raise OSError(f"{file}: it is not a .npz file, or is truncated ({error}): copy it again") from None
     members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
     arrays = []
     names = list(members) if names is None else names
@@ -257,7 +258,8 @@ def _npz(file: str, names: list[str] | None, stack: ExitStack) -> tuple[list[str
 
 
 def _data_offset(file: str, opened: BinaryIO, info: zipfile.ZipInfo) -> int:
-    """Return where a member's bytes begin: behind its local header, whose length differs from that in the directory."""
+    """Return the offset of a member's bytes: after its local header, whose length differs from that in the
+    directory."""
     opened.seek(info.header_offset)
     head = fs.read_exactly(opened, 30)
     if len(head) < 30 or head[:4] != b"PK\3\4":

@@ -124,7 +124,9 @@ def _readable(file: str) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
-        raise OSError(f"{file}: it is no Parquet file, is truncated or damaged: copy it again ({error})") from None
+        raise OSError(
+            f"{file}: it is not a Parquet file, or is truncated or damaged: copy it again ({error})"
+        ) from None
 
 
 def _values(table: Any, name: str, split: RowGroup) -> Any:

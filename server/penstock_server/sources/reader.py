@@ -1,4 +1,4 @@
-"""What all readers of data files have in common: how `Feed(cache=)` tells their samples from others."""
+"""The base class of readers of data files: says which values identify cached samples, for `Feed(cache=)`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from . import files as fs
 
 
 class Reader(ABC):
-    """Yields the samples of a split, which has its path as `file`."""
+    """Yields the samples of a split, whose attribute `file` is its path."""
 
     @property
     @abstractmethod
     def cached_as(self) -> Any:
-        """What decides the samples of a split, apart from the split. The list of files does not, so that a longer list
-        leaves cached splits valid."""
+        """Everything that determines the samples of a split, apart from the split. It excludes the list of files, so
+        that cached splits stay valid when the list grows."""
 
     def stamp(self, split: Any) -> Any:
-        """Return what must not change for a cached split to be served: where its file is, and when it was changed."""
+        """Return the path of the split's file and the time of its last change. A cached split is served only while both
+        stay the same."""
         return fs.stamp_of(split.file)

@@ -9,15 +9,15 @@ from typing import Any
 from penstock_proto.reprs import shown
 
 _PIECES = 256
-"""About how many splits an input is divided into: enough to mix, and for many workers."""
+"""About how many splits an input is divided into: enough for mixing, and for many workers."""
 
 _LEAST_ROWS = 64
 _LEAST = 64 << 10
 _MOST = 16 << 20
-"""Bytes of a split, unless one chunk of the file has more."""
+"""The least and the greatest size of a split in bytes, unless one chunk of the file has more."""
 
 _ENOUGH = 64
-"""Splits that 16 lanes with 4 open splits each need."""
+"""How many splits 16 lanes with 4 open splits each need."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -37,8 +37,8 @@ class RowRange:
 class Table:
     """A file as a table of `rows`, each of `row_nbytes`.
 
-    A split begins at a multiple of `unit` rows. It begins at a multiple of `better` (which is one of `unit`) if there
-    are many splits even so.
+    A split begins at a multiple of `unit` rows. It begins at a multiple of `better` (itself a multiple of `unit`) if
+    that still gives many splits.
     """
 
     file: str
@@ -83,7 +83,7 @@ def checked_split_rows(split_rows: Any) -> int | None:
 
 
 def divide(tables: list[Table], rows: tuple[int, int | None], split_rows: int | None) -> list[RowRange]:
-    """Divide the rows of all tables, counted through, into splits.
+    """Divide the rows of all tables, which are numbered as one sequence, into splits.
 
     A split begins and ends at a multiple of its file's `unit`, or where `rows` does.
 

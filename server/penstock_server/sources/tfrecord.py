@@ -1,7 +1,7 @@
 """TFRecord files of Examples, read without TensorFlow: plain, GZIP or ZLIB.
 
-A record is a length (uint64), a CRC of it, the data and a CRC of them. A file says nowhere where its records begin, so
-to divide one means to hop from length to length.
+A record is a length (uint64), a CRC of it, the data and a CRC of them. A file does not say where its records begin, so
+dividing it means hopping from length to length.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CorruptRecord(ValueError):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ByteRange:
-    """The records of a file that begin from byte `start` on, and before `stop` (None: the end).
+    """The records of a file that begin at byte `start` or later, and before `stop` (None: the end).
 
     The file has `size` bytes (None: not known).
     """
@@ -68,7 +68,7 @@ class TFRecordSplits:
         self._known: dict[tuple[Any, ...], list[ByteRange]] = {}
 
     def __call__(self) -> list[ByteRange]:
-        """Find the files, and scan the lengths of the records of those that are large.
+        """Find the files, and scan the record lengths of the large ones.
 
         Raises:
             OSError: a file is missing or cannot be read.
@@ -125,8 +125,9 @@ class TFRecordSamples(Reader):
         """Yield the samples of a split.
 
         Raises:
-            CorruptRecord: a record is corrupt, or has not the declared features. With `skip` this comes at the end of
-                the split and names all that were left out, unless a length is corrupt, so that the end is lost.
+            CorruptRecord: a record is corrupt, or does not have the declared features. With `skip` this comes at the
+                end of the split and names all records that were left out. A corrupt length raises it at once, because
+                the rest of the split is lost.
             OSError: the file cannot be read, or has changed since its splits were listed.
         """
         parse = ExampleParser(self._features)
@@ -152,7 +153,7 @@ class TFRecordSamples(Reader):
 
 
 def records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, str]]:
-    """Yield each record's offset, data, and what is wrong with it ("" if nothing is).
+    """Yield each record's offset, data, and defect ("" if it has none).
 
     Offsets in a compressed file are those of the uncompressed data.
 
@@ -202,7 +203,7 @@ def _length(head: bytes) -> int:
         raise _Lost(_TRUNCATED)
     length, check = _HEAD.unpack(head)
     if masked(crc32c()(head[:8])) != check:
-        raise _Lost("its length is corrupt (wrong CRC), so this record and all behind it are lost")
+        raise _Lost("its length is corrupt (wrong CRC), so this record and all after it are lost")
     return int(length)
 
 
@@ -247,7 +248,7 @@ def _decompressed(opened: Any, compression: str) -> Any:
 
 
 class _Rejoined:
-    """A stream and the bytes that were read from its beginning."""
+    """A stream, preceded by the bytes that were already read from its beginning."""
 
     def __init__(self, head: bytes, opened: BinaryIO) -> None:
         self._head = head
@@ -261,7 +262,7 @@ class _Rejoined:
 
 
 class _Inflated(io.RawIOBase):
-    """What a ZLIB stream decompresses to."""
+    """The decompressed data of a ZLIB stream."""
 
     def __init__(self, opened: Any) -> None:
         self._opened = opened

@@ -1,4 +1,4 @@
-"""Tar files in the layout of WebDataset: the files of a sample stand together and differ in their extensions only."""
+"""Tar files in the layout of WebDataset: the files of a sample are adjacent and differ only in their extensions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 """A sample's key, which ends at the first dot of the last part, and the extension."""
 
 PICKLED = ("pyd", "pickle", "pkl", "pth", "pt")
-"""Extensions of files that are refused, as reading them runs any code."""
+"""Extensions of files that are refused, because reading them can run any code."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,7 +58,7 @@ class TarSamples(Reader):
 
     Args:
         leaves: extensions in the structure of a sample; "jpg;png" takes the one that is there.
-        decode: functions of bytes by extension, besides those for numbers, text, JSON and NumPy's files.
+        decode: functions that decode bytes, by extension, besides those for numbers, text, JSON and NumPy's files.
     """
 
     def __init__(self, leaves: Any, decode: Mapping[str, Callable[[bytes], Any]]) -> None:
@@ -107,17 +107,17 @@ class TarSamples(Reader):
         return next(self._columns.samples(values))
 
     def _decoded(self, name: str, data: bytes) -> Any:
-        for ending in (name, name.rpartition(".")[2]):  # of "left.npy"
+        for ending in (name, name.rpartition(".")[2]):  # "npy" of "left.npy"
             if ending in self._decode:
                 return self._decode[ending](data)
         return decoded(name, data)
 
 
 def decoded(name: str, data: bytes) -> Any:
-    """Return what a file with the extension `name` holds, if the user says nothing else.
+    """Decode a file with the extension `name`, if the user gives no function for it.
 
     Raises:
-        ValueError: its bytes are not as those of such a file.
+        ValueError: its bytes are not those of such a file.
     """
     return _DECODERS.get(name.rpartition(".")[2], bytes)(data)
 
@@ -127,7 +127,7 @@ def tar_samples(file: str, opened: Any, wanted: set[str] | None) -> Iterator[tup
 
     Raises:
         OSError: the tar file is damaged or truncated.
-        ValueError: a file is there twice.
+        ValueError: the archive has a file twice.
     """
     members: dict[str, bytes] = {}
     key, complete = "", False
@@ -161,7 +161,7 @@ def key_and_extension(info: tarfile.TarInfo) -> tuple[str, str] | None:
 
 
 class _StrictTarInfo(tarfile.TarInfo):
-    """Reports an archive that ends too soon, which tarfile would take for one that ends there."""
+    """Reports an archive that ends too soon, which tarfile would take for a complete one."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictTarInfo:

@@ -1,10 +1,10 @@
-"""A worker that is started afresh: `python -m penstock_server.worker --fd FD --number NUMBER MODULE:ATTR ...`.
+"""A worker in a new Python process: `python -m penstock_server.worker --fd FD --number NUMBER MODULE:ATTR ...`.
 
 The daemon runs it where it cannot fork workers (see fork_server.py).
 
-FD is one end of a SOCK_SEQPACKET socketpair. The worker writes what it does to the activity page `--activity-fd`
-(see activity.py), and with `--ticks` counts every sample there. At SIGUSR2 it writes its stack to `--stacks-fd` (see
-stacks.py); it can do so from its first write to the page on.
+FD is one end of a SOCK_SEQPACKET socketpair. The worker writes its activity to the page `--activity-fd` (see
+activity.py). With `--ticks` it counts every sample there. On SIGUSR2 it writes its stack to `--stacks-fd` (see
+stacks.py). It can do so from its first write to the page on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import start
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the worker; returns its exit status."""
+    """Run the worker and return its exit status."""
     parser = argparse.ArgumentParser(prog="penstock_server.worker")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)

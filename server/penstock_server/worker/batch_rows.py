@@ -1,4 +1,4 @@
-"""Takes the batches of a source apart (`Feed(rebatch=)`): what comes after sees their rows as samples."""
+"""Takes the batches of a source apart (`Feed(rebatch=)`): the rest of the worker sees their rows as samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BatchRows(Iterator[Any]):
         """Return the next row.
 
         Raises:
-            NoRows: the next batch has none.
+            NoRows: the next batch cannot be taken apart.
         """
         while True:
             for row in self._rows:
@@ -67,7 +67,7 @@ def _takes_apart(batch: Any) -> Callable[[Any], Iterator[Any]]:
         if not leaf.shape:
             raise SpecError(
                 f"batch{path} is a single value and has no rows. rebatch= takes whole batches apart, so each leaf "
-                "needs a value for each row. If the generator yields samples, give batch_size= in place of rebatch="
+                "needs a value for each row. If the generator yields samples, give batch_size= instead of rebatch="
             )
     flat, build = flattener(spec), _builder(spec)
 
@@ -77,7 +77,7 @@ def _takes_apart(batch: Any) -> Callable[[Any], Iterator[Any]]:
             each = [f"batch{path} has {len(array)}" for path, array in zip(paths, arrays, strict=True)]
             raise SpecError(
                 f"the leaves of a batch have different numbers of rows: {', '.join(each[:8])}"
-                f"{', ...' if len(each) > 8 else ''}. rebatch= takes a row of each, so they need equally many"
+                f"{', ...' if len(each) > 8 else ''}. rebatch= takes a row of each, so all need the same number"
             )
         return build(arrays)
 
@@ -85,8 +85,8 @@ def _takes_apart(batch: Any) -> Callable[[Any], Iterator[Any]]:
 
 
 def _builder(spec: Spec) -> Callable[[list[Any]], Iterator[Any]]:
-    """Return a function that makes rows with the structure of `spec` of equally long arrays, one for each leaf. It is
-    fast for usual structures."""
+    """Return a function that makes rows with the structure of `spec` from equally long arrays, one for each leaf. It is
+    fast for common structures."""
     if isinstance(spec, TupleSpec) and all(isinstance(item, Leaf) for item in spec.items):
         return lambda arrays: zip(*arrays, strict=True)
     if isinstance(spec, DictSpec) and all(isinstance(item, Leaf) for item in spec.items):
@@ -103,5 +103,5 @@ def _array(value: Any, path: str) -> Any:
     text = as_text(value)
     array = as_array(value, path) if text is None else text
     if not array.ndim:
-        raise SpecError(f"batch{path} is a single value and has no rows, unlike those of the batches before")
+        raise SpecError(f"batch{path} is a single value and has no rows, unlike in the batches before")
     return array

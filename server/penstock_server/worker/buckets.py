@@ -1,4 +1,4 @@
-"""Brings samples of similar length together, within a shuffle block."""
+"""Puts samples of similar length into the same batches, within a shuffle block."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy.typing as npt
 
 
 def bucketed(order: npt.NDArray[np.int64], bucket_of: npt.NDArray[np.int64], batch_rows: int) -> npt.NDArray[np.int64]:
-    """Return the rows of `order` so that batches cut from it hold rows of one bucket each, as far as that goes.
+    """Reorder the rows of `order` so that batches cut from it hold rows of one bucket each, where possible.
 
-    Rows of a bucket stay in their order, and so do batches, by their last rows. What is left of the buckets, less than
-    a batch of each, comes at the end, from the first bucket to the last. (`tf.data.bucket_by_sequence_length` does the
-    same, but keeps what is left until the end of the data.)
+    Rows of a bucket keep their order. Batches are in the order of their last rows. Rows that do not fill a batch of
+    their bucket come at the end, from the first bucket to the last. (`tf.data.bucket_by_sequence_length` does the same,
+    but keeps these rows until the end of the data.)
 
     Args:
-        order: the rows of a block, as they were shuffled.
-        bucket_of: the bucket of each row of the block, by its number.
+        order: the rows of a block, in shuffled order.
+        bucket_of: the bucket of each row of the block, by row number.
         batch_rows: rows in a batch.
     """
     waiting: dict[int, list[int]] = {}

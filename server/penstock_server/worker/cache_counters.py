@@ -1,4 +1,4 @@
-"""Counts what a process reads from a feed's cache and writes to it, until the daemon is told."""
+"""Counts a process's reads from a feed's cache and its writes to it, until it reports them to the daemon."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock_proto.messages import CacheUsed
 
 
 class CacheCounters:
-    """What has happened since the daemon was told last."""
+    """The reads and writes since the last report to the daemon."""
 
     def __init__(self) -> None:
         self._hits = self._misses = self._written = self._nbytes = 0
@@ -19,13 +19,13 @@ class CacheCounters:
         self._misses += not hit
 
     def wrote(self, nbytes: int) -> None:
-        """Count a split that was written. What went wrong before is over."""
+        """Count a split that was written, and forget an earlier problem."""
         self._written += 1
         self._nbytes += nbytes
         self._problem = ""
 
     def counted(self, nbytes: int) -> None:
-        """Note the bytes in the directory, with what was written before."""
+        """Note the bytes in the directory, which include all splits written so far."""
         self._stored = nbytes
         self._nbytes = 0
 
@@ -34,11 +34,11 @@ class CacheCounters:
         self._problem = why[:1024]
 
     def take(self, feed: str, part: str = "") -> CacheUsed | None:
-        """Return the message that tells the daemon, and count from zero; None if nothing has happened.
+        """Return the report for the daemon, and start again from zero. Return None if there is nothing to report.
 
         Args:
             feed: the name of the feed.
-            part: which of the feeds of a mix has this cache, or "".
+            part: the feed of a mix that has this cache, or "".
         """
         said = CacheUsed(
             feed=feed,

@@ -1,6 +1,6 @@
 """The samples of a split, read from the cache, or written to it while the generator makes them.
 
-This file knows no lanes and no files.
+This file knows nothing of lanes or files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .split_file import SplitFile
 
 
 class UnreadableSample(Exception):
-    """A cached sample cannot be unpickled: `error` was raised."""
+    """A cached sample could not be unpickled: that raised `error`."""
 
     def __init__(self, file: str, number: int, error: BaseException) -> None:
         super().__init__(file, number, error)
@@ -40,9 +40,9 @@ class CachedSamples(Iterator[Any]):
     """The samples of a cached split, or those of a share.
 
     Args:
-        file: the split.
-        name: of the file, for errors.
-        share: which samples to read; None: all.
+        file: the cached split.
+        name: the file's name, for errors.
+        share: the samples to read, or None for all.
     """
 
     def __init__(self, file: SplitFile, name: str, share: Share | None = None) -> None:
@@ -64,19 +64,20 @@ class CachedSamples(Iterator[Any]):
             raise UnreadableSample(self._name, number, error) from error
 
     def seek(self, number: int) -> int:
-        """Go on with sample `number`, or behind the last one if there are fewer. Return the number of that sample."""
+        """Go to sample `number`, or past the last one if there are fewer. Return the number of the next sample."""
         self._next = min(number, self._count if self._share is None else self._share.size_of(self._count))
         return self._next
 
     def close(self) -> None:
-        """Let go of the file. Arrays of samples keep their memory."""
+        """Release the file. Arrays of samples keep their memory."""
         self._file = None
 
 
 class RecordedSamples(Iterator[Any]):
-    """The samples of a generator, written to the cache. The split enters the cache when the generator has ended.
+    """The samples of a generator, which it also writes to the cache. The split enters the cache when the generator
+    ends.
 
-    A sample is written before it is returned, so what becomes of it afterwards does not matter.
+    A sample is written before it is returned, so later changes to it do not matter.
     """
 
     def __init__(self, samples: Iterator[Any], writer: CacheWriter) -> None:

@@ -3,7 +3,7 @@
 Three classes have the same interface: `Rows` stacks samples of one size, `VariableRows` (variable_rows.py) collects
 samples that differ in size, and `ReadyBatches` (ready_batches.py) takes batches that user code has stacked. They fill a
 *store*: for `Rows` one array per leaf, whose first dimension is the row; for `ReadyBatches` a list whose rows are whole
-batches. This file does not know where a store is, or which sample comes when.
+batches. This file does not know where a store is, or in which order samples come.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class CollateAlone(Collate, Protocol):
 
 
 class Timed:
-    """Estimates how much of a fill's time goes into checking and copying samples, and not into user code.
+    """Estimates how much of a fill's time goes into checking and copying samples, rather than into user code.
 
-    To read the clock at each sample would cost as much as a small sample. So it times one sample in 32, or one in a
-    fill if that is longer.
+    Reading the clock for each sample would cost as much as a small sample. So it times one sample in 32, or one per
+    fill if a fill is longer.
 
     Attributes:
         copying: estimated ns that the last `timed_fill` spent on checking and copying.
@@ -104,7 +104,7 @@ class Timed:
                 end = self.fill(store, last, stop, map(self._mark, samples))
                 if end == stop:
                     self._times.append(time.monotonic_ns() - self._came)
-                    self._each = sorted(self._times)[len(self._times) // 2]  # some lost the CPU meanwhile
+                    self._each = sorted(self._times)[len(self._times) // 2]  # the median: some lost the CPU meanwhile
                     self._until = 32
         self.copying = (end - row) * self._each
         return end
@@ -131,7 +131,7 @@ class Rows(Timed):
         """Copy samples to the rows from `row` to `stop`, each before the next is requested.
 
         Returns:
-            `stop`, or, if `samples` ended before, the first row that was not filled.
+            `stop`, or the first unfilled row if `samples` ended early.
 
         Raises:
             BadSample: a sample does not fit the spec.

@@ -15,8 +15,8 @@ _passing: ContextVar[tuple[type[BaseException], ...]] = ContextVar("passing", de
 
 @contextmanager
 def letting_through(*kinds: type[BaseException]) -> Iterator[None]:
-    """Let these exceptions of user code through: within, they become no errors of the feed. For its user's own wishes,
-    such as Ctrl-C, where user code runs in the user's process."""
+    """Let these exceptions of user code through in this context, instead of making them errors of the feed. They are
+    the user's own requests, such as Ctrl-C, where user code runs in the user's process."""
     token = _passing.set(kinds)
     try:
         yield
@@ -39,7 +39,7 @@ def describe(error: BaseException) -> str:
     pass_on(error)
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else shown(error.code)})"
-    if type(error).__name__ == "BdbQuit":  # it has read the end of the worker's standard input
+    if type(error).__name__ == "BdbQuit":  # it reached the end of the worker's standard input
         return (
             "started a debugger, which cannot work in a worker process, as that has no terminal: run the feed in the "
             'trainer\'s process, with penstock.dataset("MODULE:ATTR", workers=0)'

@@ -1,6 +1,7 @@
 """Makes a run's batches in the slots that the daemon names, and reports them.
 
-Each method returns an iterator of steps: the worker's loop takes them one at a time, and looks for messages in between.
+Each method returns an iterator of steps. The worker's loop takes one step at a time, and checks for messages in
+between.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from .scheduler import Job
 from .slots import Memfds
 
 _PART_SECONDS = 0.020
-"""A turn that takes longer than this is reported in parts, so that a waiting consumer gets what there is."""
+"""A turn that takes longer than this is reported in parts, so that a waiting consumer gets the batches that are
+ready."""
 
 
 class Filler:
@@ -69,12 +71,12 @@ class Filler:
                 made = source.next_batch([leaf[place] for leaf in slot.leaves])
             except Exception:
                 if at > job.reported and source.replayed:
-                    report()  # what was made before is not lost
+                    report()  # the batches made before are not lost
                 raise
             if not made:
                 ended = True
                 break
-            if made != full and at > job.reported:  # an epoch's last batch, which is a slab by itself
+            if made != full and at > job.reported:  # an epoch's last batch, which is a slab of its own
                 report()
             slot.headers[place, :4] = made, run.epoch, run.lane, source.index - 1
             rows += made
@@ -128,8 +130,8 @@ class Filler:
             self._send(m.RowsMeasured(run=message.run, ticket=message.ticket, sizes=sizes))
 
     def _read_leftover(self, message: m.WriteRows | m.MeasureRows, run: Run) -> Iterator[None]:
-        """See that the leftover rows are there. A run that began at its last full batch is read to its end first, which
-        gives the leftover again."""
+        """Make sure that the leftover rows are there. If the run began at its last full batch, read its lane to the end
+        first, which yields the leftover again."""
         lane = run.batches
         if isinstance(lane, LaneRun) and not lane.ended:
             run.read_again = True
@@ -161,7 +163,7 @@ class Filler:
             arrays = [leaf[0, ...] for leaf in slot.leaves]
             if collate.sizes(stored, start, count) != message.sizes:
                 raise FeedError(
-                    f"the samples behind the last full batch of lane {run.lane} had other sizes when its splits were "
+                    f"the samples after the last full batch of lane {run.lane} had other sizes when its splits were "
                     f"read again: {SAME_AGAIN}"
                 )
             collate.write_rows(stored, start, count, arrays, message.row, message.before)
@@ -181,7 +183,7 @@ class Filler:
         shapes: m.Shapes = (),
     ) -> None:
         source = run.batches
-        tells = at > first or ended  # the end too, as splits may have been skipped behind the last batch
+        tells = at > first or ended  # the end too, as splits may have been skipped after the last batch
         self._send(
             m.Made(
                 run=fill.run,
@@ -200,7 +202,7 @@ class Filler:
 
 
 def nothing_made(run: int, ticket: int, first: int = 0) -> m.Made:
-    """The answer for a ticket whose run was dropped when `first` batches were reported."""
+    """Return the answer for a ticket whose run was dropped after `first` batches were reported."""
     return m.Made(run=run, ticket=ticket, first=first, batches=0, rows=0, last=True)
 
 

@@ -1,4 +1,4 @@
-"""Reads samples of a feed outside of its lanes: the first one, which tells the spec, and others to compare with it."""
+"""Reads samples of a feed outside of its lanes: the first one, which gives the spec, and others to compare with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .sample_spec import digests_of, infer_spec, nbytes_of
 from .transforming import transform_of
 
 _MOST_DIGESTED = 64 << 20
-"""Bytes of a sample beyond which making its digest takes too long."""
+"""Largest sample to make a digest of, in bytes. Larger ones would take too long."""
 
 
 class Probe:
@@ -33,7 +33,7 @@ class Probe:
     Args:
         feed: the feed to read.
         randomness: the random numbers of this process.
-        page: where user code is announced, for `run`.
+        page: the activity page, on which calls of user code are announced for `run`.
         run: the daemon's number of the run.
     """
 
@@ -46,7 +46,7 @@ class Probe:
     def look_at_splits(self, splits: Sequence[Any], epoch: int) -> tuple[Spec | None, int]:
         """Read the first sample of a feed with splits, unless its spec and its size are known.
 
-        Where the feed skips splits in which user code raises, so does the look.
+        If the feed skips splits in which user code raises, skip them here too.
 
         Returns:
             The spec, or None if it was known; and the bytes of a sample (or ready batch), or 0 if they vary.
@@ -84,7 +84,7 @@ class Probe:
         )
 
     def look_at_item(self) -> tuple[Spec | None, int]:
-        """`look_at_splits` for an indexable feed."""
+        """Do the same as `look_at_splits`, for an indexable feed."""
         feed = self._feed
         if feed.plan.length == 0:
             raise FeedError("the feed yields nothing: the indexable object has no items (its len() is 0)")
@@ -100,8 +100,8 @@ class Probe:
         process.
 
         Args:
-            index: of the item.
-            warm: read item 0 before any other. False: this is item 0.
+            index: the item's index.
+            warm: whether to read item 0 before any other; False if this is item 0.
 
         Raises:
             GeneratorError: user code raised.

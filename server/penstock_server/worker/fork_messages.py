@@ -1,6 +1,6 @@
 """Messages between the daemon and the fork server (fork_server.py), over their SOCK_SEQPACKET connection.
 
-They are apart from the fork server, so that the daemon does not import a worker's code.
+They have a file of their own so that the daemon does not import a worker's code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import msgspec
 
 
 class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
-    """Workers can be forked: the libraries imported for all, those left to each worker, and the seconds it took."""
+    """Workers can be forked. Names the libraries imported for all workers, those left to each worker, and the `seconds`
+    that the imports took."""
 
     imported: tuple[str, ...]
     left: tuple[str, ...]
@@ -33,7 +34,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The worker of this ticket runs, and its pidfd comes with the message; or it does not, for the reason `errno`."""
+    """The worker of this ticket runs, and the message carries its pidfd. Or it does not run, for the reason `errno`."""
 
     ticket: int
     pid: int
@@ -41,7 +42,8 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
-    """The worker of this ticket has ended with this exit status, or minus the number of the signal that killed it."""
+    """The worker of this ticket has ended. `status` is its exit status, or minus the number of the signal that killed
+    it."""
 
     ticket: int
     status: int

@@ -1,10 +1,10 @@
 """The fork server: `python -m penstock_server.worker.fork_server --fd FD MODULE:ATTR ...`, run by the daemon.
 
-It imports the libraries of the user's modules once (preload.py) and then forks each worker. So many workers start as
-quickly as one, and share the memory of the libraries. Each worker runs the user's own modules itself, as if it had been
-started afresh. Forking is safe from a process with one thread and with no open file or writable shared memory of a
-library. The fork server checks that after each import. If a library breaks it, the fork server starts again without
-that library, and leaves it to the workers.
+It imports the libraries of the user's modules once (preload.py) and then forks each worker. N workers then start as
+quickly as one, and share the memory of the libraries. Each worker runs the user's own modules itself, as a new process
+would. Forking is safe if the process has one thread, and if no library holds an open file or writable shared memory.
+The fork server checks this after each import. If a library breaks the rule, the fork server starts again without that
+library, and leaves it to the workers.
 
 FD is a SOCK_SEQPACKET connection. The fork server first sends ForkServerReady. The daemon sends the fds of a worker,
 each in a datagram of its own, and then Fork. Forked answers with a pidfd, and WorkerEnded follows when the worker has
@@ -37,14 +37,14 @@ from .fork_messages import CannotFork, Fork, Forked, ForkServerReady, FromForkSe
 from .preload import ImportFailed, preload
 
 _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
-"""Packages that are not worth a line in the log."""
+"""Packages that the log need not mention."""
 
 _Worker: TypeAlias = tuple[socket.socket, int, ActivityPage, int]
-"""The start of a forked worker: its connection, its number, its activity page, and its stacks file."""
+"""What a forked worker starts with: its connection, its number, its activity page, and its stacks file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the fork server, and in each process that it forks the worker; returns the exit status."""
+    """Run the fork server, and the worker in each process that it forks. Return the exit status."""
     parser = argparse.ArgumentParser(prog="penstock_server.worker.fork_server")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
@@ -73,18 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportFailed as failed:
         _again(connection, failed.args[0])
     gc.collect()
-    gc.freeze()  # what a collection touches would no longer be shared
+    gc.freeze()  # a collection would write to this memory and so unshare it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a library that ignores it would hide how workers end
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # or each worker would print it again
+    ctypes.CDLL(None).fflush(None)  # otherwise each worker would print it again
     _say(connection, ForkServerReady((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
     worker = _Server(connection).serve()
     return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
 
 
 def _again(connection: socket.socket, name: str) -> None:
-    """Start again, and leave a package to the workers."""
+    """Start again without the package of module `name`, and leave that to the workers."""
     connection.set_inheritable(True)
     command = [sys.executable, "-m", "penstock_server.worker.fork_server", *sys.argv[1:]]
     os.execv(sys.executable, [*command[:3], "--without", name.partition(".")[0], *command[3:]])
@@ -101,7 +101,7 @@ class _Server:
         self._pid = os.getpid()
 
     def serve(self) -> _Worker:
-        """Fork on request; returns only in the workers. Ends the process at once when the daemon is gone."""
+        """Fork on request. Return only in the workers. End the process at once when the daemon is gone."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd in self._workers:
@@ -146,18 +146,18 @@ class _Server:
         return None
 
     def _become(self, asked: Fork, fds: list[int]) -> _Worker:
-        """In the child: release what belongs to the fork server."""
+        """Make the child a worker: release the fork server's resources, and return what the worker starts with."""
         self._connection.close()
         for pidfd in self._workers:
             os.close(pidfd)
         connection = socket.socket(fileno=fds[0])
         start.end_with_the_daemon(connection, f"penstock-w{asked.number}")
-        if os.getppid() != self._pid:  # it ended before the prctl that ends us with it
+        if os.getppid() != self._pid:  # the fork server died before our prctl could tie us to it
             os._exit(0)
         connection.setblocking(True)
         os.environ["PENSTOCK_WORKER"] = str(asked.number)
         if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed()  # as `random` does by itself
+            sys.modules["numpy.random"].seed()  # as `random` does on its own
         return connection, asked.number, ActivityPage.inherited(fds[1], ticks=asked.ticks), fds[2]
 
     def _reap(self, pidfd: int) -> None:
@@ -176,7 +176,8 @@ def _say(connection: socket.socket, message: FromForkServer, fd: int | None = No
 
 
 def _end() -> NoReturn:
-    """The daemon is gone. Reap the workers that have ended, as nobody else would soon; the others end with us."""
+    """End because the daemon is gone. First reap the workers that have ended, as nobody else would soon. The others end
+    with us."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,8 +1,8 @@
-"""Starts the generator of a feed with the arguments that it takes. Several that are zipped run in step.
+"""Starts the generator of a feed with the arguments that it takes. Zipped generators run in step.
 
-A generator has an `rng` of its own, or draws from states of the global generators that belong to its split. Those that
-are zipped share these states: they always run in the same order, and to exchange the states for each sample would take
-80 us. This file knows no lanes or runs.
+A generator has an `rng` of its own, or draws from global random states that belong to its split. Zipped generators
+share these states: they always run in the same order, and exchanging the states for each sample would take 80 us. This
+file knows nothing of lanes or runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Started(NamedTuple):
     """A generator that was started.
 
     Attributes:
-        samples: what it yields.
+        samples: the iterator over its samples.
         state: the global random state that it draws from, or None.
     """
 
@@ -76,7 +76,7 @@ class OneGenerator:
         report: Callable[[int, str], None],
         state: GlobalState | None = None,
     ) -> Started:
-        """Start it.
+        """Start the generator.
 
         Args:
             split: the split, segment number or shard that it gets if it takes one.
@@ -136,8 +136,8 @@ class ZippedGenerators:
     ) -> Started:
         """Start all of them; see `OneGenerator`. `split` is a tuple of splits if they take splits.
 
-        `report` is called with the number of samples, and why there are no more, if the generators yield different
-        numbers of samples and the feed is to say so.
+        If the generators yield different numbers of samples, and the feed should warn of that, `report` is called with
+        the number of samples and the reason why there are no more.
         """
         if state is None and self.draws_globally:
             state = GlobalState(seeds("split", self._seed, epoch, index))
@@ -185,7 +185,7 @@ class ZippedSamples(Iterator[Any]):
         return self._zipped.form.joined(samples)
 
     def close(self) -> None:
-        """End the generators. An error in the clean-up of one is raised when all have ended."""
+        """End the generators. If the clean-up of one raises, raise its error after all have ended."""
         with ExitStack() as closing:
             for part in reversed(self._started.values()):
                 closing.callback(getattr(part, "close", _nothing))
@@ -201,7 +201,9 @@ class ZippedSamples(Iterator[Any]):
             raise CallFailed(f"{self._generators[label].name} of {label}", error) from error
 
     def _ended(self, label: str, *, longer: bool) -> None:
-        """The part `label` has ended. If it is the first one, see whether the next has `longer` samples.
+        """Compare the numbers of samples when the part `label` has ended.
+
+        `longer`: another part has already yielded one more sample. Otherwise ask the other parts for one.
 
         Raises:
             GeneratorError: the numbers of samples differ, and the feed forbids it.

@@ -1,7 +1,7 @@
 """Seeds the global random generators while the user's modules are imported and their objects are built.
 
-An `__init__` may shuffle a list of indices, and a module may divide rows at its top. The result must be the same in
-every worker, or rows are lost and others come twice. So the global generators get one fixed state before each feed's
+An `__init__` may shuffle a list of indices, and a module may divide rows at its top level. The result must be the same
+in every worker, or rows are lost and others come twice. So the global generators get one fixed state before each feed's
 module runs. It is the same for all feeds, so that two modules that divide the same rows in the same way agree.
 
 Random numbers that libraries draw while they are imported must not matter, as the fork server may have imported them
@@ -31,7 +31,7 @@ _LOADERS = (
     importlib.machinery.SourcelessFileLoader,
     importlib.machinery.ExtensionFileLoader,
 )
-"""Loaders that are created for each module."""
+"""Loader classes with one instance for each module."""
 
 
 @contextmanager
@@ -51,9 +51,10 @@ def seeded_imports() -> Iterator[None]:
 
 
 class _Libraries(MetaPathFinder):
-    """Finds modules as the next finders do, and restores the random states when an installed one has run.
+    """Finds modules as the next finders do, and restores the random states after an installed module has run.
 
-    Modules that this one imports in turn are left alone: restoring takes 80 us, and TensorFlow has 3000 modules.
+    Modules that an installed module imports in turn are left alone: restoring takes 80 us, and TensorFlow has 3000
+    modules.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class _Libraries(MetaPathFinder):
         self._thread = threading.get_ident()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Called by `importlib`; None leaves the module to the other finders."""
+        """Find a module for `importlib`, or return None to leave it to the other finders."""
         if self._inside or threading.get_ident() != self._thread:
             return None
         for finder in sys.meta_path:

@@ -80,14 +80,14 @@ class IndexRun:
         """The item that is being transformed."""
 
     def at_border(self, batches: int) -> bool:
-        """Any worker can go on from anywhere."""
+        """Return True: any worker can go on from anywhere."""
         return True
 
     def next_batch(self, target: Any) -> int:
         """Put batch `index` in the first rows of the store `target`.
 
         Returns:
-            Its rows, fewer than a full batch only for the last; 0 beyond it.
+            The number of its rows, less than a full batch only for the last one; 0 after that.
 
         Raises:
             GeneratorError: reading an item raised.
@@ -115,7 +115,7 @@ class IndexRun:
         return rows
 
     def prepare(self) -> bool:
-        """Return True: nothing must be read before a batch."""
+        """Return True: there is nothing to read before a batch."""
         return True
 
     def record(self) -> bytes:
@@ -140,7 +140,7 @@ class IndexRun:
         return made
 
     def _place(self) -> str:
-        """Return what was being read, for an error."""
+        """Return the item or items that were being read, for an error."""
         if self._transforms is not None:
             return f"item {self._transforms}"
         if self._items.item is not None:
@@ -164,10 +164,11 @@ class IndexRun:
 def enter_epoch(
     items: Items, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int, *, warm: bool = True
 ) -> None:
-    """Have the items be those of an epoch; see `KerasItems.enter`. `page` shows it meanwhile.
+    """Switch the items to an epoch; see `KerasItems.enter`. Show that on `page` meanwhile.
 
     Raises:
-        GeneratorError, FeedError: user code raised, or does what it may not.
+        GeneratorError: user code raised.
+        FeedError: user code changed the number of batches.
     """
     randomness.use(None)
     page.enter(run, -1, f"item 0 of epoch {epoch}" if warm else f"the beginning of epoch {epoch}")
@@ -178,8 +179,8 @@ def enter_epoch(
 
 
 def item_failed(place: str, error: BaseException) -> GeneratorError:
-    """Return the error to report when the indexable object, or a transform, raised `error`; `place` is such as
-    "item 3"."""
+    """Return the error to report when the indexable object, or a transform, raised `error` at `place`, such as "item
+    3"."""
     if isinstance(error, TransformFailed):
         return error.user_error(place)
     return GeneratorError(f"reading {place} {describe(error)}", split=place, remote_traceback=user_traceback(error))

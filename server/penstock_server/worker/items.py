@@ -17,15 +17,15 @@ from .randomness import put_states, seed_all, seeds, take_states
 class PlainItems:
     """The items of an object that is the same in every epoch.
 
-    An object may draw at its first use. So item 0 is read before any other, once in each process, and dropped.
+    An object may draw random numbers at its first use. So each process first reads item 0 once, and drops it.
 
     Args:
         source: has `__getitem__`, and perhaps `__getitems__`, which takes a list of indices and returns a list.
-        seed: the feed's.
-        batched: whether samples are stacked, so that those of a batch are asked for together.
+        seed: the feed's seed.
+        batched: whether samples are stacked, so that those of a batch are requested together.
 
     Attributes:
-        item: the index of the item that was read last, or is being read. None while several are.
+        item: the index of the item that was read last, or is being read. None while several are read together.
     """
 
     item: int | None = 0
@@ -58,7 +58,7 @@ class PlainItems:
         """Yield these items.
 
         Raises:
-            FeedError: `__getitems__` returned more or fewer than were asked for.
+            FeedError: `__getitems__` returned more or fewer items than were requested.
         """
         items = self._singly(indices) if self._several is None else self._together(indices, self._several)
         return map(as_structure, items) if self._convert else items
@@ -75,7 +75,7 @@ class PlainItems:
         if len(found) != len(indices):
             raise FeedError(
                 f"__getitems__ of {type(self._source).__name__} returned {len(found)} samples for {len(indices)} "
-                "indices: let it return a list with one sample for each index, in their order"
+                "indices: it must return a list with one sample for each index, in the same order"
             )
         for self.item, sample in zip(indices, found, strict=True):
             yield sample

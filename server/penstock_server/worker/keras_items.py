@@ -1,16 +1,16 @@
 """A Keras dataset, read item by item, in any epoch and any order, with the same result in every process.
 
-`on_epoch_begin` and `on_epoch_end` change the object, often by shuffling a list of indices. So the object is kept as it
-is when an epoch begins:
+`on_epoch_begin` and `on_epoch_end` change the object, often by shuffling a list of indices. So the worker keeps the
+object's attributes as they are when an epoch begins:
 
     epoch 0        the object as it was imported, then on_epoch_begin()
     epoch e + 1    the object at the beginning of epoch e, then on_epoch_end() and on_epoch_begin()
 
 `random` and `numpy.random` are seeded before each call, from the feed's seed and the epoch. Items are read from a copy,
-so what a worker has read changes nothing in the next epoch. A worker that begins at epoch e makes the calls of all
-epochs before it.
+so reading them changes nothing in the next epoch. A worker that begins at epoch e first makes the calls of all earlier
+epochs.
 
-An object may also draw at its first use. So a worker reads item 0 first in each epoch, and drops it.
+An object may also draw random numbers at its first use. So in each epoch a worker first reads item 0, and drops it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from .object_states import State, copied, read_only, share_equal
 from .randomness import put_states, seed_all, seeds, take_states
 
 _LIVE = 8
-"""Epochs whose objects are kept, for streams that read different ones in turns."""
+"""How many epochs' objects are kept, for streams that read different epochs in turn."""
 
 _IMPORTED: dict[int, tuple[object, State]] = {}
-"""Objects with their attributes when they were imported, which nobody changes, by `id`. Several feeds may share one."""
+"""By `id`: objects, and their attributes as they were imported, which nobody changes. Several feeds may share an
+object."""
 
 
 class KerasItems:
@@ -41,7 +42,7 @@ class KerasItems:
 
     Args:
         source: the dataset.
-        seed: the feed's.
+        seed: the feed's seed.
 
     Attributes:
         item: the index of the item that was read last, or is being read.
@@ -53,28 +54,29 @@ class KerasItems:
         self._source = source
         self._seed = seed
         self._hooks = any(_overrides(source, name) for name in ("on_epoch_begin", "on_epoch_end"))
-        self._counts = hasattr(source, "total_batches_seen")  # ImageDataGenerator.flow() seeds by it
+        self._counts = hasattr(source, "total_batches_seen")  # ImageDataGenerator.flow() takes its seeds from it
         self._length = length_of(source)
         self._shares_large = True
-        """Whether copies share large arrays, as long as on_epoch_begin and on_epoch_end do not write to them."""
+        """Whether copies share large arrays. False once on_epoch_begin or on_epoch_end has failed, perhaps by writing
+        to one."""
         self._at: int | None = None
         self._began: dict[int, State] = {}
-        """The object's attributes when an epoch began: of epoch 0, and of the last two that were entered."""
+        """By epoch: the object's attributes when it began. Holds epoch 0 and the last two epochs."""
         self._live: dict[int, State] = {}
-        """Copies of these, from which items are read; the one that was used last is at the end."""
+        """By epoch: copies of these, from which items are read. The most recently used one is the last."""
 
     def is_at(self, epoch: int) -> bool:
-        """Whether the next items that are read are those of `epoch`."""
+        """Whether the next items to be read are those of `epoch`."""
         if not self._hooks:
             return self._at is not None
         return self._at == epoch and vars(self._source) is self._live[epoch]  # another feed may use the object too
 
     def enter(self, epoch: int, *, warm: bool = True) -> None:
-        """Go to an epoch. The states of the global random generators are as before afterwards.
+        """Switch to an epoch. Keep the states of the global random generators.
 
         Args:
             epoch: from 0.
-            warm: read item 0 first, if the epoch is entered for the first time. False: the caller does so.
+            warm: read item 0 first, if the epoch is entered for the first time. If False, the caller does so.
 
         Raises:
             GeneratorError: on_epoch_begin or on_epoch_end raised.
@@ -104,7 +106,7 @@ class KerasItems:
 
     def _read(self, epoch: int, index: int) -> Any:
         if self._counts and self._length is not None:
-            self._source.total_batches_seen = epoch * self._length + index  # as if all before had been read here
+            self._source.total_batches_seen = epoch * self._length + index  # as if all items before had been read here
         item = as_structure(self._source[index])
         if isinstance(item, tuple):
             while len(item) > 1 and item[-1] is None:  # no sample weights
@@ -112,7 +114,7 @@ class KerasItems:
         return item
 
     def _go_to(self, epoch: int) -> bool:
-        """Give the object the attributes that it has in `epoch`; returns whether they are a new copy."""
+        """Give the object the attributes that it has in `epoch`. Return whether they are a new copy."""
         state = self._live.pop(epoch, None)
         fresh = state is None
         if state is None:
@@ -124,7 +126,7 @@ class KerasItems:
         return fresh
 
     def _beginning(self, epoch: int) -> State:
-        """Return the object's attributes when `epoch` begins; nobody may change them."""
+        """Return the object's attributes at the beginning of `epoch`. Nobody may change them."""
         if not self._began:
             _, imported = _IMPORTED.setdefault(id(self._source), (self._source, vars(self._source)))
             self._began[0] = self._changed(imported, 0, "on_epoch_begin")
@@ -144,7 +146,7 @@ class KerasItems:
         return state
 
     def _changed(self, state: State, epoch: int, name: str) -> State:
-        """Return the attributes after a call of `name`; `state` keeps what it has."""
+        """Return the attributes after a call of `name`. `state` does not change."""
         hook = getattr(type(self._source), name, None)
         if hook is None or not _overrides(self._source, name):
             return state
@@ -161,7 +163,7 @@ class KerasItems:
             ) from error
 
     def _after(self, hook: Callable[[Any], object], state: State, sequence: np.random.SeedSequence) -> State:
-        """Call `hook` on a copy of the attributes, which it returns."""
+        """Call `hook` on a copy of the attributes, and return the copy."""
         changed, shared = copied(state, self._source, share_large=self._shares_large)
         self._become(changed)
         seed_all(sequence)

@@ -1,16 +1,17 @@
 """The order of a lane's samples: how its splits mix, where batches begin, and how to go on from a restart record.
 
 A lane has every C-th split of the (permuted) list, or every C-th segment. Without shuffling its samples come in order.
-With shuffling, `interleave` splits are open at once and fill a block in equal runs, and the block is permuted, unless
-a pool permutes it whole with those of other lanes. Either way the sequence is cut into batches, and the samples that
-remain at the end are the leftover.
+With shuffling, `interleave` splits are open at once and fill a block in equal runs. Then the block is permuted, unless
+a pool permutes it whole, together with blocks of other lanes. Either way the sequence is cut into batches, and the
+samples that remain at the end are the leftover.
 
-A record is that of the last full batch, whatever was read after it: it moves when a batch is complete, and only then.
+A record is always that of the last full batch, no matter what was read after it. It moves only when a batch is
+complete.
 
 Before a batch can be made, the open splits may have to be read up to the record, or a block filled. This happens in
 small steps, so that the worker can do other things between them.
 
-User code runs through `Split` alone, and this file knows no slots, messages or processes.
+User code runs only through `Split`. This file knows nothing of slots, messages or processes.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class LaneRun:
         collate: copies samples into stores.
         open_split: starts to read a split; called with its number within the lane and its index in the list.
         record: empty, or what `record` returned in an earlier run.
-        ahead: empty, or what it returned later in that run: the batches up to there were consumed, and are made again
-            only to be dropped. So the lane must come to that record too.
-        skip: numbers within the lane of splits from which nothing more is read: from here on; if `record` is within a
-            block, from the next block on; if there is an `ahead`, from there on.
-        on_skip: called when a split is skipped, by `skip` or because user code raised, with its number, its index, the
-            samples after which it ends, and the error.
+        ahead: empty, or what it returned later in that run. The batches up to there were consumed, and are made again
+            only to be dropped. So the lane must arrive at that same record.
+        skip: numbers within the lane of splits to stop reading: from `record` on; if `record` is within a block, from
+            the next block on; if there is an `ahead`, from there on.
+        on_skip: called when a split is skipped, because of `skip` or because user code raised, with its number, its
+            index, the number of samples after which it ends, and the error.
         in_slots: whether blocks fill slots; see `plan_sizes.blocks_fill_slots`. Then only the last block of the lane is
             permuted, which is shorter, so that any of its rows can be left over.
 
@@ -60,7 +61,7 @@ class LaneRun:
 
     Attributes:
         ended: whether there is no further full batch.
-        leftover: rows that remain then, less than a batch.
+        leftover: the number of rows that remain after that, less than a batch.
         leftover_rows: those rows as a store.
     """
 
@@ -124,7 +125,7 @@ class LaneRun:
         self._in_place = False  # its store is the slot of its batches
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._taken = 0  # rows of the block
-        self._again = False  # a block is read again that was delivered in part
+        self._again = False  # a block that was delivered in part is read again
         self._failed = False
         self._behind = self._decoded(record) if record else splits.record(0, 0)
         self._ahead = self._decoded(ahead) if ahead else None
@@ -147,17 +148,18 @@ class LaneRun:
         return self._ahead is None
 
     def offer(self, slot: Callable[[], Any], batches: int) -> None:
-        """Let the next `batches` batches be made where they are wanted, if they are a whole block that may be.
+        """Let the next `batches` batches be made directly in their slot, if they are a whole block and blocks fill
+        slots.
 
         Args:
-            slot: returns their rows as one store, and `next_batch` gets these rows as targets.
-            batches: as many are requested next.
+            slot: returns the rows of these batches as one store. `next_batch` then gets the same rows as targets.
+            batches: how many batches are requested next.
         """
         if self._in_slots and batches * self._batch_rows == self._block_rows:
             self._offered = slot()
 
     def prepare(self) -> bool:
-        """Take a step towards the next batch: read some of what must be read before it.
+        """Take a step towards the next batch: read some of the samples that must be read before it.
 
         Returns:
             True if there is nothing left to read.
@@ -183,14 +185,15 @@ class LaneRun:
     def next_batch(self, target: Any) -> int:
         """Put the next batch in the first rows of the store `target`.
 
-        A caller that wants to do other things meanwhile calls `prepare` first. When this has raised, the lane cannot
-        go on; its record is still that of the last full batch.
+        A caller that wants to do other things meanwhile calls `prepare` first. Once this has raised, the lane cannot go
+        on. Its record is still that of the last full batch.
 
         Returns:
-            Its rows, always a full batch; or 0 when the lane has no further one: then `leftover` is set.
+            The number of its rows, always a full batch. 0 if the lane has no further full batch; then `leftover` is
+            set.
 
         Raises:
-            FeedError: a resumed lane does not have the samples that it had, or too many splits were skipped.
+            FeedError: a resumed lane no longer has the same samples, or too many splits were skipped.
             Exception: whatever a `Split` or `open_split` raises.
         """
         while not self.prepare():
@@ -207,15 +210,15 @@ class LaneRun:
         return rows
 
     def record(self) -> bytes:
-        """Return the restart record: a later `LaneRun` goes on from it, behind the last full batch.
+        """Return the restart record, from which a later `LaneRun` goes on after the last full batch.
 
         Raises:
-            ProtocolError: it does not add up, and samples would be lost or come twice.
+            ProtocolError: it does not add up, so samples would be lost or come twice.
         """
         if not self._behind.adds_up(self._batch_rows, self._block_rows):
             raise ProtocolError(
-                f"lane {self._lane} has {self._behind.taken} samples before batch {self.index} by its restart record, "
-                "which is not what its batches hold: please report this as a bug"
+                f"lane {self._lane} has {self._behind.taken} samples before batch {self.index} in its restart record, "
+                "but its batches hold another number: please report this as a bug"
             )
         return self._behind.encode()
 
@@ -223,14 +226,14 @@ class LaneRun:
         """Return whether a worker that goes on from the record reads no more than `batches` batches again: a split or a
         block has just begun.
 
-        (When shuffling, the splits that are open then are read again as far as they were.)
+        (With shuffling, it also reads the open splits again, up to where they were.)
         """
         if self._block_rows:
             return self._behind.made == 0
         return all(seat is None or seat[1] <= batches * self._batch_rows for seat in self._behind.seats)
 
     def close(self) -> None:
-        """End the generators and let go of all memory."""
+        """End the generators and release all memory."""
         self.ended = True
         self._preparing = None
         self._private = self._offered = self._store = self.leftover_rows = None
@@ -244,7 +247,7 @@ class LaneRun:
         return self._splits.decode(record, self._batch_rows, self._block_rows)
 
     def _moved(self) -> None:
-        """Another batch is complete: move the record behind it."""
+        """Move the record past the batch that has just been completed."""
         index = self.index + 1
         if self._block_start is not None and self._taken < self._block_rows:
             place = msgspec.structs.replace(self._block_start, made=self._taken // self._batch_rows, index=index)
@@ -294,12 +297,12 @@ class LaneRun:
             )
         self.ended = True
         self.leftover, self.leftover_rows = rows, kept
-        # The record stays behind the last full batch, so that a worker that goes on from it has the leftover too.
+        # The record stays after the last full batch, so that a worker that goes on from it has the leftover too.
         self._behind = msgspec.structs.replace(self._behind, skipped=tuple(self._splits.skipped.items()))
 
     def _fill_block(self) -> Iterator[None]:
-        """Fill a block, in steps, and put its rows in order. It is filled in the slot that was offered, if one was."""
-        one_batch = self._block_rows == self._batch_rows  # then nothing begins within the block
+        """Fill a block, in steps, and put its rows in order. Use the offered slot as its store, if there is one."""
+        one_batch = self._block_rows == self._batch_rows  # then no batch begins within the block
         start = self._behind if one_batch else self._splits.record(self._block, self.index)
         store, self._offered = self._offered, None
         in_place = store is not None
@@ -317,14 +320,14 @@ class LaneRun:
             if isinstance(self._collate, VariableRows) and self._collate.bucketed:
                 buckets = self._collate.buckets_of(store, int(rows.max()) + 1)
                 rows = bucketed(rows, buckets, self._batch_rows)
-        if in_place and len(rows) < self._block_rows:  # they move within the slot
+        if in_place and len(rows) < self._block_rows:  # a copy: rows move within the slot
             store, in_place = self._collate.first(store, int(rows.max(initial=-1)) + 1), False
         self._store, self._in_place = store, in_place
         self._order = rows
         self._block_start = msgspec.structs.replace(start, closed=self._splits.done)
 
     def _restore(self, place: RestartRecord) -> Iterator[None]:
-        """Read again, in steps, what was read before `place`."""
+        """Read again, in steps, the samples that were read before `place`."""
         self._block = place.block
         self._again = place.made > 0
         self._set_replaying()

@@ -1,7 +1,7 @@
 """The splits of a lane: which are open, which comes next, and which end early because they are skipped.
 
 A split that is skipped ends after a certain number of samples. The rest of the lane depends on that number, so it is
-part of the restart record: another worker that goes on from there has the same lane, and does not run the generator
+part of the restart record: a worker that goes on from the record has the same lane, and does not run the generator
 beyond that sample.
 
 This file calls user code only through `Split`.
@@ -25,10 +25,10 @@ from .collate import Collate
 from .restart_record import MAX_SKIPPED, SAME_AGAIN, RestartRecord, decode
 
 MAX_EMPTY = 1000
-"""Segments in a row that may end without a sample where there is no last one."""
+"""How many successive segments of an endless feed may end without a sample."""
 
 STEP_SECONDS = 0.020
-"""Seconds that a step of reading a split again takes, if single samples do not take longer."""
+"""How long a step of replaying a split takes, in seconds, unless a single sample takes longer."""
 
 
 class Split(Protocol):
@@ -38,17 +38,18 @@ class Split(Protocol):
     """Samples read so far."""
 
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
-        """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended."""
+        """Fill the rows of `store` from `row` to `stop`. Return `stop`, or the first unfilled row if the split
+        ended."""
 
     def skip(self, until: int, seconds: float) -> bool:
-        """Drop samples until `until` of them were read in all, for about `seconds`; returns whether they were."""
+        """Drop samples, for about `seconds`, until `until` samples were read in all. Return whether they were."""
 
     def close(self) -> None:
         """End the generator."""
 
 
 class _Ended:
-    """A split that yields nothing more, without a generator."""
+    """A split without a generator, which yields no more samples."""
 
     def __init__(self, taken: int) -> None:
         self.taken = taken
@@ -71,13 +72,13 @@ class LaneSplits:
         epoch: from 0.
         lane: from 0.
         n_splits: length of the list of splits.
-        seats: splits that are open at once.
+        seats: how many splits are open at once.
         collate: copies samples into stores.
         open_split: starts to read a split; called with its number within the lane and its index in the list.
-        on_skip: called when a split is skipped, with its number, its index, the samples after which it ends, and the
-            error, if there was one.
-        to_skip: numbers of splits from which nothing more is read once `skip_asked` is called.
-        most_skipped: splits that may be skipped.
+        on_skip: called when a split is skipped, with its number, its index, the number of samples after which it ends,
+            and the error, if there was one.
+        to_skip: numbers of splits to stop reading once `skip_asked` is called.
+        most_skipped: how many splits may be skipped.
 
     Raises:
         ProtocolError: `to_skip` is not of this lane.
@@ -86,7 +87,7 @@ class LaneSplits:
         count: splits of the lane.
         next: number of the next split to open.
         done: samples of the splits that were read to their ends.
-        skipped: for each split that is skipped the samples after which it ends.
+        skipped: for each skipped split, the number of samples after which it ends.
         replaying: whether samples that were consumed before are being read again; then a split that fails is not
             skipped.
     """
@@ -136,12 +137,12 @@ class LaneSplits:
         return [i for i, seat in enumerate(self._seats) if seat is not None or self.next < self.count]
 
     def index_of(self, number: int) -> int:
-        """The index in the list of the lane's split with this number."""
+        """Return the index, in the list, of the lane's split with this number."""
         position = self._lane + number * self._lanes
         return position if self._key is None else permute(self._key, self._n_splits, position)
 
     def record(self, block: int, index: int) -> RestartRecord:
-        """A record of where the splits stand, with nothing taken of `block`, before batch `index`."""
+        """Return a record of the splits' positions before batch `index`, with nothing taken from `block`."""
         seats = [None if seat is None else (seat[0], seat[1].taken) for seat in self._seats]
         return RestartRecord(tuple(seats), self.next, self.done, block, 0, index)
 
@@ -150,7 +151,7 @@ class LaneSplits:
         return decode(record, seats=len(self._seats), splits=self.count, batch_rows=batch_rows, block_rows=block_rows)
 
     def begin(self, record: RestartRecord, skipped: dict[int, int]) -> None:
-        """Go on from `record`, with nothing opened yet; `skipped` is the attribute of that name."""
+        """Go on from `record`, without opening any split yet. `skipped` becomes the attribute of that name."""
         self.next, self.done, self.skipped = record.next, record.done, skipped
         self._last_record = record
 
@@ -163,7 +164,7 @@ class LaneSplits:
         self._seats[seat] = number, self._opened(number, taken)
 
     def replay(self, seat: int, taken: int) -> bool:
-        """Read the split on that seat on to sample `taken`, for one step; returns whether it is there."""
+        """Read the split in that seat up to sample `taken`, for one step. Return whether it has arrived there."""
         number, split = self._seats[seat]  # type: ignore[misc]  # `reopen` was called
         try:
             return split.skip(taken, STEP_SECONDS)
@@ -173,7 +174,7 @@ class LaneSplits:
             return True
 
     def read(self, seat: int, store: Any, row: int, stop: int) -> int:
-        """Fill rows from the split on that seat and, when it ends, from the lane's next ones.
+        """Fill rows from the split in that seat and, when it ends, from the lane's next ones.
 
         Returns:
             `stop`, or the first row that was not filled if the lane has no more splits.
@@ -187,7 +188,7 @@ class LaneSplits:
                 self.next += 1
                 taken = self._seats[seat] = number, self._opened(number)
             row = self._read_split(*taken, store, row, stop)
-            if row < stop or taken[1].taken == self._segment:  # of a whole segment nothing has to be read again
+            if row < stop or taken[1].taken == self._segment:  # a complete segment need not be read again
                 self._seats[seat] = None
                 self.done += taken[1].taken
                 taken[1].close()
@@ -210,7 +211,7 @@ class LaneSplits:
         """Fill rows from the open splits in equal runs. When one has ended, and the lane has no further split, the
         others fill its part.
 
-        A step reads `step_rows` samples, as many as a batch has, or more while they come fast.
+        A step reads `step_rows` samples, the rows of a batch, or more while they come fast.
 
         Returns:
             `stop`, or the first row that was not filled if the lane has no more splits.
@@ -235,17 +236,17 @@ class LaneSplits:
         return row
 
     def skip_asked(self) -> None:
-        """Skip the splits of `to_skip` from where they stand now."""
+        """Skip the splits of `to_skip` from their present positions on."""
         taken = {seat[0]: seat[1].taken for seat in self._seats if seat is not None}
         self._skip_all(taken)
 
     def skip_asked_before(self, record: RestartRecord) -> None:
-        """Skip the splits of `to_skip` from where `record` stands, before any is opened: opening one may end the
-        worker."""
+        """Skip the splits of `to_skip` from their positions in `record` on, before any is opened: opening one may kill
+        the worker."""
         self._skip_all({seat[0]: seat[1] for seat in record.seats if seat is not None})
 
     def advance(self, record: RestartRecord) -> RestartRecord:
-        """The batches up to `record` are complete: returns it with the splits that are skipped."""
+        """Note that the batches up to `record` are complete. Return the record with the skipped splits added."""
         if self.skipped:
             self._forget_skipped(record)
             record = msgspec.structs.replace(record, skipped=tuple(self.skipped.items()))
@@ -260,7 +261,8 @@ class LaneSplits:
                 seat[1].close()
 
     def _forget_skipped(self, record: RestartRecord) -> None:
-        """Of an endless lane, forget skipped splits that are never read again from `record`: they would add up."""
+        """In an endless lane, forget skipped splits that nobody reads again after `record`. Otherwise they would pile
+        up."""
         if self._endless:
             seated = {seat[0] for seat in record.seats if seat is not None}
             self.skipped = {n: end for n, end in self.skipped.items() if n >= record.next or n in seated}
@@ -300,7 +302,8 @@ class LaneSplits:
             )
 
     def _opened(self, number: int, taken: int = 0) -> Split:
-        """The split with this number, from its start; an ended one if it ends after the `taken` samples read before."""
+        """Open the split with this number at its start. Return an ended one if it ends after the `taken` samples read
+        before."""
         if self.skipped.get(number) == taken:
             return _Ended(taken)
         try:
@@ -309,7 +312,7 @@ class LaneSplits:
             return self._left_out(number, taken, error)
 
     def _left_out(self, number: int, taken: int, error: GeneratorError) -> Split:
-        """The end of a split that cannot be read, if it may be skipped."""
+        """Return an ended split for one that cannot be read, or raise `error` if it may not be skipped."""
         if not self._may_skip or number in self.skipped:
             raise error
         self._skip(number, taken, error)

@@ -31,7 +31,7 @@ class LeafCheck:
         self._number, self._low, self._high = _numbers(self.dtype)
 
     def fit(self, value: Any) -> Any:
-        """Return `value`, or an array of it, that can be assigned to a leaf's row without a change of its meaning.
+        """Return `value`, or an array of it, that can be assigned to a leaf's row without changing its meaning.
 
         Raises:
             SpecError: its structure, dtype or shape differs.
@@ -39,7 +39,7 @@ class LeafCheck:
         kind = type(value)
         if kind is self._number and self._low <= value <= self._high and self._leaf.shape == ():
             return value
-        if isinstance(value, np.ndarray) and self._is_plain(value):  # of a subclass, np.memmap for one
+        if isinstance(value, np.ndarray) and self._is_plain(value):  # of a subclass, such as np.memmap
             return np.asarray(value)
         if isinstance(value, tuple | Mapping):
             raise self._error(value, "every sample of a feed needs the same structure")
@@ -73,7 +73,8 @@ class LeafCheck:
         return len(shape) == len(wanted) and all(w in (None, dim) for w, dim in zip(wanted, shape, strict=True))
 
     def _from_python(self, value: Any, array: Array) -> Array:
-        """Convert Python's own numbers, which have no size: they fit where they keep their value (floats: rounded)."""
+        """Convert Python's own numbers, which have no size. They fit if they keep their value (floats may be
+        rounded)."""
         has, wants = array.dtype.kind, self._kind
         if array.size == 0 and has == "f":  # an empty list
             return array.astype(self.dtype)
@@ -124,7 +125,7 @@ class TextCheck:
 
 
 def joined(strings: Sequence[bytes]) -> tuple[Array, Array]:
-    """Return the strings one behind the other as uint8, and their offsets as int64: one more than there are strings."""
+    """Return the joined strings as uint8, and their offsets as int64: one more than there are strings."""
     offsets = np.zeros(len(strings) + 1, np.int64)
     np.cumsum([len(string) for string in strings], out=offsets[1:])
     return np.frombuffer(b"".join(strings), np.uint8), offsets
@@ -153,7 +154,7 @@ def flattener(spec: Spec) -> Callable[[Any], Sequence[Any]]:
         try:
             return plain(sample)
         except (_Unlike, KeyError):
-            return flatten(spec, sample)  # also raises the error that says what is unlike
+            return flatten(spec, sample)  # also raises the error that says what differs
 
     return flattener
 

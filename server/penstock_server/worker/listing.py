@@ -1,4 +1,4 @@
-"""Answers ListSplits: the splits of an epoch, and the first sample of the feed where its spec is not known."""
+"""Answers ListSplits: lists the splits of an epoch, and reads the feed's first sample if its spec is not known."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _answer_mixed(
 def _send_list(
     answer: m.SplitsListed, splits: list[Any], page: ActivityPage, send: Callable[[m.SplitsListed, int | None], None]
 ) -> None:
-    """Write the list to a memfd, and send `answer` with that, its length and its digest."""
+    """Write the list to a memfd, and send `answer` with the memfd, its length and its digest."""
     page.enter(answer.run, -1, "pickling the splits")
     try:
         fd, length, digest = write_list(splits)
@@ -107,7 +107,7 @@ def _send_list(
 def _without_list(
     run: int, count: int, identity: str, spec: Spec | None, nbytes: int, first: m.FirstSample | None
 ) -> m.SplitsListed:
-    """The answer of a feed that has no list; the digest of `identity` stands for it."""
+    """Return the answer for a feed that has no list. The digest of `identity` stands for the list's."""
     return m.SplitsListed(
         run=run,
         count=count,

@@ -1,6 +1,6 @@
-"""A feed as a worker knows it: what the user declared, its plan, and its spec once that is known.
+"""A feed as a worker knows it: the user's declaration, its plan, and its spec once that is known.
 
-This file knows no runs, slots or messages.
+This file knows nothing of runs, slots or messages.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class LoadedFeed:
 
     Args:
         declared: the user's object.
-        plan: its options, as the daemon has them; of a component of a mix, with the mix's options of the order.
+        plan: its options, as the daemon has them. A component of a mix has the mix's ordering options.
         component: its name in a mix, or None.
-        also: transforms of the mix that it is part of.
+        also: transforms of the mix that it belongs to.
 
     Attributes:
-        parts: the components of a mix, by name; of another feed none.
+        parts: the components of a mix, by name; empty for any other feed.
         spec: declared, or inferred from the first sample; None until it is known.
-        layout: of a slot; None until the spec is known, and where batches vary in size.
-        first: the first sample as this process has seen it, or None.
-        cache: where its splits are kept, or None.
+        layout: the layout of a slot; None until the spec is known, and if batches vary in size.
+        first: a report on the first sample, if this process has read it, or None.
+        cache: the cache of its splits, or None.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LoadedFeed:
             self.learn(plan.spec)
 
     def learn(self, spec: Spec) -> None:
-        """Take over the spec, declared or inferred, here or in another worker."""
+        """Set the spec, which was declared, or inferred here or in another worker."""
         if spec == self.spec:
             return
         self.spec = spec
@@ -85,7 +85,7 @@ class LoadedFeed:
             self.layout = fixed_slots(self.plan, spec, self.plan.batch_size)
 
     def set_first(self, first: FirstSample | None) -> None:
-        """Keep the first sample as it was seen, or forget the last one."""
+        """Keep the report on the first sample, or forget it."""
         self.first = first
 
     @property
@@ -103,12 +103,12 @@ class LoadedFeed:
 
     @property
     def needs_a_look(self) -> bool:
-        """Whether only a first sample can tell the spec, or how large a batch is."""
+        """Whether a first sample is needed to know the spec or the size of a batch."""
         return self.spec is None or (self.plan.spec is not None and not self._is_sized(self.plan.spec))
 
     @property
     def declared_nbytes(self) -> int:
-        """Bytes of a sample (or ready batch) where the spec declares them, else 0."""
+        """Bytes of a sample (or ready batch) if the declared spec fixes them, else 0."""
         declared = self.plan.spec
         return nbytes_of(declared, None) if declared is not None and self._is_sized(declared) else 0
 
@@ -134,22 +134,22 @@ class LoadedFeed:
 
     @property
     def collate_alone(self) -> CollateAlone:
-        """The same, of a feed whose batches vary in size."""
+        """`collate` of a feed whose batches vary in size."""
         collate = self.collate
         assert isinstance(collate, ReadyBatches | VariableRows)
         return collate
 
     @property
     def collate_variable(self) -> VariableRows:
-        """The same, of a feed whose samples vary in size.
+        """`collate` of a feed whose samples vary in size.
 
         Raises:
-            ProtocolError: they do not, so nobody may ask for their sizes.
+            ProtocolError: they do not vary, so nobody may ask for their sizes.
         """
         collate = self.collate
         if not isinstance(collate, VariableRows):
             raise ProtocolError(
-                f"the daemon asked for sizes of samples, and those of feed {self.plan.name} do not vary"
+                f"the daemon asked for sizes of samples, but those of feed {self.plan.name} do not vary"
             )
         return collate
 
@@ -162,7 +162,7 @@ class LoadedFeed:
 
     @property
     def drops(self) -> Callable[[Any], bool] | None:
-        """Which samples are left out, or None if none are."""
+        """A function that returns whether to leave a sample out, or None to keep all."""
         collate = self.collate
         if isinstance(collate, VariableRows) and self.declared.too_long == "drop":
             return collate.is_too_long

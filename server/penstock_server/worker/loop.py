@@ -1,7 +1,7 @@
-"""The worker's loop: reads the daemon's messages, and between them lets the work (work.py) take one small step.
+"""The worker's loop: reads the daemon's messages, and lets the work (work.py) take small steps in between.
 
-Between two steps the worker looks for messages, so it drops a run that nobody wants within one step, and never lets
-rows for a merged batch wait for a turn.
+The worker checks for messages after each step. So it drops an unwanted run within one step, and rows for a merged batch
+never wait for a turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WorkerLoop:
     Args:
         connection: blocking, SOCK_SEQPACKET.
         number: the worker's number, for errors.
-        feeds: what is served, by name.
+        feeds: the served feeds, by name.
         page: the worker's activity page.
         guard: keeps the worker's own resources from user code.
     """
@@ -53,7 +53,7 @@ class WorkerLoop:
         self._stopping = False
 
     def serve(self) -> None:
-        """Serve until Shutdown. When the daemon is gone, the process ends here, at once."""
+        """Serve until Shutdown. If the daemon is gone, end the process at once."""
         while not self._stopping:
             if not self._work.step():
                 self._page.idle(self._readable.poll)
@@ -62,10 +62,10 @@ class WorkerLoop:
                 self._receive()
         self._work.close()
 
-    # --- what the work says ---
+    # --- called by the work ---
 
     def send(self, message: m.FromWorker, fd: int | None = None) -> None:
-        """Send a message. The process ends here if the daemon is gone, or if it is no longer the worker."""
+        """Send a message. End the process if the daemon is gone, or if this is no longer the worker's process."""
         self._guard.check()
         try:
             seqpacket.send(self._connection, codec.encode(message), fd)
@@ -101,7 +101,7 @@ class WorkerLoop:
             self._work.take(message, fd)
 
     def _cannot_read(self, data: bytes, fd: int | None, error: ProtocolError) -> None:
-        """A message could not be decoded: fail its run. A message that belongs to no run is only logged; a run that
+        """Fail the run of a message that cannot be decoded. If the message belongs to no run, only log it: a run that
         needs it fails later."""
         if fd is not None:
             os.close(fd)

@@ -1,7 +1,7 @@
-"""Lists the splits of a mix, and looks at the first sample of each component.
+"""Lists the splits of a mix, and reads the first sample of each component.
 
 The list that workers share holds a description of the mix, and then the splits of all components one after another. So
-the digest of the list tells that the weights are others, too.
+the digest of the list changes with the weights, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .sample_spec import DIGEST
 from .split_list import ListPart, SharedSplits, SplitSequence, list_splits
 
 _INDEX = 8
-"""Bytes of the index of a split before the digests of its first sample."""
+"""Bytes of a split's index, which precedes the digests of its first sample."""
 
 
 class MixedLists:
@@ -36,7 +36,7 @@ class MixedLists:
         feed: the mix.
         epoch: from 0.
         randomness: the random numbers of this process.
-        page: where user code is announced, for `run`.
+        page: the activity page, on which calls of user code are announced for `run`.
         run: the daemon's number of the run.
 
     Raises:
@@ -60,7 +60,7 @@ class MixedLists:
 
     @property
     def shared(self) -> list[Any]:
-        """What the list that workers share holds."""
+        """The contents of the list that workers share."""
         feed = self._feed
         parts = [
             (label, feed.mixed.weights[label], part.plan.segment, part.plan.samples, self._counts[label])
@@ -71,13 +71,14 @@ class MixedLists:
 
     @property
     def count(self) -> int:
-        """The number of splits that the coordinator is told: as few as there are lanes, if some lanes have none."""
+        """The number of splits to report to the coordinator. If a component has too few splits for all lanes, it is
+        that component's number, and so the number of live lanes."""
         least, lanes = min(self._counts.values()), self._feed.plan.lanes
         return least if least < lanes else min(ENDLESS, sum(self._counts.values()))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the log is to say of the lists."""
+        """Warnings about the lists, for the log."""
         found = [text for part in self._feed.parts.values() for text in zip_warnings(part.declared, part.plan.name)]
         label, least = min(self._counts.items(), key=lambda item: item[1])
         plan = self._feed.plan
@@ -91,10 +92,10 @@ class MixedLists:
         return tuple(text[:1024] for text in found[:16])
 
     def look(self, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int) -> tuple[Spec | None, int]:
-        """Look at the first sample of each component; see `Probe.look_at_splits`.
+        """Read the first sample of each component; see `Probe.look_at_splits`.
 
         Raises:
-            FeedError, GeneratorError: a component has no sample; as `look_at_splits`.
+            FeedError, GeneratorError: as `look_at_splits`, for example if a component has no sample.
             SpecError: the samples of two components differ in structure, dtype or shape.
         """
         feed, sizes, specs, firsts = self._feed, [], {}, {}
@@ -151,7 +152,7 @@ def check_mixed(
 
 @contextmanager
 def naming(label: str) -> Iterator[None]:
-    """Let errors that are raised within name the component."""
+    """Add the component's name to errors that are raised in this context."""
     try:
         yield
     except PenstockError as error:
@@ -160,7 +161,8 @@ def naming(label: str) -> Iterator[None]:
 
 
 def _joined(firsts: Sequence[FirstSample]) -> FirstSample:
-    """Return what was seen of all components. Their digests have one length, as their samples have one structure."""
+    """Join the reports on the components' first samples. Their digests have one length, as their samples have one
+    structure."""
     digests = b"".join(first.index.to_bytes(_INDEX, "little") + first.digests for first in firsts)
     if not all(first.digests for first in firsts) or len(digests) > DIGEST * MAX_SHAPES:
         digests = b""
@@ -178,7 +180,7 @@ def _same(specs: dict[str, Spec]) -> Spec:
     for other, theirs in others:
         if theirs != spec:
             raise SpecError(
-                f"the samples of {label} and {other} differ, and those of a mix are all alike: "
+                f"the samples of {label} and {other} differ, but all samples of a mix must be alike: "
                 f"{_difference(label, spec, other, theirs)}. Let a transform= of {other} make samples like those of "
                 f"{label}"
             )

@@ -1,6 +1,6 @@
 """A lane of a mix: the order of its samples, and how to go on from a restart record.
 
-It differs from other lanes in that its samples come from several components. See `mixed_splits.py`.
+Unlike those of other lanes, its samples come from several components. See `mixed_splits.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .restart_record import MAX_SKIPPED
 
 @dataclass(frozen=True)
 class Component:
-    """What a mix is drawn from.
+    """A component of a mix.
 
     Attributes:
-        plan: its options, of which those of the order are the mix's.
+        plan: its options, with the mix's ordering options.
         weight: how often it is drawn.
-        n_splits: length of its list of splits.
+        n_splits: the length of its list of splits.
         open_split: starts to read a split; called with its number in the mixed lane and its index in the list.
         on_skip: as in `LaneRun`, with the split's number in the mixed lane.
     """
@@ -45,8 +45,8 @@ class MixedLane(LaneRun):
 
     Args:
         plan: the mix's options.
-        components: what it is drawn from.
-        stop_first: whether the lane ends when a component that was drawn has no more samples.
+        components: the components of the mix.
+        stop_first: whether the lane ends when a drawn component has no more samples.
         epoch, lane, collate, record, ahead, skip, in_slots: as in `LaneRun`.
 
     Raises:
@@ -82,7 +82,8 @@ class MixedLane(LaneRun):
 
 
 def live_lanes(plan: FeedPlan, counts: Iterable[int]) -> int:
-    """Return the number of lanes of a mix whose components have so many splits: each lane needs one of each."""
+    """Return the number of lanes of a mix whose components have `counts` splits: each lane needs a split of each
+    component."""
     return min(plan.lanes, *counts)
 
 
@@ -97,7 +98,7 @@ def _splits_of(
     collate: Collate,
     skip: Iterable[int],
 ) -> LaneSplits:
-    """Return the splits of component `k` of `count` in a lane, of which there are `lanes`."""
+    """Return the splits of component `k` (of `count`) in lane `lane` (of `lanes`)."""
 
     def open_split(number: int, index: int) -> Split:
         return component.open_split(number * count + k, index)

@@ -1,18 +1,18 @@
 """The splits of a lane of a mix: those of each component, and the draws that say which component a sample is from.
 
-The draw for a sample depends on the seed, the epoch, the lane and the sample's number, and on nothing before it. So a
-restart record needs no state of it. Samples are read in blocks: first all draws of a block are made, then each
-component fills its rows, and then the rows are put in the order of the draws. So a component is asked for many samples
-at once.
+The draw for a sample depends on the seed, the epoch, the lane and the sample's number, but not on earlier draws. So a
+restart record needs no state of the draws. Samples are read in blocks: first all draws of a block are made, then each
+component fills its rows, and then the rows are put in the order of the draws. So each component is asked for many
+samples at once.
 
-A component that has no more samples is noticed when it cannot fill its rows. With stop="first" the lane ends there: at
-the first draw that cannot be filled. With stop="all" the draws that cannot be filled are made again, without the
-components that could not fill theirs. So no component is ever asked for a sample that the block does not take.
+A component turns out to have no more samples when it cannot fill its rows. With stop="first" the lane ends at the first
+draw that cannot be filled. With stop="all" all draws that cannot be filled are made again, without the components that
+have no more samples. So no component is ever asked for a sample that the block does not take.
 
-In records and messages, split n of component k of K has the number n * K + k, and seats are those of all components
-one after another.
+In records and messages, split n of component k of K has the number n * K + k, and the seats of all components follow
+one another.
 
-User code runs through the components' `LaneSplits` alone.
+User code runs only through the components' `LaneSplits`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .lane_splits import STEP_SECONDS, LaneSplits
 from .restart_record import OTHER_LANE, RestartRecord, check_counts, check_splits, parse
 
 _AHEAD = 4096
-"""Draws that are made at once: one by one each would take 20 us."""
+"""How many draws are made at once. Made one by one, each would take 20 us."""
 
 
 class MixedRecord(RestartRecord, frozen=True, forbid_unknown_fields=True):
-    """Where a lane of a mix stands: `next` and `done` are sums.
+    """The position of a lane of a mix. `next` and `done` are sums over the components.
 
     Attributes:
         parts: `next` and `done` of each component.
@@ -47,19 +47,19 @@ class MixedRecord(RestartRecord, frozen=True, forbid_unknown_fields=True):
     parts: tuple[tuple[Count, Progress], ...] = ()
 
     def where(self, piece: str) -> str:
-        """Describe the place, such as "20 samples into split 3 of component 0"."""
+        """Describe the position, for example "20 samples into split 3 of component 0"."""
         count = len(self.parts)
         taken = [(seat[1], *divmod(seat[0], count)) for seat in self.seats if seat is not None]
         places = [f"{samples} samples into {piece} {number} of component {part}" for samples, number, part in taken]
-        return " and ".join(places) or f"behind {self.done} samples"
+        return " and ".join(places) or f"after {self.done} samples"
 
 
 class Draws:
-    """Which component each sample of a lane is from.
+    """Draws the component of each sample of a lane.
 
     Args:
         weights: one for each component.
-        seed, epoch, lane: they decide the draws.
+        seed, epoch, lane: determine the draws.
     """
 
     def __init__(self, weights: Sequence[float], seed: int, epoch: int, lane: int) -> None:
@@ -68,7 +68,8 @@ class Draws:
         self._first: tuple[int, npt.NDArray[np.int64]] = 0, np.empty(0, np.int64)
 
     def first(self, start: int, count: int) -> npt.NDArray[np.int64]:
-        """Draw for samples `start` to `start + count` of the lane, for the first time and from all components."""
+        """Draw a component for samples `start` to `start + count` of the lane, for the first time and from all
+        components."""
         known, drawn = self._first
         if start < known or start + count > known + len(drawn):
             known, drawn = start, self.at(np.arange(start, start + max(count, _AHEAD)), (), 0)
@@ -76,15 +77,15 @@ class Draws:
         return drawn[start - known : start - known + count]
 
     def at(self, positions: npt.NDArray[np.int64], left_out: Collection[int], again: int) -> npt.NDArray[np.int64]:
-        """Draw for samples of the lane.
+        """Draw a component for samples of the lane.
 
         Args:
-            positions: their numbers.
-            left_out: components that are not drawn; not all of them.
-            again: how often these samples were drawn before.
+            positions: the samples' numbers.
+            left_out: components that must not be drawn; not all of them.
+            again: how often a component was drawn for these samples before.
 
         Returns:
-            The number of a component for each.
+            The number of the component of each sample.
         """
         weights = self._weights.copy()
         weights[list(left_out)] = 0
@@ -99,10 +100,10 @@ class _Block:
     """A block that is being filled.
 
     Attributes:
-        store: what is filled.
+        store: the store that is being filled.
         step_rows: samples that a step reads, as in `LaneSplits.fill`.
-        filled: for each component the rows that it has filled, in the order of its samples.
-        rows: how many those are in all.
+        filled: for each component, the rows that it has filled, in the order of its samples.
+        rows: how many rows are filled in all.
     """
 
     store: Any
@@ -112,13 +113,13 @@ class _Block:
 
 
 class MixedSplits:
-    """Reads the splits of one lane of a mix. Has what `LaneRun` needs of `LaneSplits`; see there.
+    """Reads the splits of one lane of a mix. Has the methods of `LaneSplits` that `LaneRun` needs; see there.
 
     Args:
         parts: the splits of each component, with `seats` seats each.
-        draws: which component is next.
-        seats: of a component.
-        stop_first: whether the lane ends when a component has no sample that was drawn.
+        draws: decides which component is next.
+        seats: how many seats each component has.
+        stop_first: whether the lane ends when a drawn component has no more samples.
     """
 
     def __init__(self, parts: Sequence[LaneSplits], draws: Draws, *, seats: int, stop_first: bool) -> None:
@@ -139,12 +140,12 @@ class MixedSplits:
 
     @property
     def skipped(self) -> dict[int, int]:
-        """For each split that is skipped the samples after which it ends."""
+        """For each skipped split, the number of samples after which it ends."""
         count = len(self._parts)
         return {n * count + k: end for k, part in enumerate(self._parts) for n, end in part.skipped.items()}
 
     def record(self, block: int, index: int) -> MixedRecord:
-        """A record of where the splits stand, with nothing taken of `block`, before batch `index`."""
+        """Return a record of the splits' positions before batch `index`, with nothing taken from `block`."""
         records, count = [part.record(block, index) for part in self._parts], len(self._parts)
         return MixedRecord(
             seats=tuple(
@@ -183,7 +184,7 @@ class MixedSplits:
         return found
 
     def begin(self, record: RestartRecord, skipped: Mapping[int, int]) -> None:
-        """Go on from `record`, with nothing opened yet; `skipped` is the attribute of that name."""
+        """Go on from `record`, without opening any split yet. `skipped` becomes the attribute of that name."""
         count = len(self._parts)
         for k, part in enumerate(self._parts):
             ends = {number // count: end for number, end in skipped.items() if number % count == k}
@@ -199,7 +200,7 @@ class MixedSplits:
         self._parts[seat // self._seats].reopen(seat % self._seats, number // len(self._parts), taken)
 
     def replay(self, seat: int, taken: int) -> bool:
-        """Read the split on that seat on to sample `taken`, for one step; returns whether it is there."""
+        """Read the split in that seat up to sample `taken`, for one step. Return whether it has arrived there."""
         return self._parts[seat // self._seats].replay(seat % self._seats, taken)
 
     def fill_block(
@@ -236,17 +237,17 @@ class MixedSplits:
         return _in_order(owners[owners >= 0], block.filled)
 
     def skip_asked(self) -> None:
-        """Skip the splits of `to_skip` from where they stand now."""
+        """Skip the splits of `to_skip` from their present positions on."""
         for part in self._parts:
             part.skip_asked()
 
     def skip_asked_before(self, record: RestartRecord) -> None:
-        """Skip the splits of `to_skip` from where `record` stands, before any is opened."""
+        """Skip the splits of `to_skip` from their positions in `record` on, before any is opened."""
         for k, part in enumerate(self._parts):
             part.skip_asked_before(self._of_part(record, k))
 
     def advance(self, record: RestartRecord) -> RestartRecord:
-        """The batches up to `record` are complete: returns it with the splits that are skipped."""
+        """Note that the batches up to `record` are complete. Return the record with the skipped splits added."""
         for k, part in enumerate(self._parts):
             if part.skipped:
                 part.advance(self._of_part(record, k))
@@ -259,10 +260,10 @@ class MixedSplits:
             part.close()
 
     def _fill(self, block: _Block, counts: Sequence[int]) -> Generator[None, None, dict[int, int]]:
-        """Read so many samples of each component to the next rows of a block.
+        """Read `counts[k]` samples of each component `k` into the next rows of a block.
 
         Returns:
-            For each component that had fewer how many are missing.
+            For each component that had fewer samples, the number of missing ones.
         """
         short = {}
         began = time.monotonic()
@@ -280,7 +281,7 @@ class MixedSplits:
         return short
 
     def _of_part(self, record: RestartRecord, k: int) -> RestartRecord:
-        """Return the record of component `k`, whose splits have the numbers of that component."""
+        """Return the record of component `k`, in which splits have the component's own numbers."""
         assert isinstance(record, MixedRecord)
         count, (following, done) = len(self._parts), record.parts[k]
         return RestartRecord(
@@ -298,7 +299,7 @@ class MixedSplits:
 
 
 def _in_groups(choices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the row of each sample if each component has filled its rows at once."""
+    """Return the row of each sample, if each component has filled all of its rows at once."""
     order = np.empty(len(choices), np.int64)
     order[np.argsort(choices, kind="stable")] = np.arange(len(choices))
     return order
@@ -307,7 +308,8 @@ def _in_groups(choices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def _in_order(
     owners: npt.NDArray[np.int64], filled: Sequence[Sequence[npt.NDArray[np.int64]]]
 ) -> npt.NDArray[np.int64]:
-    """Return the row of each sample, whose component `owners` tells. Samples of a component keep their order."""
+    """Return the row of each sample. `owners` has the components of the samples. Samples of a component keep their
+    order."""
     order = np.empty(len(owners), np.int64)
     for k, ranges in enumerate(filled):
         places = np.flatnonzero(owners == k)

@@ -1,7 +1,7 @@
-"""Copies the attributes of an object, so that it can be set back to them, whatever user code does to it meanwhile.
+"""Copies the attributes of an object, so that they can be restored after user code has changed it.
 
-Some things cannot be copied, and the copies share them: open files, locks, generators, functions, models,
-read-only arrays and memory-mapped ones.
+Some values cannot be copied, so the copies share them: open files, locks, generators, functions, models, read-only
+arrays and memory-mapped ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ State: TypeAlias = dict[str, Any]
 """The attributes of an object."""
 
 LARGE = 1 << 20
-"""Bytes from which an array is shared where possible: it may be the data set itself."""
+"""Arrays of at least this many bytes are shared where possible: they may be the data set itself."""
 
 _PLAIN = (
     bool,
@@ -51,7 +51,7 @@ def copied(state: State, owner: object, *, share_large: bool) -> tuple[State, li
 
     Args:
         state: the attributes.
-        owner: the object, which the copy refers to where `state` does.
+        owner: the object. Where `state` refers to it, so does the copy.
         share_large: share arrays of `LARGE` bytes or more.
     """
     shared: list[Any] = []
@@ -77,7 +77,7 @@ def copied(state: State, owner: object, *, share_large: bool) -> tuple[State, li
 
 @contextmanager
 def read_only(arrays: Iterable[Array]) -> Iterator[None]:
-    """Have code in this context fail when it writes to one of these arrays, which are writable."""
+    """Make code in this context fail if it writes to one of these arrays, which are otherwise writable."""
     arrays = sorted({id(array): array for array in arrays}.values(), key=lambda array: array.base is not None)
     for array in arrays:
         array.flags.writeable = False
@@ -89,7 +89,7 @@ def read_only(arrays: Iterable[Array]) -> Iterator[None]:
 
 
 def share_equal(state: State, other: State) -> None:
-    """Where a large array in `state` equals that of the same name in `other`, keep only the latter."""
+    """Replace each large array in `state` by the one of the same name in `other`, if they are equal."""
     for name, value in state.items():
         found: Any = other.get(name)
         if _is_large(value) and _is_large(found) and _equal(value, found):

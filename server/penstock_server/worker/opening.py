@@ -1,4 +1,4 @@
-"""Opens the splits of a feed as a run needs them: with their numbers in the lane, and reports of what is left out."""
+"""Opens the splits of a feed for a run, by their numbers in the lane, and reports skipped splits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def opener_of(
     fills_cache: bool = False,
     on_uneven: Callable[[int, int, int, str], None] = lambda *_: None,
 ) -> SplitOpener:
-    """Return what opens the splits of a feed, or of a component of a mix; see `SplitOpener`."""
+    """Return an opener for the splits of a feed, or of a component of a mix; see `SplitOpener`."""
     return SplitOpener(
         feed.declared,
         feed.plan,
@@ -52,7 +52,7 @@ class RunSplits:
         epoch: from 0.
         worker: the worker's number, for errors; None without worker processes.
         randomness: the random numbers of this process.
-        page: where user code is announced.
+        page: the activity page, on which calls of user code are announced.
         run: the daemon's number of the run.
         send: sends a message to the daemon.
         stretch, drops: as in `SplitOpener`.
@@ -100,7 +100,7 @@ class RunSplits:
         return self._opener.open(self._item(number, index), index, self._epoch, number)
 
     def on_skip(self, number: int, index: int, samples: int, error: GeneratorError | None) -> None:
-        """Report that the rest of a split is left out after `samples` samples."""
+        """Report that a split is skipped after `samples` samples."""
         report = None
         if error is not None:
             error.feed, error.worker = self._feed.plan.name, self._worker

@@ -17,12 +17,12 @@ from .loaded_feed import LoadedFeed
 from .slots import Memfds
 
 _LARGE = 16384
-"""Bytes from which rows are copied one by one. Smaller ones are copied together, by way of a temporary array, and as
-items of one dtype, for which NumPy needs less time than for rows of an array."""
+"""Rows of at least this many bytes are copied one by one. Smaller ones are copied together, through a temporary array,
+as items of one dtype: NumPy copies those faster than rows of an array."""
 
 
 def pool_rows(message: m.PoolRows, feed: LoadedFeed, memfds: Memfds) -> None:
-    """Carry out the message.
+    """Copy the rows that the message asks for.
 
     Raises:
         ProtocolError: it does not fit the feed or the pool.

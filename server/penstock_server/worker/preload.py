@@ -2,8 +2,9 @@
 
 It runs none of the user's code: it reads modules that are not installed, and never imports them. It takes the imports
 at the beginning of each file, and follows those of other modules that are not installed. The first statement of another
-kind ends the search, as it may change what a later import does: `os.environ["..."] = ...`, `matplotlib.use("Agg")`. So
-each library is imported as the worker would have imported it, in the same order, before any of the user's code.
+kind ends the search, because it may change what a later import does: `os.environ["..."] = ...`,
+`matplotlib.use("Agg")`. So each library is imported as the worker would have imported it, in the same order, before any
+of the user's code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Steps: TypeAlias = Generator[str, None, bool]
 
 
 class ImportFailed(Exception):
-    """Importing the module in its first argument raised an error."""
+    """Importing the package in its first argument raised an error."""
 
 
 def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[str]:
@@ -36,7 +37,7 @@ def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[s
         without: names of packages to leave out.
 
     Raises:
-        Failed: a library cannot be imported.
+        ImportFailed: a library cannot be imported.
     """
     search = _Search(frozenset(without))
     modules: list[str] = []
@@ -60,7 +61,7 @@ class _Search:
         self._read: set[Path] = set()
 
     def file(self, path: Path, package: str) -> Steps:
-        """Import what a file imports at its beginning; its module is in `package`."""
+        """Import the modules that a file imports at its beginning. The file's own module is in `package`."""
         if path in self._read:
             return True
         self._read.add(path)

@@ -42,7 +42,7 @@ class ProcessGuard:
         self._on_fork.append(release)
 
     def check(self) -> None:
-        """Call this after user code: ends the process if it is not the worker, or has lost its connection."""
+        """End the process if it is not the worker, or has lost its connection. Call this after user code."""
         if os.getpid() != self._pid:
             self._end(
                 "a process that user code forked has returned from user code, and is ended: only the worker can go on "
@@ -63,7 +63,7 @@ class ProcessGuard:
         return seen.st_dev, seen.st_ino
 
     def _release(self) -> None:
-        """In a forked process: release what belongs to the worker."""
+        """Release the worker's resources, in a forked process."""
         self._page.detach()
         for release in self._on_fork:
             release()
@@ -92,8 +92,8 @@ def _target(fd: int) -> str:
 def above_standard(fd: int) -> int:
     """Return `fd`, or a copy of it above standard input, output and error, so that nothing is printed into it.
 
-    A worker receives a descriptor below 3 only if user code has closed one of these three. Then all three are opened
-    again, on /dev/null.
+    A worker receives a descriptor below 3 only if user code has closed one of these three. Then the closed ones are
+    opened again, on /dev/null.
     """
     if fd > 2:
         return fd

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 States: TypeAlias = tuple[Any, Any, Any]
-"""Of `random`, of `numpy.random`, and of torch (None if torch is not imported)."""
+"""The states of `random`, `numpy.random` and torch (None if torch is not imported)."""
 
 
 def seeds(purpose: str, *numbers: int) -> np.random.SeedSequence:
@@ -38,7 +38,8 @@ def generator(seed: int, epoch: int, split: int) -> np.random.Generator:
 
 
 class GlobalState:
-    """The states of `random`, `numpy.random` and torch that belong to one split: at first those of `sequence`."""
+    """The states of `random`, `numpy.random` and torch that belong to one split. They begin as `sequence` seeds
+    them."""
 
     __slots__ = ("_saved", "_sequence")
 
@@ -57,13 +58,13 @@ class GlobalState:
 
 
 class GlobalRandomness:
-    """Decides whose states `random`, `numpy.random` and torch have in this process."""
+    """Decides whose states are active in `random`, `numpy.random` and torch in this process."""
 
     def __init__(self) -> None:
         self._owner: GlobalState | None = None
 
     def use(self, state: GlobalState | None) -> None:
-        """Save the present owner's state and restore `state`. None: no owner, for code that has its own `rng`.
+        """Save the present owner's state and restore `state`. None means no owner, for code that has its own `rng`.
 
         Takes about 80 us when the owner changes (with torch 3 us more), and no time otherwise.
         """
@@ -119,5 +120,5 @@ def _torch(imported: ModuleType | None = None) -> Any:
     if module is None or (
         module is not imported and getattr(getattr(module, "__spec__", None), "_initializing", False)
     ):
-        return None  # the generator of a half imported torch crashes
+        return None  # the generator of a half-imported torch crashes
     return getattr(module, "default_generator", None)

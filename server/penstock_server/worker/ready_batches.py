@@ -20,10 +20,10 @@ from .sample_spec import check_lengths
 
 
 class ReadyBatches(Timed):
-    """Takes batches that user code has stacked. A row of a store is a list of the arrays that are stored.
+    """Takes batches that user code has stacked. A row of a store is a list with the arrays of one batch.
 
-    With `copy` the arrays are private copies; without, they are those that user code yielded, to be used before it runs
-    on. With `one_length` all leaves of a batch must have the same number of rows.
+    With `copy` the arrays are private copies. Without it they are those that user code yielded, and must be used before
+    it runs on. With `one_length` all leaves of a batch must have the same number of rows.
     """
 
     def __init__(self, spec: Spec, *, copy: bool, one_length: bool = False) -> None:
@@ -41,7 +41,7 @@ class ReadyBatches(Timed):
         return [None] * rows
 
     def fill(self, store: list[Any], row: int, stop: int, batches: Iterator[Any]) -> int:
-        """Put batches in the rows from `row` to `stop`; returns and raises as `Rows.fill`."""
+        """Put batches in the rows from `row` to `stop`. Return and raise the same as `Rows.fill`."""
         try:
             for batch in islice(batches, stop - row):
                 try:
@@ -59,7 +59,7 @@ class ReadyBatches(Timed):
         return row
 
     def _stored(self, fitted: list[Any]) -> list[Array]:
-        """The arrays that are stored for the leaves of a batch."""
+        """Return the arrays to store for the leaves of a batch."""
         if not self._text:
             return [np.array(v) if self._copy else np.asarray(v) for v in fitted]
         arrays: list[Array] = []
@@ -79,7 +79,7 @@ class ReadyBatches(Timed):
         """Return the first rows."""
         return store[:rows]
 
-    # --- a batch that is complete ---
+    # --- a complete batch ---
 
     @property
     def dtypes(self) -> list[str]:

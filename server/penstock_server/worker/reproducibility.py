@@ -1,12 +1,12 @@
-"""Detects feeds that are not reproducible: makes a first sample again, in another worker, and compares.
+"""Detects feeds that are not reproducible: makes a first sample again in another worker, and compares the two.
 
 The worker that looks at a feed's first sample keeps a digest of each leaf. Another worker then makes the first samples
 of another split and of the same split. If they differ, the feed depends on something that Penstock does not control. If
-two segments are equal, every segment repeats the same samples. Either becomes a warning. Errors that user code raises
-meanwhile are no warning: they come up again when the feed is read.
+two segments are equal, every segment repeats the same samples. Either causes a warning. Errors that user code raises
+meanwhile do not: they come up again when the feed is read.
 
-Workers of a host that joins do the same. There an error, or a sample that is another one each time in the same way,
-shows that this host is unfit: other files, or other versions of libraries.
+Workers of a host that joins do the same. There an error, or a sample that differs in the same way each time, shows that
+this host is unfit: it has other files, or other versions of libraries.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _SO = (
 
 
 class Comparison(NamedTuple):
-    """What a comparison has found: a warning, and why a host is unfit where this was not made; each may be empty."""
+    """The result of a comparison: a warning, and why this host is unfit if the sample was made on another one. Each may
+    be empty."""
 
     warning: str = ""
     unfit: str = ""
@@ -77,11 +78,11 @@ class ReproducibilityCheck:
         self._paths: list[str] = []
 
     def with_what_was_seen(self, index: int, digests: bytes) -> Comparison:
-        """Compare.
+        """Compare a sample that another worker has made with the same one made here.
 
         Args:
-            index: of the split (or item) whose first sample another worker has seen.
-            digests: of the leaves of that sample.
+            index: the index of the split (or item) whose first sample another worker has made.
+            digests: the digests of that sample's leaves.
         """
         if self._feed.plan.length is not None:
             return self._item(digests)
@@ -110,7 +111,8 @@ class ReproducibilityCheck:
         return self._digests(self._probe.item(index, warm=index != 0))
 
     def _equal_segments(self) -> str:
-        """Compare more segments, since two different ones may begin alike: a game has one opening, a coin two sides."""
+        """Compare more segments, because two different ones may begin alike: a game has one opening, a coin two
+        sides."""
         compared, first = 0, 0
         while compared < _ENOUGH and first + 1 < min(len(self._splits), _ENOUGH + 1):
             one, other = (self._first_samples(segment, _ENOUGH) for segment in (first, first + 1))
@@ -151,7 +153,8 @@ class ReproducibilityCheck:
         return f"{piece}{opener.show(self._splits[index])}"
 
     def _differs(self, place: str, found: list[bytes], digests: bytes, constant: bool, reason: str = "") -> Comparison:
-        """Say that a sample is another one than was seen. `constant`: this process makes the same one each time."""
+        """Report that a sample differs from the one that was seen. `constant`: this process makes the same one each
+        time."""
         which = ""
         if found and len(found[0]) == len(digests) == len(self._paths) * DIGEST > DIGEST:
             paths = [
@@ -163,7 +166,7 @@ class ReproducibilityCheck:
         reason = reason or (_ONCE_A_PROCESS if constant else _UNSEEDED)
         differs = f"feed {self._feed.plan.name}: {place} gave a different first sample{which}"
         unfit = (
-            f"{differs} there, each time that it was made: see that both hosts have the same files and the same "
+            f"{differs} there, each time that it was made: make sure that both hosts have the same files and the same "
             "versions of the libraries that the feed uses"
         )
         return Comparison(f"{differs} when it was made again: {reason}. {_SO}", unfit if constant else "")

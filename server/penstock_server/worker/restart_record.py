@@ -1,6 +1,6 @@
-"""Restart records: where a lane stands behind its last full batch, in a form from which any worker can go on.
+"""Restart records: the position of a lane after its last full batch, in a form from which any worker can go on.
 
-A record adds up: the samples that it says were read are those of the batches before it. It comes back through a
+A record adds up: as many samples were read, by its own numbers, as the batches before it hold. It comes back through a
 trainer's checkpoint, so everything in it is checked.
 """
 
@@ -15,28 +15,29 @@ from penstock_proto import ProtocolError, arrays
 from penstock_proto.messages import Count, Progress
 
 MAX_SKIPPED = 1024
-"""Splits of a lane that may be skipped: they stay in its record."""
+"""How many splits of a lane may be skipped. They stay in its record."""
 
 SAME_AGAIN = "a stream can continue elsewhere only if a split always yields the same samples"
-"""The last part of an error about samples that differ when they are read again."""
+"""The end of an error message about samples that differ when they are read again."""
 
 
-OTHER_LANE = "a restart record that was made with other splits or other options of the feed"
+OTHER_LANE = "the restart record was made with other splits or other options of the feed"
 
 
 class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a lane stands. When shuffling, `seats`, `next` and `done` are those at the start of the block.
+    """The position of a lane. With shuffling, `seats`, `next` and `done` are those at the start of the block.
 
     Attributes:
-        seats: for each open split its number within the lane and the samples taken of it; None for an empty seat.
+        seats: for each open split, its number within the lane and the number of samples taken from it; None for an
+            empty seat.
         next: number of the lane's next split.
         done: samples of the splits that were read to their ends.
         block: number of the shuffle block.
-        made: batches taken of the block.
+        made: the number of batches taken from the block.
         index: number of the lane's next batch.
-        skipped: for each split that was or will be cut short its number within the lane, and the samples after which
-            it ends.
-        closed: if any batch was taken of the block, what `done` was when the block was full.
+        skipped: for each split that was or will be cut short, its number within the lane, and the number of samples
+            after which it ends.
+        closed: if any batch was taken from the block, the value of `done` when the block was full.
     """
 
     seats: tuple[tuple[Count, Progress] | None, ...]
@@ -50,34 +51,34 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def taken(self) -> int:
-        """Samples that were read before it, or before its block."""
+        """The number of samples that were read before the record, or before its block."""
         return self.done + sum(seat[1] for seat in self.seats if seat is not None)
 
     def adds_up(self, batch_rows: int, block_rows: int) -> bool:
-        """Whether the samples that were read before it are those of the batches before it."""
+        """Whether as many samples were read before the record as the batches before it hold."""
         if block_rows:
             return self.taken == self.block * block_rows == (self.index - self.made) * batch_rows
         return self.taken == self.index * batch_rows
 
     def ends_of_skipped(self, ahead: RestartRecord | None) -> dict[int, int]:
-        """Return, for each split that is skipped by here or by the later record `ahead`, the samples after which it
-        ends.
+        """Return the skipped splits of this record and of the later record `ahead`, each with the number of samples
+        after which it ends.
 
         Raises:
             ProtocolError: a split was read beyond its end.
         """
         skipped = {**dict(ahead.skipped if ahead is not None else ()), **dict(self.skipped)}
         if any(seat is not None and seat[1] > skipped.get(seat[0], seat[1]) for seat in self.seats):
-            raise ProtocolError("a restart record whose splits were read beyond their ends")
+            raise ProtocolError("the splits of a restart record were read beyond their ends")
         return skipped
 
     def where(self, piece: str) -> str:
-        """Describe the place, such as "20 samples into split 3"."""
+        """Describe the position, for example "20 samples into split 3"."""
         seats = [f"{seat[1]} samples into {piece} {seat[0]}" for seat in self.seats if seat is not None]
         return " and ".join(seats) or f"before {piece} {self.next}"
 
     def encode(self) -> bytes:
-        """The record as bytes, which `decode` reads."""
+        """Return the record as bytes, for `decode`."""
         return arrays.pack(msgspec.to_builtins(self))
 
 
@@ -89,8 +90,8 @@ def decode(data: bytes, *, seats: int, splits: int, batch_rows: int, block_rows:
 
     Args:
         data: what `RestartRecord.encode` returned.
-        seats: splits that the lane has open at once.
-        splits: of the lane.
+        seats: how many splits the lane has open at once.
+        splits: how many splits the lane has.
         batch_rows: samples in a batch.
         block_rows: samples in a shuffle block; 0 without shuffling.
 
@@ -136,5 +137,5 @@ def check_counts(record: RestartRecord, batch_rows: int, block_rows: int) -> Non
         raise ProtocolError(OTHER_LANE)
     if not record.adds_up(batch_rows, block_rows):
         raise ProtocolError(
-            f"a restart record that does not add up: it has {record.taken} samples before batch {record.index}"
+            f"the restart record does not add up: it has {record.taken} samples before batch {record.index}"
         )

@@ -1,4 +1,4 @@
-"""Runs: the daemon's requests to make one lane, or batches of one indexable feed, of one epoch.
+"""Runs: the daemon's requests to make one lane of one epoch, or batches of one epoch of an indexable feed.
 
 Opening a run reads only the restart record.
 """
@@ -31,16 +31,16 @@ class Run:
     """A run that the daemon has opened.
 
     Attributes:
-        number: the daemon's number of it.
+        number: the daemon's number of the run.
         feed: the feed that it reads.
         epoch: from 0.
         lane: number of the lane, 0 for an indexable feed.
         batches: makes the batches.
-        careful: report each batch before this one at once.
-        read_again: whether it was read again for its leftover alone.
-        closed: whether it was dropped or has failed; nothing more is made of it.
+        careful: each batch before this one is reported at once.
+        read_again: whether it was read again only for its leftover.
+        closed: whether it was dropped or has failed, so that it makes no more batches.
         waiting: the ticket whose batch needs a larger slot; None if there is none.
-        held: that batch: a store, and how many of its rows it has.
+        held: that batch: a store, and how many of the store's rows it has.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Run:
     held: tuple[Any, int] | None = None
 
     def close(self) -> None:
-        """End the generators, and let go of the batch that waits."""
+        """End the generators, and release the waiting batch."""
         self.closed = True
         self.waiting = None
         self.held = None
@@ -69,7 +69,7 @@ class RunOpener:
         worker: the worker's number, for errors; None without worker processes.
         lists: the lists of splits that the daemon has sent, by number.
         randomness: the random numbers of this process.
-        page: where user code is announced.
+        page: the activity page, on which calls of user code are announced.
         send: sends a message to the daemon.
     """
 
@@ -115,7 +115,7 @@ class RunOpener:
         segmented = feed.plan.segment is not None and not feed.parts
         splits = range(segment_count(feed.plan)) if segmented else self._lists.get(message.splits)
         if splits is None:
-            raise ProtocolError(f"a run uses list of splits {message.splits}, which this worker was not sent")
+            raise ProtocolError(f"a run uses list of splits {message.splits}, which was not sent to this worker")
         if isinstance(splits, SharedSplits) and feed.parts:
             return self._mixed_lane(message, feed, splits)
         source = self._splits_of(message, feed, feed, splits)

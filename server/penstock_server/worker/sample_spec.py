@@ -18,8 +18,8 @@ from .leaf_check import joined
 def infer_spec(sample: Any, batch_size: int | None, batching: str = "stack") -> Spec:
     """Return the spec of a feed with this first sample.
 
-    With `batch_size` None it is a ready batch, and its first dimension varies. With `batching` "pad" or "ragged" the
-    length of each array with one dimension varies.
+    If `batch_size` is None, the sample is a ready batch, and its first dimension varies. With `batching` "pad" or
+    "ragged" the length of each array with one dimension varies.
 
     Raises:
         SpecError: it cannot be served.
@@ -40,7 +40,7 @@ def check_lengths(spec: Spec, flat: Sequence[Any]) -> None:
     """Check that all leaves of a ready batch have the same number of rows. (A leaf without dimensions has none.)
 
     Raises:
-        SpecError: they do not.
+        SpecError: the numbers differ.
     """
     shapes = [np.shape(value) for value in flat]
     if len({shape[0] for shape in shapes if shape}) > 1:
@@ -58,7 +58,7 @@ DIGEST = 8
 
 
 def digests_of(sample: Any) -> bytes:
-    """Return the digests of a sample's leaves, concatenated: each of dtype, shape and bytes.
+    """Return the digests of a sample's leaves, concatenated. Each digest covers dtype, shape and bytes.
 
     Raises:
         SpecError: the sample cannot be served.
@@ -80,7 +80,7 @@ def digests_of(sample: Any) -> bytes:
 
 
 def nbytes_of(spec: Spec, sample: Any) -> int:
-    """Return the bytes of one sample or ready batch; `sample` is used only if the spec does not tell its size."""
+    """Return the bytes of one sample or ready batch; `sample` is used only if the spec does not give its size."""
     total = 0
     flat = flatten(spec, sample) if sample is not None else [None] * len(leaf_list(spec))
     for value, leaf in zip(flat, leaf_list(spec), strict=True):

@@ -4,7 +4,7 @@ A stream has the worker for `SLICE_SECONDS` at a time (or for one step of a job,
 reads far into a split again, or whose samples are slow, does not hold up the others. Within a stream the oldest job is
 the one that the consumer waits for.
 
-This file knows no messages and no clock.
+This file knows nothing of messages or clocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Job(Generic[R]):
 
     Attributes:
         run: the run that it belongs to.
-        ticket: its number, for the answer.
+        ticket: the ticket, for the answer.
         steps: does the work, one step at a time.
         fills: whether it makes batches; otherwise it writes leftover rows.
         reported: batches reported so far.
@@ -54,7 +54,7 @@ class Scheduler(Generic[R]):
         self._since = 0.0
 
     def add(self, job: Job[R], *, first: bool = False) -> None:
-        """Add a job behind those of its stream, or before them if `first`."""
+        """Add a job after those of its stream, or before them if `first`."""
         jobs = self._jobs.setdefault(self._stream(job.run), deque())
         if first:
             jobs.appendleft(job)
@@ -62,11 +62,12 @@ class Scheduler(Generic[R]):
             jobs.append(job)
 
     def next(self) -> Job[R] | None:
-        """Return the job to continue with. The jobs of a run that waits keep their places, and others pass them."""
+        """Return the job to continue with. Pass over the jobs of a waiting run, which keep their places."""
         return next((job for jobs in self._jobs.values() for job in jobs if not self._waits(job.run)), None)
 
     def stepped(self, job: Job[R], began: float, now: float) -> None:
-        """Note that a step of the job was done from `began` until `now`. A stream that has had its time goes last."""
+        """Note that a step of the job was done from `began` until `now`. A stream that has used up its time goes
+        last."""
         stream = self._stream(job.run)
         if self._current != stream:
             self._current, self._since = stream, began
@@ -76,7 +77,7 @@ class Scheduler(Generic[R]):
                 self._jobs[stream] = self._jobs.pop(stream)
 
     def done(self, job: Job[R]) -> None:
-        """Remove a job that is done. (If its run was dropped meanwhile, it is not here.)"""
+        """Remove a job that is done. (If its run was dropped meanwhile, it is already gone.)"""
         self._remove(job.run, lambda other: other is job)
 
     def drop(self, run: R) -> list[Job[R]]:

@@ -26,7 +26,7 @@ class Share:
         self._stretch = stretch
 
     def of(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Return the samples of this share; the others are taken from `samples` and dropped."""
+        """Yield the samples of this share. Take the others from `samples` too, and drop them."""
         dropped = self._index * self._stretch
         while True:
             if dropped and next(islice(samples, dropped - 1, dropped), _END) is _END:
@@ -40,7 +40,7 @@ class Share:
             dropped = (self._count - 1) * self._stretch
 
     def place_of(self, number: int) -> int:
-        """Return the number in the generator of the share's sample `number`."""
+        """Return the number, in the generator, of the share's sample `number`."""
         before, within = divmod(number, self._stretch)
         return (before * self._count + self._index) * self._stretch + within
 
@@ -51,7 +51,7 @@ class Share:
 
 
 def stretch_of_share(plan: FeedPlan, layout: SlotLayout | None) -> int:
-    """Return the length of a share's stretches; `layout` is that of a slot, None where batches vary in size."""
+    """Return the length of a share's stretches; `layout` is that of a slot, or None if batches vary in size."""
     if plan.shuffle or plan.batch_size is None:
         return 1
     return plan.batch_size * (1 if layout is None else layout.batches)

@@ -20,14 +20,14 @@ _mask_before_fork = threading.local()
 
 
 def leave_to_daemon() -> None:
-    """Have SIGINT and SIGTERM do nothing in this process, unless user code installs handlers of its own."""
+    """Make SIGINT and SIGTERM do nothing in this process, unless user code installs handlers of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _do_nothing)
     signal.siginterrupt(signal.SIGTERM, False)  # C code that does not expect EINTR goes on
 
 
 def restore_in_children() -> None:
-    """Have SIGTERM end the processes that this one forks from now on, as it does by default."""
+    """Make SIGTERM end the processes that this one forks from now on, as it does by default."""
     os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore)
 
 
@@ -36,7 +36,7 @@ def _do_nothing(signum: int, frame: FrameType | None) -> None:
 
 
 def _block() -> None:
-    """Hold SIGTERM back: a child that is terminated as soon as it is forked must not lose the signal."""
+    """Block SIGTERM: a child that is terminated as soon as it is forked must not lose the signal."""
     _mask_before_fork.value = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

@@ -48,7 +48,7 @@ class Memfds:
             os.close(fd)
 
     def put(self, memfd: int, memory: npt.NDArray[np.uint8]) -> None:
-        """Let `memory` of this process stand for a memfd. It replaces what had this number before."""
+        """Use `memory` of this process as memfd `memfd`. It replaces an earlier one with this number."""
         self._batches.pop(memfd, None)
         self._memory[memfd] = memory
 
@@ -58,7 +58,7 @@ class Memfds:
         self._batches.pop(memfd, None)
 
     def abandon(self) -> None:
-        """In a forked process: replace the mappings by private memory."""
+        """Replace the mappings by private memory, in a forked process."""
         libc = ctypes.CDLL(None)
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE

@@ -1,15 +1,15 @@
-"""The cache of a feed's splits: a directory with one file for each split, whole or not there.
+"""The cache of a feed's splits: a directory with one complete file for each cached split.
 
-    KEY.split           a whole split
+    KEY.split           a complete split
     KEY.BOOT.writing    one that is being written, under an exclusive lock (flock)
 
-A split is written aside, and renamed when it is whole. BOOT tells the running kernel. Within one kernel the lock
-decides who writes a split, and it ends with the process that holds it: a file without one was left by a process that
-was killed, so the next writer of that split takes the file over. On a network file system, where locks may not reach
-other hosts, two hosts may write the same split at the same time, each to its own file. Both have the same samples, and
-the later rename wins. Where a file system has no locks at all, each writer has a file of its own.
+A split is written to a file aside, which is renamed when it is complete. BOOT names the running kernel. Within one
+kernel the lock decides which process writes a split. The lock ends with its process. So a file without a lock was left
+by a process that was killed, and the next writer of that split takes the file over. On a network file system, where
+locks may not reach other hosts, two hosts may write the same split at the same time, each to its own file. Both have
+the same samples, and the later rename wins. If a file system has no locks at all, each writer has a file of its own.
 
-Whatever goes wrong here costs time and nothing else: the generator runs where a split is not in the cache.
+A failure here costs time and nothing else: the generator runs if a split is not in the cache.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .randomness import GlobalState, seeds
 from .split_file import NotPicklable, SplitFile, SplitFileWriter, Unreadable
 
 PAUSE = 60.0
-"""Seconds after a write has failed in which no split is written."""
+"""Seconds after a failed write during which no split is written."""
 
 _COUNTING = 0.5
-"""Seconds for which the sizes of files are added up. Those of the others are estimated."""
+"""Seconds to spend on adding up file sizes. The sizes of the remaining files are estimated."""
 
 _ABANDONED = 86400
 """Seconds without a write after which a file that another host was writing is removed."""
@@ -48,7 +48,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class SplitKey:
-    """What identifies a cached split, in the directory of its feed."""
+    """Identifies a cached split in the directory of its feed."""
 
     digest: bytes
 
@@ -66,12 +66,12 @@ class SplitCache:
     """The cached splits of a feed, as one process uses them.
 
     Args:
-        directory: that of the feed. It is made when the first split is written.
-        stamp: returns what else must be the same for a split to be the same, such as the time of its file; None:
-            nothing else.
+        directory: the feed's directory, which is made when the first split is written.
+        stamp: returns what else must be the same for a split to be the same, such as the time of its file. None if
+            there is nothing else.
 
     Attributes:
-        counters: what was read and written.
+        counters: count reads and writes.
     """
 
     def __init__(self, directory: str, stamp: Callable[[Any], Any] | None = None) -> None:
@@ -111,7 +111,7 @@ class SplitCache:
         return None
 
     def writer(self, key: SplitKey) -> CacheWriter | None:
-        """Begin to write a split. Return None if that is not possible now, or another process does so."""
+        """Begin to write a split. Return None if that is not possible now, or if another process is writing it."""
         if time.monotonic() < self._pause_until:
             return None
         try:
@@ -160,11 +160,11 @@ class CacheWriter:
     """Writes one split. After `finish` or `abandon` nothing more is written.
 
     Args:
-        cache: hears of success and failure.
-        fd: of the file aside, locked; taken over.
+        cache: is told of success and failure.
+        fd: the file aside, locked. The writer takes it over.
         aside: its path.
-        path: that of the whole split.
-        key: of the split.
+        path: the path of the complete split.
+        key: the split's key.
     """
 
     def __init__(self, cache: SplitCache, fd: int, aside: str, path: str, key: SplitKey) -> None:
@@ -202,7 +202,8 @@ class CacheWriter:
         self._close()
 
     def _is_ours(self) -> bool:
-        """Whether this is the process that began. A fork of user code has all of its objects, and the same lock."""
+        """Whether this is the process that began to write. A process that user code forks has all of its objects, and
+        the same lock."""
         return os.getpid() == self._pid
 
     def _close(self) -> None:
@@ -243,8 +244,8 @@ def _open_aside(stem: str) -> tuple[int, str] | None:
 
 
 def _locked(fd: int, path: str) -> bool:
-    """Lock a file, unless another holder has it. It must still be at `path`: before it was locked, its last writer may
-    have renamed it.
+    """Lock a file. Return False if another process has locked it, or if it is no longer at `path`: its last writer may
+    have renamed it before it was locked.
 
     Raises:
         OSError: it cannot be locked.
@@ -264,7 +265,7 @@ def _is_at(fd: int, path: str) -> bool:
 
 
 def _remove_if_abandoned(entry: os.DirEntry[str]) -> None:
-    """Remove a file that nobody writes any longer."""
+    """Remove a file if no process is still writing it."""
     with contextlib.suppress(OSError):
         if not entry.name.endswith(f".{_boot()}.writing"):
             if time.time() - entry.stat().st_mtime > _ABANDONED:
@@ -290,5 +291,5 @@ def _entries(directory: str) -> Iterator[os.DirEntry[str]]:
 
 @cache
 def _boot() -> str:
-    """Return what is the same in all processes of the running kernel, containers included, and in no other."""
+    """Return a text that is the same in all processes of the running kernel, containers included, and in no others."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]

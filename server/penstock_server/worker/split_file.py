@@ -10,7 +10,7 @@ All numbers are little-endian. The header is written last, so a file that was no
 served only if its header, its length and its index fit. Samples have no checksums: reading them would cost as much as
 copying them several times.
 
-This file knows no directories and no locks.
+This module knows nothing of directories or locks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIRST = 128
 _SAMPLE = struct.Struct("<IIQ")
 
 _SMALL = 1024
-"""Buffers with fewer bytes are part of the pickle, as aligning them would take more than copying them."""
+"""Buffers with fewer bytes are part of the pickle, as aligning them would cost more than copying them."""
 
 _PENDING = 1 << 18
 """Bytes that are collected before they are written. A worker may have many splits open."""
@@ -51,14 +51,14 @@ class NotPicklable(Exception):
 
 
 class Unreadable(Exception):
-    """A file is not that of a split, or not a whole one."""
+    """A file does not hold this split, or holds only a part of it."""
 
 
 class SplitFileWriter:
     """Writes the file of a split to `fd`, which is empty and stays the caller's.
 
-    Bytes are written at positions of their own, never by a buffered file: a process that user code forks could write
-    what such a file still holds, when it ends.
+    Bytes are written at explicit positions, never through a buffered file: a process that user code forks could write
+    the contents of that buffer when it ends.
     """
 
     def __init__(self, fd: int, key: bytes) -> None:
@@ -117,8 +117,8 @@ class SplitFileWriter:
         header = _HEADER.pack(_MAGIC, _VERSION, _checksum(header, index), *_HEADER.unpack(header)[3:])
         _write_all(self._fd, header, 0)
         if os.fstat(self._fd).st_size != self._written:
-            raise OSError(f"it has {os.fstat(self._fd).st_size} bytes in place of {self._written}")
-        os.close(os.dup(self._fd))  # a network file system says only at a close that its disk is full
+            raise OSError(f"it has {os.fstat(self._fd).st_size} bytes instead of {self._written}")
+        os.close(os.dup(self._fd))  # a network file system reports a full disk only on close
         return self._written
 
     def _align(self, to: int) -> None:
@@ -142,14 +142,14 @@ class SplitFile:
     """The samples of a split, mapped into memory.
 
     The mapping is private and can be written to: user code that changes an array in place changes a copy of its pages,
-    as if the array were its own. Arrays keep the mapping, and the mapping keeps the file if that is removed.
+    as if the array were its own. Arrays keep the mapping alive, and the mapping keeps the data if the file is removed.
 
     Args:
-        fd: of the file; stays the caller's.
-        key: of the split.
+        fd: the file, which stays the caller's.
+        key: the split's key.
 
     Raises:
-        Unreadable: this is no such file, or not a whole one.
+        Unreadable: the file does not hold this split, or holds only a part of it.
         OSError: it cannot be mapped.
     """
 
@@ -160,7 +160,7 @@ class SplitFile:
         flags, prot = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         try:
             mapped = mmap.mmap(fd, self.nbytes, flags=flags, prot=prot)
-        except ValueError:  # it became shorter
+        except ValueError:  # the file became shorter
             raise Unreadable from None
         self._data = memoryview(mapped)
         header = bytes(self._data[: _HEADER.size])
@@ -173,7 +173,7 @@ class SplitFile:
         mapped.madvise(mmap.MADV_SEQUENTIAL)
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return int(self._count)
 
     def __getitem__(self, number: int) -> Any:

@@ -37,9 +37,9 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 def list_splits(
     feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int
 ) -> list[Any]:
-    """List the splits of an epoch, of a feed that is not indexable. A feed without `splits` has one split, None.
+    """List the splits of an epoch of a feed that is not indexable. A feed without `splits` has one split, None.
 
-    `page` shows meanwhile that splits are listed for `run`.
+    Meanwhile `page` shows that splits are listed for `run`.
 
     Raises:
         FeedError: there are none.
@@ -81,7 +81,7 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
     """Write the list to a memfd.
 
     Returns:
-        Its fd, which the caller closes, its length in bytes, and the SHA-256 of these.
+        Its fd, which the caller closes, its length in bytes, and the SHA-256 of these bytes.
 
     Raises:
         FeedError: a split cannot be pickled.
@@ -143,7 +143,7 @@ class SharedSplits:
 
 
 class ListPart:
-    """The splits of a shared list from one index to another, as a list by itself."""
+    """The splits of a shared list from one index to another, as a list of its own."""
 
     def __init__(self, whole: SharedSplits, start: int, count: int) -> None:
         self._whole = whole

@@ -1,4 +1,4 @@
-"""One split as a source of samples: the user's generator, started with the arguments that it takes, and read."""
+"""Opens and reads one split: starts the user's generator with the arguments that it takes, and reads its samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SplitOpener:
 
     In a feed with segments a split is the segment's number, which is its index too.
 
-    Where every lane runs the whole generator, a split is (index, count) of the lane's share.
+    If every lane runs the whole generator, a split is (index, count) of the lane's share.
 
     Args:
         feed: the user's object.
@@ -43,12 +43,12 @@ class SplitOpener:
         page: shows which split user code reads, for `run`.
         run: the daemon's number of the run.
         stretch: length of the stretches of samples that a share is made of.
-        drops: whether a sample is left out, as if it had not been yielded; None: none is.
-        cache: where splits are kept as the generator yields them; None: nowhere.
+        drops: returns whether to leave a sample out, as if it had not been yielded. None if all are kept.
+        cache: keeps splits as the generator yields them. None if they are not kept.
         fills_cache: whether splits that are read to their ends are written to the cache.
         on_uneven: called when zipped generators yield different numbers of samples, with the split's number and index,
-            the samples of the shortest, and what is to be said of it.
-        component: name of the feed in a mix, for errors; None if it is no part of one.
+            the number of samples of the shortest one, and a text for the log.
+        component: name of the feed in a mix, for errors; None if it is not part of one.
         also: transforms of the mix, applied after those of the feed.
     """
 
@@ -131,21 +131,21 @@ class SplitOpener:
     def _started_cached(
         self, cache: SplitCache, split: Any, share: Share | None, start: Callable[[GlobalState], Started]
     ) -> Started:
-        """Open the cached split, or else start the generator with the random state of the split's key. Its samples are
-        written to the cache if nobody else does so."""
+        """Open the cached split, or else start the generator with the random state of the split's key. Write its
+        samples to the cache if that is asked for, and nobody else does so."""
         key = cache.key_of(split)
         found = cache.find(key)
         if self._fills_cache:
             cache.counters.opened(hit=found is not None)
         if found is not None:
-            # Rows of batches are shared out, not batches.
+            # A share has rows of batches, not whole batches.
             return Started(CachedSamples(found, key.name, None if self._yields_batches else share), None)
         started = start(key.global_state())
         writer = cache.writer(key) if self._fills_cache else None
         return started if writer is None else Started(RecordedSamples(started.samples, writer), started.state)
 
     def _most(self, index: int) -> int | None:
-        """Return the samples after which the split is ended, if it is a segment."""
+        """Return the number of samples after which the split is ended if it is a segment, else None."""
         segment, samples = self._plan.segment, self._plan.samples
         if segment is None or samples is None:
             return segment
@@ -179,8 +179,8 @@ class OpenSplit:
         place: a short text for the split, or None if the generator takes none.
 
     It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
-    `CachedSamples` have these samples alone, and are not read where they are dropped.
-    `key` is the epoch and the split's index, for the random numbers of `transform`.
+    `CachedSamples` have only these samples, and skipping them reads nothing. `key` is the epoch and the split's index,
+    for the random numbers of `transform`.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class OpenSplit:
             self._transformed = TransformedSamples(samples, transform, *key, self._place_of, state, randomness)
             self._samples = page.counting(self._transformed)
         self._drops = drops is not None
-        if drops is not None:  # what is left out is known behind the transform, so replayed samples pass through it too
+        if drops is not None:  # `drops` follows the transform, so replayed samples pass through that too
             self._source = self._samples = filterfalse(drops, self._samples)
         self._name = name
         self._state = state
@@ -233,11 +233,11 @@ class OpenSplit:
 
     @property
     def generator(self) -> Iterator[Any]:
-        """What the user's function returned."""
+        """The iterator that the user's function returned, or that of a cached split."""
         return self._generator
 
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
-        """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended.
+        """Fill the rows of `store` from `row` to `stop`. Return `stop`, or the first unfilled row if the split ended.
 
         Raises:
             GeneratorError: user code raised; `taken` counts the rows that were filled before.
@@ -247,7 +247,7 @@ class OpenSplit:
         try:
             end = collate.timed_fill(store, row, stop, self._samples)
         except BadSample as error:
-            made = "" if self._transformed is None else "what transform= made of "
+            made = "" if self._transformed is None else "the output of transform= for "
             which = self._which(self.taken + error.row - row)
             raise SpecError(f"{error.message} ({made}{which})", split=self.place) from None
         except Raised as raised:
@@ -273,7 +273,7 @@ class OpenSplit:
             self._page.leave()
 
     def skip(self, until: int, seconds: float) -> bool:
-        """Drop samples until `until` were read in all, for about `seconds`; returns whether they were.
+        """Drop samples, for about `seconds`, until `until` samples were read in all. Return whether they were.
 
         Raises:
             GeneratorError: user code raised.
@@ -292,7 +292,7 @@ class OpenSplit:
             raise self._error_of(error) from error
         finally:
             self._page.leave()
-            if self._transformed is not None and not self._drops:  # else it has counted itself
+            if self._transformed is not None and not self._drops:  # with `drops` it has counted on its own
                 self._transformed.number = self.taken
         if self.taken < until:
             raise FeedError(
@@ -331,7 +331,7 @@ class OpenSplit:
         return _failed(self._name, self.place, error)
 
     def _which(self, number: int) -> str:
-        """Return the words for sample `number` of those that this reads."""
+        """Describe sample `number` of those that this split reads."""
         where = self._name if self._is_share else f"its {self._piece}"
         return f"sample {self._place_of(number)} of {where}, from 0"
 

@@ -1,15 +1,15 @@
 """Samples the stack of the worker's main thread while somebody profiles it (`penstock profile`).
 
-At SIGPROF a thread begins. It looks at the main thread's stack, about 100 times a second, and writes samples to the
-stacks file (stacks.py), until the time there is over. So a worker that nobody profiles has no such thread, and pays
+SIGPROF starts a thread. The thread looks at the main thread's stack about 100 times a second, and writes samples to the
+stacks file (stacks.py) until the deadline in that file. So a worker that nobody profiles has no such thread, and pays
 nothing.
 
-Why a thread: reading the frames of a running thread needs the GIL. Handlers in C that do without (faulthandler at each
-signal) crash: with Python 3.11 about once in 5,000 times. A timer's signal would interrupt system calls of libraries
-that do not expect that. The thread gets the GIL between two instructions of the main thread, so a call in C that holds
-the GIL delays the sample, which then counts for the whole time since the last one, and shows the line of that call.
-While it runs, threads that ask for the GIL get it after 50 us: with Python's 5 ms, work that takes less than that would
-hide behind the next sleep or read, where the GIL is free.
+Why a thread: reading the frames of a running thread needs the GIL. Handlers in C that do without it (faulthandler at
+each signal) crash: with Python 3.11 about once in 5,000 times. The signal of a timer would interrupt system calls of
+libraries that do not expect that. The thread gets the GIL between two instructions of the main thread, so a call in C
+that holds the GIL delays the sample, which then counts for the whole time since the last one, and shows the line of
+that call. While the sampler runs, threads that ask for the GIL get it after 50 us. With Python's 5 ms, shorter work
+would never be seen: the sampler would get the GIL only in the next sleep or read, where it is free.
 
 The lines of the log:
 
@@ -45,7 +45,7 @@ SWITCH = 50e-6
 """Seconds after which a thread gets the GIL while the stack is sampled."""
 
 MOST_FRAMES = 200
-"""Frames of a stack that are written, the innermost ones: there may be endless recursion."""
+"""How many frames of a stack are written, from the innermost on. There may be endless recursion."""
 
 _RESUME = opcode.opmap["RESUME"]
 _WORDS = struct.Struct("=4q")
@@ -53,7 +53,7 @@ _BESIDE = struct.Struct("=2q")
 
 
 class StackSampler:
-    """Samples the main thread of this process when it is told to.
+    """Samples the main thread of this process on request.
 
     Args:
         fd: the stacks file, which stays the caller's.
@@ -66,7 +66,7 @@ class StackSampler:
         self._running = False
 
     def install(self) -> None:
-        """Have SIGPROF begin to sample. Call it on the main thread."""
+        """Make SIGPROF start the sampling. Call this on the main thread."""
         signal.signal(signal.SIGPROF, self._begin)
         signal.siginterrupt(signal.SIGPROF, False)
 
@@ -108,7 +108,7 @@ class StackSampler:
                 time.sleep(pause / 1e9)
                 now = time.monotonic_ns()
                 stack = log.stack(sys._current_frames().get(self._main))
-                # This lets go of the GIL, so a main thread that was about to run does.
+                # This releases the GIL, so a main thread that was about to run does so.
                 on_cpu = _runs(os.pread(state, 128, 0))
                 log.write([[stack, now, now - last, on_cpu]])
                 last = now
@@ -121,7 +121,7 @@ class StackSampler:
 
 
 class _Log:
-    """Writes samples, in memory that others read at the same time."""
+    """Writes samples to memory that other processes read at the same time."""
 
     def __init__(self, file: mmap.mmap) -> None:
         self._file = file
@@ -132,7 +132,7 @@ class _Log:
     def begin(self) -> None:
         """Begin the log again; readers notice."""
         self._frames: dict[tuple[int, int], int] = {}
-        self._codes: list[CodeType] = []  # they live on, so that the ids above stay theirs
+        self._codes: list[CodeType] = []  # kept alive, so that the ids above stay theirs
         self._stacks: dict[tuple[int, ...], int] = {}
         self._begun += 1
         self._written = 0
@@ -140,7 +140,7 @@ class _Log:
         self.write([["paths", OURS, LIBRARIES]])
 
     def stack(self, frame: FrameType | None) -> int:
-        """Return the number of the stack whose innermost frame is `frame`, after writing what is new of it."""
+        """Return the number of the stack whose innermost frame is `frame`. If the stack is new, write it first."""
         lines: list[list[Any]] = []
         if frame is not None and _not_begun(frame):
             frame = frame.f_back  # the time before was the caller's
@@ -176,7 +176,7 @@ class _Log:
 
 
 def _not_begun(frame: FrameType) -> bool:
-    """Whether a function, or a generator behind its yield, was just entered: threads switch there."""
+    """Whether a function, or a generator after its yield, was just entered: threads switch there."""
     code, at = frame.f_code.co_code, frame.f_lasti
     return 0 <= at < len(code) and code[at] == _RESUME
 

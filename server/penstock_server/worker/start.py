@@ -41,7 +41,7 @@ TERMINAL_DEBUGGERS = ("", "pdb.set_trace", "ipdb.set_trace", "IPython.terminal.d
 
 
 def end_with_the_daemon(connection: socket.socket, name: str) -> None:
-    """Have the kernel kill this process when its parent ends; end now if the daemon is gone already.
+    """Make the kernel kill this process when its parent ends. End now if the daemon is already gone.
 
     `top` and `ps -e` show the first 15 letters of `name`.
     """
@@ -66,10 +66,10 @@ def quiet() -> None:
 
 
 def no_terminal(*arguments: object, **options: object) -> object:
-    """Take the place of `sys.breakpointhook`: a worker has no terminal. A debugger that needs none is left alone.
+    """Replace `sys.breakpointhook`, because a worker has no terminal. Leave a debugger that needs none alone.
 
     Raises:
-        RuntimeError: always, unless PYTHONBREAKPOINT names another debugger than pdb.
+        RuntimeError: always, unless PYTHONBREAKPOINT names a debugger that needs no terminal.
     """
     if os.environ.get("PYTHONBREAKPOINT", "") not in TERMINAL_DEBUGGERS:
         return sys.__breakpointhook__(*arguments, **options)
@@ -82,14 +82,15 @@ def no_terminal(*arguments: object, **options: object) -> object:
 def serve(
     connection: socket.socket, number: int, feeds: Sequence[str], page: ActivityPage, stacks_fd: int | None = None
 ) -> int:
-    """Import the feeds and serve them until the daemon sends Shutdown; returns the process's exit status.
+    """Import the feeds and serve them until the daemon sends Shutdown. Return the process's exit status.
 
     Args:
         connection: to the daemon; blocking.
         number: the worker's number.
         feeds: the MODULE:ATTR arguments.
-        page: its activity page.
-        stacks_fd: the file for its stack (stacks.py), which it writes at SIGUSR2, and samples from SIGPROF on.
+        page: the worker's activity page.
+        stacks_fd: the file for the worker's stack (stacks.py). The worker writes its stack there on SIGUSR2, and
+            samples it from SIGPROF on.
     """
     if stacks_fd is not None:
         os.set_inheritable(stacks_fd, False)
@@ -98,7 +99,7 @@ def serve(
     guard = ProcessGuard(connection, page)
     signals.restore_in_children()
     began = time.monotonic()
-    had_tensorflow = "tensorflow" in sys.modules  # which the fork server has imported for all
+    had_tensorflow = "tensorflow" in sys.modules  # imported by the fork server, for all workers
     page.importing(f"importing {' '.join(map(shown_target, feeds))}")
     try:
         loaded = load_feeds(feeds)

@@ -4,7 +4,7 @@ The random numbers of a transform depend on the seed, the epoch and the place of
 depend on the worker, the batch, or whether earlier samples were transformed too. So samples that are read again after a
 fault, only to be dropped, need no transform.
 
-This file knows no lanes or runs.
+This file knows nothing of lanes or runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SampleTransform:
 
     Args:
         transforms: applied in turn.
-        seed: of the feed.
+        seed: the feed's seed.
         randomness: the random numbers of this process.
     """
 
@@ -67,13 +67,14 @@ class SampleTransform:
         return bool(self._transforms)
 
     def __call__(self, sample: Any, epoch: int, split: int, number: int) -> Any:
-        """Return the transformed sample. The split's own global random state, if it has one, must be restored after it.
+        """Return the transformed sample. The caller must then restore the split's own global random state, if it has
+        one.
 
         Args:
             sample: as the source yielded it.
             epoch: from 0.
             split: index of the split in the list, or number of the segment; 0 if there are none.
-            number: of the sample in its split, or index of an item.
+            number: the sample's number in its split, or an item's index.
 
         Raises:
             TransformFailed: user code raised, or returned None.
@@ -95,7 +96,7 @@ class SampleTransform:
 
 
 class ZippedTransform:
-    """Transforms the parts of zipped samples, each with its own transforms and random numbers, and then the whole.
+    """Transforms the parts of zipped samples, each part with its own transforms and random numbers, and then the whole.
 
     So a zipped sample that is read again only to be dropped is not transformed either.
     """
@@ -130,7 +131,7 @@ Transforms: TypeAlias = SampleTransform | ZippedTransform
 def transform_of(
     feed: FeedOptions, seed: int, randomness: GlobalRandomness, also: Sequence[Transform] = ()
 ) -> Transforms:
-    """Return what transforms the samples of a feed; `also` is applied after its own transforms."""
+    """Return the transforms of a feed's samples. `also` is applied after the feed's own transforms."""
     own = SampleTransform((*checked_transforms(feed.transform), *also), seed, randomness)
     source = feed.generate
     if not isinstance(source, Zipped | ZippedItems):
@@ -143,16 +144,16 @@ class TransformedSamples(Iterator[Any]):
     """The samples of an open split, transformed one by one.
 
     Args:
-        samples: those of the source.
+        samples: the source's samples.
         transform: applied to each.
         epoch: from 0.
         split: index of the split.
-        place_of: returns the number in the source of the sample with a number in this iterator.
+        place_of: turns a sample's number in this iterator into its number in the source.
         state: the global random state of the source, or None.
         randomness: the random numbers of this process.
 
     Attributes:
-        number: samples taken from `samples` so far; to be set when some were taken past this iterator.
+        number: how many samples were taken from `samples` so far. Set it after taking some from there directly.
     """
 
     def __init__(

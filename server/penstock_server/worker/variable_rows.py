@@ -1,8 +1,8 @@
 """Collects samples that differ in size and writes them to a slot as padded, ragged or text columns.
 
 The interface is that of `collate.Rows`. A store is a list with an item for each leaf: an array for a leaf of one shape,
-else a list with the row's own copy of the array, or with its strings. Rows are written when a batch is complete, as
-only then is it known how much room each column needs. This file does not know where a slot is.
+else a list that holds, for each row, a copy of the array or its strings. Rows are written when a batch is complete,
+because the room that each column needs is known only then. This file does not know where a slot is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class VariableRows(Timed):
         columns: how its leaves are stored.
         pad_value: the value of the padding: one number for all leaves, or one for each leaf in the structure of a
             sample.
-        cut: whether to cut samples off after the length of the last bucket. Otherwise a longer one is an error.
+        cut: whether to cut samples to the length of the last bucket. Otherwise a longer sample is an error.
 
     Raises:
         SpecError: `pad_value` does not have the structure of a sample, or does not fit a leaf's dtype.
@@ -102,7 +102,7 @@ class VariableRows(Timed):
         return self._columns.longest is not None
 
     def buckets_of(self, store: Store, rows: int) -> npt.NDArray[np.int64]:
-        """Return the number of the bucket of each of the first rows: that of the longest of its padded leaves."""
+        """Return the bucket number of each of the first `rows` rows: the bucket of the row's longest padded leaf."""
         found = np.zeros(rows, np.int64)
         for column, leaf in zip(self._columns.columns, store, strict=True):
             if column.has_length:
@@ -117,7 +117,7 @@ class VariableRows(Timed):
             for column, value in zip(self._columns.columns, self._flatten(sample), strict=True)
         )
 
-    # --- a batch that is complete ---
+    # --- a complete batch ---
 
     def sizes(self, store: Store, start: int, count: int) -> Sizes:
         """Return the sizes of `count` rows from row `start` on."""
@@ -145,7 +145,7 @@ class VariableRows(Timed):
     def write_rows(
         self, store: Store, start: int, count: int, arrays: Sequence[Array], row: int, before: Sizes
     ) -> None:
-        """Write `count` rows from row `start` on as rows from `row` on of a batch's arrays.
+        """Write `count` rows, from row `start` on, to a batch's arrays, from their row `row` on.
 
         `before`: the sizes of the batch's rows before `row`.
         """
@@ -186,7 +186,7 @@ def _static(column: Column) -> tuple[int, ...]:
 
 
 def _text_fit(path: str, column: Column) -> Fit:
-    """Checks the value of a text leaf and returns its strings as a list of bytes."""
+    """Return a function that checks the value of a text leaf and returns its strings as a list of bytes."""
     check, scalar = TextCheck(path, column.leaf, ready=False), not column.leaf.shape
 
     def fit(value: Any) -> list[bytes]:
@@ -216,7 +216,7 @@ def _write_padded(target: Array, rows: Sequence[Array], pad: Any) -> None:
 
 
 def _write_joined(values: Array, offsets: Array, column: Column, rows: Sequence[Any], row: int, at: int) -> None:
-    """Write rows of a ragged leaf or of text one behind the other, from item `at` on; they begin at row `row`."""
+    """Write rows of a ragged or text leaf one after another, from item `at` on. The first of them is row `row`."""
     pieces: Sequence[Any]
     if column.kind is TEXT:
         pieces = [string for strings in rows for string in strings]
@@ -232,7 +232,7 @@ def _write_joined(values: Array, offsets: Array, column: Column, rows: Sequence[
 
 
 def _pads(spec: Spec, columns: Columns, pad_value: Any) -> list[Any]:
-    """The value that each leaf is padded with."""
+    """Return the padding value of each leaf."""
     given: list[Any]
     if isinstance(pad_value, dict | tuple):
         given = list(flattener(spec)(pad_value))

@@ -1,9 +1,9 @@
 """The worker's work: opens and closes runs as the daemon asks, and makes batches, one small step at a time.
 
-A step makes a batch, or reads part of what must be read before one can be made. User code runs inside these steps,
-while splits are listed or samples compared, and when generators are closed.
+A step makes a batch, or reads some of the samples that must be read before one can be made. User code runs inside these
+steps, while splits are listed or samples compared, and when generators are closed.
 
-An error in a run fails that run only. Messages come and go as values: this file knows no connection.
+An error in a run fails that run only. Messages come and go as values: this file knows nothing of connections.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .slots import Memfds
 from .split_list import SharedSplits
 
 TELL_AGAIN = 1.0
-"""Seconds after which a worker that always has work says again how caches are used."""
+"""Seconds between a busy worker's reports on the use of caches."""
 
 _OfARun: TypeAlias = m.ListSplits | m.StartRun | m.Fill | m.MeasureRows | m.WriteRows | m.PoolRows | m.DropRun
-"""The messages that are about a run, which fails if they cannot be carried out."""
+"""The messages about a run. The run fails if one of them cannot be carried out."""
 
 
 class Daemon(Protocol):
@@ -54,10 +54,10 @@ class Work:
 
     Args:
         number: the worker's number, for errors; None if the work is done in the trainer's own process.
-        feeds: what is served, by name.
-        memfds: the slots.
+        feeds: the served feeds, by name.
+        memfds: the mapped slots.
         page: the worker's activity page.
-        daemon: hears of what was made.
+        daemon: receives the work's reports.
 
     Attributes:
         randomness: the random numbers of this process.
@@ -103,7 +103,7 @@ class Work:
         return True
 
     def take(self, message: m.ToWorker, fd: int | None = None) -> None:
-        """Do what `message` asks for. Takes over `fd`."""
+        """Carry out `message`. Take over `fd`."""
         before = self._page.works_on(getattr(message, "run", -1))
         try:
             self._take(message, fd)
@@ -111,7 +111,7 @@ class Work:
             if not isinstance(message, _OfARun):
                 raise
             self.fail(message.run, getattr(message, "feed", None), error)
-        self._page.works_on(before)  # not if this process ends by what was raised
+        self._page.works_on(before)  # not after an exception that ends this process
 
     def fail(self, run: int, feed: str | None, error: Exception) -> None:
         """Report `error`, and close the run with all of its tickets."""
@@ -137,7 +137,7 @@ class Work:
         self._tell_of_caches()
 
     def _tell_of_caches(self) -> None:
-        """Tell the daemon what was read from caches and written to them."""
+        """Report to the daemon the reads from caches and the writes to them."""
         self._told_of_caches = time.monotonic()
         for feed in self._cached:
             assert feed.cache is not None
