@@ -441,6 +441,8 @@ class Worker:
 
     def next_fill(self) -> Fill | None:
         """Return the first turn that can continue. A turn that waits for a larger slot holds up only its own run."""
+        if not self.fills:
+            return None
         waiting = {fill.run for fill in self.fills if fill.waits}
         return next((fill for fill in self.fills if fill.run not in waiting), None)
 

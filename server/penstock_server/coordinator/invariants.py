@@ -68,20 +68,22 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
         if (lane.state is LaneState.RUNNING) != (lane.run is not None) and not lane.ended:
             yield f"epoch {epoch.number}: lane {key} is {lane.state.name} with the run {lane.run}"
         for turn in lane.turns:
-            if any(filler not in (lane.run, lane.dropped) for filler in turn.fillers):
+            if turn.fillers and any(filler not in (lane.run, lane.dropped) for filler in turn.fillers):
                 yield f"epoch {epoch.number}: a turn of lane {key} is filled by a run of another lane"
     if epoch.order is None:
         return
     tickets: set[int] = set()
     for turn in epoch.order.window:
-        if (turn.state is TurnState.FILLING or turn.state is TurnState.ABANDONED) != bool(turn.fillers):
-            yield f"epoch {epoch.number}: a turn is {turn.state.name} with the fillers {turn.fillers}"
-        if not turn.merged and len(turn.fillers) > 1:
-            yield f"epoch {epoch.number}: a turn of lane {turn.lane} has two writers: {turn.fillers}"
-        if turn.state is not TurnState.PLANNED and turn.state is not TurnState.DONE:
-            if turn.slot.ticket in tickets or turn.slot.ticket not in stream.slots:
-                yield f"epoch {epoch.number}: ticket {turn.slot.ticket} is not the turn's own"
-            tickets.add(turn.slot.ticket)
+        state, fillers = turn.state, turn.fillers
+        if (state is TurnState.FILLING or state is TurnState.ABANDONED) != bool(fillers):
+            yield f"epoch {epoch.number}: a turn is {state.name} with the fillers {fillers}"
+        if len(fillers) > 1 and not turn.merged:
+            yield f"epoch {epoch.number}: a turn of lane {turn.lane} has two writers: {fillers}"
+        if state is not TurnState.PLANNED and state is not TurnState.DONE:
+            ticket = turn.slot.ticket
+            if ticket in tickets or ticket not in stream.slots:
+                yield f"epoch {epoch.number}: ticket {ticket} is not the turn's own"
+            tickets.add(ticket)
     head = next(iter(epoch.order.window), None)
     if head is not None and epoch is stream.epochs[0] and stream.feed.plan.order == "exact":
         yield from _head(epoch, head)
