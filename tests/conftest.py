@@ -163,10 +163,13 @@ class DaemonLauncher:
         none_less = self._variables.keys() <= environment.keys()
         return none_less and not any(name.startswith(early) for name in self._changed(environment))
 
-    def start(self, code: str, *words: str, environment: dict[str, str], folder: Path, stderr: int) -> Forked:
-        """Start a daemon as `python -c code words` would."""
+    def start(
+        self, code: str, *words: str, environment: dict[str, str], folder: Path, stderr: int, network: str = ""
+    ) -> Forked:
+        """Start a daemon as `python -c code words` would, in this network namespace, if any."""
         code = f"import os, sys\nsys.path[0] = os.getcwd()\n{self._prepare}\n{code}"
-        return self._launcher.start(code, *words, env=self._changed(environment), folder=folder, stderr=stderr)
+        env = self._changed(environment)
+        return self._launcher.start(code, *words, env=env, folder=folder, stderr=stderr, network=network)
 
     def close(self) -> None:
         self._launcher.close()
@@ -204,7 +207,8 @@ def start_trainer(launcher: Launcher) -> Iterator[StartTrainer]:
 class Daemon:
     """A running `penstock serve` in its own folder. `urls` has its URLs by feed name; `stderr()` is its log so far.
 
-    With a `launcher` it is forked, and `command` is the text of a program and its arguments.
+    With a `launcher` it is forked, in the network namespace `network` if there is one, and `command` is the text of a
+    program and its arguments.
     """
 
     def __init__(
@@ -216,6 +220,7 @@ class Daemon:
         *,
         own_group: bool = False,
         launcher: DaemonLauncher | None = None,
+        network: str = "",
     ) -> None:
         self.folder = cwd
         self._log = log
@@ -223,7 +228,9 @@ class Daemon:
         self.urls: dict[str, str] = {}
         with log.open("wb") as stderr:
             if launcher is not None:
-                self.process = launcher.start(*command, environment=environment, folder=cwd, stderr=stderr.fileno())
+                self.process = launcher.start(
+                    *command, environment=environment, folder=cwd, stderr=stderr.fileno(), network=network
+                )
                 return
             self.process = subprocess.Popen(
                 command,
@@ -400,7 +407,8 @@ def lay_network() -> Iterator[LayNetwork]:
 class Host:
     """A running `penstock join` in its folder; `log()` is its log so far.
 
-    With a `launcher` it is forked, and `words` are the text of a program and its arguments.
+    With a `launcher` it is forked, in the network namespace `network` if there is one, and `words` are the text of a
+    program and its arguments.
     """
 
     def __init__(
@@ -411,6 +419,7 @@ class Host:
         daemon: Daemon,
         environment: dict[str, str],
         launcher: DaemonLauncher | None = None,
+        network: str = "",
     ) -> None:
         self.name = name
         self.folder = folder
@@ -419,7 +428,9 @@ class Host:
         self.process: Forked | subprocess.Popen[bytes]
         with self._log.open("wb") as log:
             if launcher is not None:
-                self.process = launcher.start(*words, environment=environment, folder=folder, stderr=log.fileno())
+                self.process = launcher.start(
+                    *words, environment=environment, folder=folder, stderr=log.fileno(), network=network
+                )
                 return
             self.process = subprocess.Popen(
                 words, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment

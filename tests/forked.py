@@ -7,6 +7,7 @@ process runs its script as `__main__`, in its main thread, and ends as any inter
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -138,6 +139,7 @@ class Launcher:
         folder: Path | None = None,
         stdin: bool = False,
         stderr: int | None = None,
+        network: str = "",
     ) -> Forked:
         """Fork a process that runs `code`, with `arguments` in `sys.argv[1:]`.
 
@@ -146,9 +148,16 @@ class Launcher:
             folder: its working directory; None: that of this process.
             stdin: whether its stdin is a pipe. Otherwise it is the null device.
             stderr: an open file for its stderr; None: a pipe.
+            network: the network namespace in which it runs; "": that of this process.
         """
         (status, their_status), (out, their_out), (err, their_err) = (os.pipe() for _ in range(3))
-        request = {"code": code, "arguments": arguments, "env": dict(env or {}), "folder": str(folder or Path.cwd())}
+        request = {
+            "code": code,
+            "arguments": arguments,
+            "env": dict(env or {}),
+            "folder": str(folder or Path.cwd()),
+            "network": network,
+        }
         fds = [their_status, their_out, their_err if stderr is None else stderr]
         given = None
         if stdin:
@@ -164,6 +173,18 @@ class Launcher:
     def close(self) -> None:
         self._socket.close()
         self._process.wait()
+
+
+def enter_network(namespace: str) -> None:
+    """Move this process, which has one thread, into a network namespace that `ip netns` has made.
+
+    Raises:
+        OSError: the namespace does not exist, or the process may not enter it.
+    """
+    with open(f"/run/netns/{namespace}") as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), 0x40000000):  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
 
 
 def fork_for_each(requests: socket.socket) -> dict[str, Any] | None:
@@ -215,6 +236,8 @@ if __name__ == "__main__":
     gc.freeze()  # so a collection in a forked process copies none of the shared pages
     request = fork_for_each(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
+        if request["network"]:
+            enter_network(request["network"])
         os.chdir(request["folder"])
         os.environ |= request["env"]
         sys.path[0] = request["folder"]

@@ -29,13 +29,14 @@ class Machine:
 
     Attributes:
         address: its IP address.
+        namespace: its name.
         within: words to put before a command, to run it there. The command replaces them, so signals reach it.
     """
 
     def __init__(self, namespace: str, bridge: str, number: int) -> None:
         self.address = f"{SUBNET}.{number}"
+        self.namespace = namespace
         self.within = ("ip", "netns", "exec", namespace)
-        self._namespace = namespace
         self._bridge = bridge
         self._port = f"port{number}"
 
@@ -45,13 +46,13 @@ class Machine:
         Raises:
             OSError: this process may not make them.
         """
-        _run("ip", "netns", "add", self._namespace)
-        ends = ("eth0", "netns", self._namespace, "type", "veth", "peer", self._port, "netns", self._bridge)
+        _run("ip", "netns", "add", self.namespace)
+        ends = ("eth0", "netns", self.namespace, "type", "veth", "peer", self._port, "netns", self._bridge)
         _run("ip", "link", "add", *ends)
         _run("ip", "-n", self._bridge, "link", "set", self._port, "master", "bridge", "up")
-        _run("ip", "-n", self._namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
+        _run("ip", "-n", self.namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
-            _run("ip", "-n", self._namespace, "link", "set", device, "up")
+            _run("ip", "-n", self.namespace, "link", "set", device, "up")
 
     def unplug(self) -> None:
         """Cut its cable. Connections stay open, but nothing passes."""
@@ -63,20 +64,20 @@ class Machine:
 
     def block(self, other: Machine) -> None:
         """Let nothing pass from here to another machine. So nothing from there is answered, either."""
-        _run("ip", "-n", self._namespace, "route", "add", "blackhole", f"{other.address}/32")
+        _run("ip", "-n", self.namespace, "route", "add", "blackhole", f"{other.address}/32")
 
     def pids(self) -> list[int]:
         """Return the ids of the processes that run in it."""
-        return [int(pid) for pid in _run("ip", "netns", "pids", self.within[-1]).split()]
+        return [int(pid) for pid in _run("ip", "netns", "pids", self.namespace).split()]
 
     def sent(self) -> int:
         """Return how many bytes it has sent over its cable."""
-        (device,) = json.loads(_run("ip", "-n", self._namespace, "-s", "-j", "link", "show", "eth0"))
+        (device,) = json.loads(_run("ip", "-n", self.namespace, "-s", "-j", "link", "show", "eth0"))
         return int(device["stats64"]["tx"]["bytes"])
 
     def limit(self, megabits: float) -> None:
         """Limit its cable to `megabits` Mbit/s each way."""
-        for namespace, device in ((self._namespace, "eth0"), (self._bridge, self._port)):
+        for namespace, device in ((self.namespace, "eth0"), (self._bridge, self._port)):
             shape = ("tbf", "rate", f"{megabits:g}mbit", "burst", str(BURST), "latency", "100ms")
             _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *shape)
 

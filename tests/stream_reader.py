@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import penstock
+
+if TYPE_CHECKING:
+    from forked import Launcher
 
 
 def digest(batch: Any) -> str:
@@ -50,27 +53,26 @@ class Reader:
     """A trainer that reads. `digests` grows meanwhile.
 
     Args:
+        launcher: the process that forks it.
         url: the feed's URL.
-        within: words before its command, for example to run it on another machine (namespaces.py).
+        network: the network namespace in which it runs.
         paced: read only as many batches as `grant` allows. Otherwise it reads on while the test does other things.
         options: options of `penstock.connect`.
     """
 
-    def __init__(self, url: str, *, within: Sequence[str] = (), paced: bool = False, **options: object) -> None:
+    def __init__(
+        self, launcher: Launcher, url: str, *, network: str = "", paced: bool = False, **options: object
+    ) -> None:
         self.digests: list[str] = []
         self.stats: dict[str, Any] = {}
         self._granted = 0
-        self._process = subprocess.Popen(
-            [*within, sys.executable, __file__, url, json.dumps(options), *(["paced"] if paced else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = (url, json.dumps(options), *(["paced"] if paced else []))
+        code = Path(__file__).read_text()
+        self._process = launcher.start(code, *words, stdin=True, stderr=2, network=network)
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
                 self.stats = json.loads(line)
@@ -112,11 +114,8 @@ class Reader:
     def close(self) -> None:
         """Kill it if it still runs."""
         self._process.kill()
-        self._process.wait()
         self._thread.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self._process.close()
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import textwrap
 import time
 from collections import Counter
@@ -21,7 +20,8 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Daemon, Host, LayNetwork, command, stop_all, wait_until
+from conftest import PATCHED, Daemon, DaemonLauncher, Host, LayNetwork, stop_all, wait_until
+from forked import Launcher
 from namespaces import Network
 from stream_reader import Reader, chain, digest
 
@@ -90,12 +90,23 @@ class Cluster:
     """A head, hosts and trainers. At the end, all that still run are stopped, and the head must end without an
     error."""
 
-    def __init__(self, network: Network, folder: Path, stack: contextlib.ExitStack, *, silent: float) -> None:
+    def __init__(
+        self,
+        network: Network,
+        folder: Path,
+        stack: contextlib.ExitStack,
+        *,
+        silent: float,
+        launchers: list[DaemonLauncher],
+        consumer_launcher: Launcher,
+    ) -> None:
         self.network = network
         self.folder = folder
         (folder / "feeds.py").write_text(textwrap.dedent(FEEDS))
         self._stack = stack
         self._silent = silent
+        self._launchers = itertools.cycle(launchers)
+        self._consumer_launcher = consumer_launcher
         self._environment = {**os.environ, "NAP": "0.004"}
         self._logs = itertools.count()
         self._heads: list[Daemon] = []
@@ -106,24 +117,34 @@ class Cluster:
         self._feeds = [f"feeds.py:{feed}" for feed in feeds]
         head = self.network["head"]
         self.address = f"tcp://{head.address}:{PORT}"
-        words = [*head.within, *command({"joining.hosts.SILENT": self._silent}), "serve", *self._feeds]
+        words = [PATCHED.format(patched={"joining.hosts.SILENT": self._silent}), "serve", *self._feeds]
         words += ["--bind", self.address, "--insecure", "--workers", str(workers), "--memory", "256M"]
-        self.head = Daemon(words, self.folder, self.folder / f"head{next(self._logs)}", self._environment)
+        self.head = Daemon(
+            words,
+            self.folder,
+            self.folder / f"head{next(self._logs)}",
+            self._environment,
+            launcher=next(self._launchers),
+            network=head.namespace,
+        )
         self._heads.append(self.head)
         self.head.wait_ready(len(feeds))
         return self.head
 
     def join(self, name: str) -> Host:
         """Start a host with two workers."""
-        words = [*self.network[name].within, *command({"joining.agent.SILENT": self._silent}), "join", self.address]
-        words += [*self._feeds, "--workers", "2", "--memory", "64M", "--host-name", name, "--grace", "60"]
-        host = Host(words, self.folder, name, self.head, self._environment)
+        program = "os.dup2(2, 1)" + PATCHED.format(patched={"joining.agent.SILENT": self._silent})
+        words = [program, "join", self.address, *self._feeds]
+        words += ["--workers", "2", "--memory", "64M", "--host-name", name, "--grace", "60"]
+        machine = self.network[name].namespace
+        host = Host(words, self.folder, name, self.head, self._environment, next(self._launchers), machine)
         self._stack.callback(host.close)
         return host
 
     def read(self, feed: str, machine: str, **options: object) -> Reader:
         """Start a trainer."""
-        reader = Reader(f"{self.address}/{feed}", within=self.network[machine].within, **options)
+        url, network = f"{self.address}/{feed}", self.network[machine].namespace
+        reader = Reader(self._consumer_launcher, url, network=network, **options)
         self._stack.callback(reader.close)
         return reader
 
@@ -132,9 +153,14 @@ class Cluster:
         wait_until(lambda: self.head.stderr().count(said) >= times, timeout, self.head.stderr)
 
     def status(self) -> dict[str, Any]:
-        words = [*self.network["head"].within, *command({}), "status", self.address, "--json"]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
-        found: dict[str, Any] = json.loads(done.stdout)
+        words = (PATCHED.format(patched={}), "status", self.address, "--json")
+        network = self.network["head"].namespace
+        launcher = next(self._launchers)
+        asking = launcher.start(*words, environment=self._environment, folder=self.folder, stderr=2, network=network)
+        said, _ = asking.communicate(60)
+        assert asking.returncode == 0
+        asking.close()
+        found: dict[str, Any] = json.loads(said)
         return found
 
     def status_of_hosts(self) -> dict[str, dict[str, Any]]:
@@ -142,15 +168,19 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, lay_network: LayNetwork) -> Iterator[Callable[..., Cluster]]:
+def cluster(
+    tmp_path: Path, lay_network: LayNetwork, daemon_launchers: list[DaemonLauncher], consumer_launcher: Launcher
+) -> Iterator[Callable[..., Cluster]]:
     """`cluster(silent=3.0)` sets up the machines `head`, `a`, `b`, `c` and `trainer` on a network."""
     network = lay_network("head", "a", "b", "c", "trainer")
     with contextlib.ExitStack() as stack:
-        yield lambda silent=SILENT: Cluster(network, tmp_path, stack, silent=silent)
+        yield lambda silent=SILENT: Cluster(
+            network, tmp_path, stack, silent=silent, launchers=daemon_launchers, consumer_launcher=consumer_launcher
+        )
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
+def alone(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[Callable[..., list[str]]]:
     """`alone("table", 100)` returns the first batches of a feed, from a daemon that no host joins."""
     daemons: list[Daemon] = []
 
@@ -159,8 +189,9 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
             feeds = [
                 f"feeds.py:{name}" for name in ("mixed", "table", "by_index", "by_lane", "words", "ranked", "grouped")
             ]
-            words = [*command({}), "serve", *feeds, "--bind", "tcp://127.0.0.1:0", "--workers", "2"]
-            daemons.append(Daemon(words, tmp_path, tmp_path / "alone", {**os.environ, "NAP": "0"}))
+            words = [PATCHED.format(patched={}), "serve", *feeds, "--bind", "tcp://127.0.0.1:0", "--workers", "2"]
+            environment = {**os.environ, "NAP": "0"}
+            daemons.append(Daemon(words, tmp_path, tmp_path / "alone", environment, launcher=daemon_launchers[0]))
             daemons[0].wait_ready(len(feeds))
         with penstock.connect(daemons[0].urls[feed]) as connection:
             epochs = itertools.repeat(connection) if count is not None else [connection]

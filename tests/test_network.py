@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from conftest import Daemon, LayNetwork, stop_all
+from conftest import Daemon, DaemonLauncher, LayNetwork, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
 from free_ports import free_port
 from namespaces import Network
@@ -78,30 +78,21 @@ Faults = dict[int, Callable[[], None]]
 
 class Start(Protocol):
     def __call__(
-        self, *feeds: str, patience: float = PATIENCE, within: tuple[str, ...] = (), at: str = "127.0.0.1:0"
+        self, *feeds: str, patience: float = PATIENCE, network: str = "", at: str = "127.0.0.1:0"
     ) -> Daemon: ...
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """`start("feed")` starts a daemon with two workers for these feeds, under the command `within` if given."""
+def start(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[Start]:
+    """`start("feed")` starts a daemon with two workers for these feeds, in a network namespace if one is given."""
     (tmp_path / "feeds.py").write_text(textwrap.dedent(FEEDS))
     daemons: list[Daemon] = []
 
-    def started(
-        *feeds: str, patience: float = PATIENCE, within: tuple[str, ...] = (), at: str = "127.0.0.1:0"
-    ) -> Daemon:
-        command = [
-            *within,
-            sys.executable,
-            "-c",
-            SERVE,
-            str(patience),
-            "serve",
-            *(f"feeds.py:{feed}" for feed in feeds),
-        ]
-        command += ["--bind", f"tcp://{at}", "--insecure", "--workers", "2", "--memory", "256M"]
-        daemon = Daemon(command, tmp_path, tmp_path / f"log{len(daemons)}", dict(os.environ))
+    def started(*feeds: str, patience: float = PATIENCE, network: str = "", at: str = "127.0.0.1:0") -> Daemon:
+        words = [SERVE, str(patience), "serve", *(f"feeds.py:{feed}" for feed in feeds)]
+        words += ["--bind", f"tcp://{at}", "--insecure", "--workers", "2", "--memory", "256M"]
+        log, launcher = tmp_path / f"log{len(daemons)}", daemon_launchers[len(daemons) % 2]
+        daemon = Daemon(words, tmp_path, log, dict(os.environ), launcher=launcher, network=network)
         daemons.append(daemon)
         if not (tmp_path / "import").exists():
             daemon.wait_ready(len(feeds))
@@ -545,8 +536,8 @@ def train(network: Network, daemon: Daemon, patience: float) -> subprocess.Popen
 def test_a_link_that_is_down_for_5_s_between_two_hosts_changes_nothing(start: Start, lay_network: LayNetwork) -> None:
     network = lay_network("loader", "trainer")
     loader = network["loader"]
-    daemon = start("feed", patience=PATIENCE, within=loader.within, at=f"{loader.address}:0")
-    patient = start("feed", patience=30, within=loader.within, at=f"{loader.address}:0")
+    daemon = start("feed", patience=PATIENCE, network=loader.namespace, at=f"{loader.address}:0")
+    patient = start("feed", patience=30, network=loader.namespace, at=f"{loader.address}:0")
     trainers = [train(network, daemon, PATIENCE), train(network, patient, 30)]
     try:
         for trainer in trainers:
