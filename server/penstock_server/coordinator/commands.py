@@ -206,7 +206,8 @@ class Tell(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """End the consumer's session with this error: its last message was impossible, and changed nothing."""
+    """End the consumer's session with this error: its last message was refused, and changed nothing. If the session was
+    open, `Cut` or `Lost` follows."""
 
     consumer: int
     error: PenstockError

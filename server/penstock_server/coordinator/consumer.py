@@ -73,7 +73,7 @@ class Consumer:
         told: an epoch, and how many batches of it the consumer already knows of.
         sent, handed: how many slabs were sent, and handed over.
         ends, ended: how many Ends were sent, and how many the consumer has acknowledged.
-        out: the slots that it has not given back, by the sequence number of the slab.
+        out: the slots that it holds, by the sequence number of the slab.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Consumer:
         self._unhanded_bytes = 0
         self._resized_at = 0
         self._out_before = 0
-        self._given_back = 0
+        self._returned_before = 0
 
     def become(self, state: ConsumerState) -> None:
         """Go to this state.
@@ -141,16 +141,18 @@ class Consumer:
         return len(self._unhanded)
 
     def awaits(self, epoch: int) -> bool:
-        """Whether slabs of the epoch are under way to it, not counting those that it has given back."""
-        return any(sent.epoch == epoch and sent.seq >= self._given_back for sent in self._unhanded)
+        """Whether slabs of the epoch are under way to it, not counting those that `give_back` has returned."""
+        return any(sent.epoch == epoch and sent.seq >= self._returned_before for sent in self._unhanded)
 
     def handing(self, handed: int) -> list[Sent]:
-        """Return the slabs that are newly handed over once the first `handed` are, without those that it gave back."""
-        return [sent for sent in self._unhanded if self._given_back <= sent.seq < handed]
+        """Return the slabs that are newly handed over once the first `handed` are, without those that `give_back` has
+        returned."""
+        return [sent for sent in self._unhanded if self._returned_before <= sent.seq < handed]
 
     def give_back(self, handed: int) -> Iterator[Sent]:
-        """Return the slabs after the first `handed`, which will not be handed over. Each is returned only once."""
-        first, self._given_back = max(handed, self._given_back), self.sent
+        """Return the slabs after the first `handed`, which the consumer will not hand over. Each is returned only once.
+        The consumer still holds their slots."""
+        first, self._returned_before = max(handed, self._returned_before), self.sent
         return (sent for sent in self._unhanded if sent.seq >= first)
 
     @property
@@ -245,32 +247,32 @@ class Consumer:
         """Process an acknowledgement that `check_acknowledged` has accepted.
 
         Args:
-            handed: how many slabs are handed over (or void), in all.
+            handed: how many slabs are handed over, or void because their epoch was left, in all.
             released: the slabs over which no tensor lives any longer.
             ended: how many Ends came, in all.
 
         Returns:
-            The slots that the consumer gives back.
+            The slots that the consumer no longer holds.
         """
         self.handed, self.ended = handed, ended
-        back: list[Lease] = []
+        slots: list[Lease] = []
         while self._unhanded and self._unhanded[0].seq < handed:
             sent = self._unhanded.popleft()
             self._unhanded_bytes -= sent.nbytes
             if not self._holds_handed:
-                back.append(self._take_back(sent.seq))
-        back += [self._take_back(seq) for seq in released]
-        return back
+                slots.append(self._take_slot(sent.seq))
+        slots += [self._take_slot(seq) for seq in released]
+        return slots
 
     def lost(self) -> list[Lease]:
         """Return all slots that the consumer still has: it is gone with all its tensors."""
-        return [self._take_back(seq) for seq in list(self.out)]
+        return [self._take_slot(seq) for seq in list(self.out)]
 
     def resize(self, share: Share) -> None:
         """Give the consumer this share. It keeps the slots that it has until it releases them."""
         self.share = share
         self._resized_at, self._out_before = self.sent, len(self.out)
 
-    def _take_back(self, seq: int) -> Lease:
+    def _take_slot(self, seq: int) -> Lease:
         self._out_before -= seq < self._resized_at
         return self.out.pop(seq)

@@ -15,10 +15,11 @@ Life of a feed: `Imported` -> a worker lists its splits and makes a first sample
 it, or the start fails (starting.py). Life of a stream: `Open` (admission.py) -> `Begin`, `Acknowledge`, `Leave` ... ->
 `Close` or `Lost` -> the stream is removed when its last slot is free.
 
-Failures. The coordinator refuses an impossible message from a consumer before it changes anything (`Refuse`). Any other
-PenstockError fails the stream that the event is about. Any other exception is a bug, and the state of that stream is
-then unknown. So the stream fails: nothing more is sent or made for it, and its slots become free as workers and
-consumers release them. A slot is not used again until its worker has answered for it. Other streams go on.
+Failures. The coordinator refuses a message from a consumer that is impossible, or asks for what cannot be had now,
+before it changes anything (`Refuse`). Any other PenstockError fails the stream that the event is about. Any other
+exception is a bug, and the state of that stream is then unknown. So the stream fails: nothing more is sent or made for
+it, and its slots become free as workers and consumers release them. A slot is not used again until its worker has
+answered for it. Other streams go on.
 """
 
 from __future__ import annotations

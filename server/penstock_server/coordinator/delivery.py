@@ -24,7 +24,7 @@ class Delivery(Protocol):
     Attributes:
         singly: whether batches are delivered one by one, so that workers have to report each on its own.
         shared: whether consumers come and go, and the stream lives on for a while without any.
-        group_log: reports a group's position to the state file; None if the position is not kept there.
+        group_log: reports a group's position to the state file; None if it is not saved there.
         has_returned: whether batches that a consumer returned wait for another consumer.
     """
 
@@ -128,7 +128,7 @@ class SingleDelivery:
         """See Delivery."""
 
     def returned(self, consumer: Consumer, handed: int) -> None:
-        """See Delivery. The other slabs are void."""
+        """See Delivery. Nobody else gets the other slabs."""
 
     def lost(self, consumer: Consumer) -> None:
         """See Delivery."""

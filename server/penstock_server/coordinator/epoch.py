@@ -99,7 +99,7 @@ class Epoch:
         if position is not None:
             check(position, plan, splits)
             self.skip, self.batches, self.rows = position.skip, position.batches, position.rows
-            self.rounds = (position.batches + position.skip) // max(1, consumers)  # a group may be deserted
+            self.rounds = (position.batches + position.skip) // max(1, consumers)  # a group may have no consumer now
         visits: LaneVisits | RangeVisits
         if plan.length is not None:
             assert feed.info.batches is not None

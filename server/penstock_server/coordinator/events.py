@@ -62,14 +62,16 @@ class Close(Struct, frozen=True):
 
 
 class Cut(Struct, frozen=True):
-    """The consumer is cut off, but tensors may still live over its slots. `handed` as in Leave."""
+    """The daemon has ended a session over a unix connection, but tensors may still live over its slots. `Lost` follows
+    when the connection ends. `handed` as in Leave."""
 
     consumer: int
     handed: int
 
 
 class Lost(Struct, frozen=True):
-    """The consumer is gone, with all of its tensors. `handed` as in Leave."""
+    """The consumer's connection has ended, or its session over the network: none of its tensors lives over a slot now.
+    `handed` as in Leave."""
 
     consumer: int
     handed: int
@@ -166,7 +168,7 @@ class SlotFound(Struct, frozen=True):
 
 
 class NoSlot(Struct, frozen=True):
-    """The machine has no memory for the ticket's slot, or the copy into it failed."""
+    """The machine has had no memory for the ticket's slot for some time, or the copy into it failed."""
 
     ticket: int
     error: PenstockError

@@ -25,7 +25,7 @@ class FirstSampleChecks:
     """
 
     def __init__(self, out: Callable[[do.Command], None]) -> None:
-        self._out = out
+        self._do = out
         self.of_hosts: dict[str, do.Compare] = {}
         self._ready: set[int] = set()
         self._waiting: list[tuple[int, do.Compare]] = []
@@ -38,7 +38,7 @@ class FirstSampleChecks:
             if first.seconds <= MOST_SECONDS:
                 self._waiting.append((worker, compare))
         elif forget:
-            self._out(do.ForgetSplits(splits))
+            self._do(do.ForgetSplits(splits))
 
     def worker_ready(self, worker: int) -> None:
         """Note that the worker has imported the user's modules."""
@@ -57,4 +57,4 @@ class FirstSampleChecks:
             if not others:
                 self._waiting.append((seen_by, command))
                 continue
-            self._out(structs.replace(command, worker=max(others)))  # its lanes are visited last
+            self._do(structs.replace(command, worker=max(others)))  # its lanes are visited last

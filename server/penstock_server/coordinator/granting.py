@@ -1,8 +1,8 @@
 """Grants: which turn gets the next slot. Slots are granted in stream order, and one is kept for the head.
 
 The head is the next turn in the order. A merged batch becomes known late but may belong early, so it can become the
-head when turns after it already have slots. It then gets the slot that was kept, and the stream cannot stall. If
-production may hold fewer slots by then, because slots became larger, the head still gets one: the turns after it cannot
+head when turns after it already have slots. It then gets the slot that was kept, and the stream cannot stall. It gets
+one even if production holds more slots than it may by now, because slots became larger: the turns after the head cannot
 leave the order before it. The memory of older slots is budgeted separately (`memory.regrown`).
 """
 

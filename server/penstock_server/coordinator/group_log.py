@@ -51,7 +51,7 @@ class SavedGroup:
 
 
 @dataclass(slots=True, eq=False)
-class _Dealt:
+class _Delivered:
     """Batches at one place of the stream, and how many of them were not handed over yet."""
 
     batches: SentElsewhere
@@ -75,26 +75,26 @@ class GroupLog:
     Args:
         feed: the feed that the group reads.
         group: its name.
-        kept: the group in the state file, from which it goes on; None: it begins at epoch 0.
+        saved: the group in the state file, from which it goes on; None: it begins at epoch 0.
         out: where commands go.
 
     Attributes:
         awaited: consumers that may have been handed batches that the file does not name.
     """
 
-    def __init__(self, feed: FeedInfo, group: str, kept: SavedGroup | None, out: Callable[[do.Command], None]) -> None:
-        self.awaited = set(kept.consumers) if kept else set()
+    def __init__(self, feed: FeedInfo, group: str, saved: SavedGroup | None, out: Callable[[do.Command], None]) -> None:
+        self.awaited = set(saved.consumers) if saved else set()
         self._feed = feed
         self._group = group
-        self._out = out
-        self._cursor = Cursor(kept.position if kept else Position(feed, 0))
+        self._do = out
+        self._cursor = Cursor(saved.position if saved else Position(feed, 0))
         self._ahead: defaultdict[int, Ranges] = defaultdict(Ranges)
         """Batches that were handed over beyond the position, by lane."""
-        self._log: deque[_Dealt | LaneEnded | PoolBegun] = deque()
-        self._dealt: dict[tuple[int, int], _Dealt] = {}
+        self._log: deque[_Delivered | LaneEnded | PoolBegun] = deque()
+        self._delivered: dict[tuple[int, int], _Delivered] = {}
         self._moved: dict[int, int] = {}
         self._over = False
-        for batches in kept.ahead if kept else ():
+        for batches in saved.ahead if saved else ():
             self._add_ahead(*batches)
 
     # --- consumers ---
@@ -107,11 +107,11 @@ class GroupLog:
             ahead = [(one.lane, one.index, one.batches) for one in had if one.epoch == self._cursor.epoch]
         for batches in ahead:
             self._add_ahead(*batches)
-        self._keep(ahead, arrived=consumer)
+        self._save(ahead, arrived=consumer)
 
     def parted(self, consumer: bytes) -> None:
         """Note that a consumer has gone: batches that it was not handed go to others."""
-        self._keep(parted=consumer)
+        self._save(parted=consumer)
 
     def give_up(self) -> None:
         """Give up the consumers that are still awaited: they will not come back."""
@@ -122,7 +122,7 @@ class GroupLog:
     def end(self, forget: bool) -> None:
         """Stop logging, as the stream has ended. With `forget`, have the group deleted from the file."""
         if not self._over and forget:
-            self._out(do.ForgetGroup(self._feed.name, self._group))
+            self._do(do.ForgetGroup(self._feed.name, self._group))
         self._over = True
 
     # --- the stream, in its order ---
@@ -133,13 +133,13 @@ class GroupLog:
         if fresh:
             self._cursor.begin(epoch)
             self._log.clear()
-            self._dealt.clear()
+            self._delivered.clear()
             self._moved.clear()
             self._ahead.clear()
         elif digest == self._cursor.digest:
             return
         self._cursor.digest = digest
-        self._keep(fresh=fresh)
+        self._save(fresh=fresh)
 
     def was_handed(self, turn: Turn, part: Part) -> bool:
         """Whether the part's first batch was handed over by an earlier daemon."""
@@ -151,17 +151,18 @@ class GroupLog:
         All of them are logged together, because the lane's record belongs after the last one.
         """
         first = turn.index + part.first
-        if (turn.lane, first) not in self._dealt:
-            dealt = _Dealt(SentElsewhere(epoch, turn.lane, first, part.batches, part.rows, part.record), part.batches)
-            self._log.append(dealt)
-            self._dealt.update(((turn.lane, index), dealt) for index in range(first, first + part.batches))
+        if (turn.lane, first) not in self._delivered:
+            sent = SentElsewhere(epoch, turn.lane, first, part.batches, part.rows, part.record)
+            delivered = _Delivered(sent, part.batches)
+            self._log.append(delivered)
+            self._delivered.update(((turn.lane, index), delivered) for index in range(first, first + part.batches))
 
     def passed(self, turn: Turn, batch: Part) -> None:
         """Pass over a batch that was handed over by an earlier daemon: the file has it."""
         self._done(turn, batch)
         self._advance()
         if self._moved:
-            self._keep()
+            self._save()
 
     def lane_ended(self, ended: LaneEnded) -> None:
         """Note that a lane ends here."""
@@ -178,7 +179,7 @@ class GroupLog:
         ahead = [self._done(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
         if ahead:
             self._advance()
-            self._keep(ahead)
+            self._save(ahead)
 
     # --- helpers ---
 
@@ -187,7 +188,7 @@ class GroupLog:
 
     def _done(self, turn: Source, batch: Part) -> tuple[int, int, int]:
         index = turn.index + batch.first
-        self._dealt.pop((turn.lane, index)).left -= 1
+        self._delivered.pop((turn.lane, index)).left -= 1
         return turn.lane, index, 1
 
     def _advance(self) -> None:
@@ -221,7 +222,7 @@ class GroupLog:
         for lane in lanes:
             self._moved[lane] = self._cursor.places.get(lane, (0, b""))[0]
 
-    def _keep(
+    def _save(
         self,
         ahead: Iterable[tuple[int, int, int]] = (),
         *,
@@ -233,7 +234,7 @@ class GroupLog:
             return
         cursor, moved = self._cursor, self._moved
         self._moved = {}
-        self._out(
+        self._do(
             do.SaveGroup(
                 feed=self._feed,
                 group=self._group,

@@ -142,7 +142,7 @@ class Groups:
         return group
 
     def log(self, feed: ServedFeed, name: str) -> GroupLog | None:
-        """Return the log of a group that begins; None if its position is not kept."""
+        """Return the log of a group that begins; None if its position is not saved."""
         if self._has_file and feed.plan.order == "exact":  # in fast order a merged batch differs when it is made again
             return GroupLog(feed.info, name, self.saved(feed, name), self._do)
         return None

@@ -101,7 +101,7 @@ def _head(epoch: Epoch, head: Turn) -> Iterator[str]:
     if head.pooled:
         yield f"epoch {epoch.number}: the next turn (of a pool) has its slot, and nobody copies its rows"
         return
-    lanes = [epoch.lanes.get(part.lane) for part in head.leftovers] if head.merged else list(epoch.lanes.values())
+    lanes = [epoch.lanes.get(rows.lane) for rows in head.leftovers] if head.merged else list(epoch.lanes.values())
     awaits_slot = any(turn.state is TurnState.WAITING for lane in epoch.lanes.values() for turn in lane.turns)
     if not awaits_slot and not any(lane is not None and (lane.waits or lane.busy) for lane in lanes):
         yield f"epoch {epoch.number}: the next turn has its slot, and nobody is to fill it"

@@ -34,7 +34,7 @@ FREE, RUNNING, DROPPING, PAUSED, FAILED = LaneState
 LANE_STATES: Table[LaneState] = {
     FREE: {
         RUNNING: "StartRun",
-        DROPPING: "DropRun, just before: the run still has turns to answer for",
+        DROPPING: "right after DropRun, if the run still has turns to answer for",
         PAUSED: "user code failed, or a worker died again",
         FAILED: "user code failed, or ended workers too often",
     },
@@ -187,7 +187,7 @@ class Lane:
 
     @property
     def waits(self) -> bool:
-        """Whether it has to wait before a run may go on with it."""
+        """Whether no run may go on with it now: a dropped run still has to answer, or the lane is paused."""
         return self.dropped is not None or self.pause is not None
 
     @property

@@ -63,7 +63,7 @@ class LaneProduction(Production):
         if lane.busy:
             lane.drop(run)
 
-    def _hand_over(self, epoch: Epoch, *keys: int) -> None:
+    def _reassign(self, epoch: Epoch, *keys: int) -> None:
         for key in keys:
             self._fill(epoch, key)
 

@@ -1,10 +1,10 @@
 """Decides how much of the allowed memory a stream may hold, when it opens.
 
 A stream holds slots in three places. In *production* they are being filled, or wait until the order comes to them.
-Slots under way to the consumer are bounded by its *credit*, and slots under its tensors by its alias *quota*. The
-consumer never holds more than credit + quota, so with one more slot for production the head of the stream can always be
-made. That is the minimum for a stream, and more slots make it faster. Shuffle blocks live in the workers' heaps and
-count as well. Slots also take file descriptors, so their number is bounded, too.
+Slots under way to the consumer are bounded by its *credit*, and slots of shared memory under its tensors by its
+*quota*. The consumer never holds more than credit + quota, so with one more slot for production the head of the stream
+can always be made. That is the minimum for a stream, and more slots make it faster. Shuffle blocks live in the workers'
+heaps and count as well. Slots also take file descriptors, so their number is bounded, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def least_slots(quota: int, consumers: int = 1, pool: int = 1) -> int:
     """Return the fewest slots with which a stream can run.
 
     It needs one for the head, and with pools one for each lane of a pool. Each consumer needs one of credit, one of
-    quota if it aliases at all, and one for the round if there are several consumers.
+    quota if it reads shared memory, and one for the round if there are several consumers.
     """
     return _least_production(pool) + consumers * (2 if quota else 1) + _round(consumers)
 

@@ -52,21 +52,21 @@ class Merging:
         turn.measuring = self._feed.varies and not turn.shapes
         may_fill = turn.state is not WAITING
         row = 0
-        for part in turn.leftovers:
-            lane = epoch.lane(part.lane)
-            known = turn.measuring and part in turn.sizes
+        for leftover in turn.leftovers:
+            lane = epoch.lane(leftover.lane)
+            known = turn.measuring and leftover in turn.sizes
             if lane.error is not None:
                 self._turns.fail(epoch, turn, lane.error)
-            elif part in wanted and may_fill and not known and turn.error is None:
-                filler = lane.run or self._start(epoch, part.lane, lane)
+            elif leftover in wanted and may_fill and not known and turn.error is None:
+                filler = lane.run or self._start(epoch, leftover.lane, lane)
                 turn.fillers.append(filler)
                 if turn.state is IDLE:
                     turn.become(FILLING)
                 if turn.measuring:
-                    self._do(do.MeasureRows(*filler, turn.slot.ticket, part.start, part.count))
+                    self._do(do.MeasureRows(*filler, turn.slot.ticket, leftover.start, leftover.count))
                 else:
-                    self._do(self._write(turn, part, row, filler))
-            row += part.count
+                    self._do(self._write(turn, leftover, row, filler))
+            row += leftover.count
         if may_fill and not turn.fillers:
             self._turns.complete(epoch, turn, COMPLETE)
 
@@ -77,13 +77,13 @@ class Merging:
         if epoch is None or turn is None or turn.left_order or turn.shapes:
             return 0
         columns = self._feed.columns
-        for part in turn.leftovers:
-            run = epoch.lane(part.lane).run
+        for leftover in turn.leftovers:
+            run = epoch.lane(leftover.lane).run
             if run is not None and run[1] == said.run and run in turn.fillers:
                 if not columns.fit(said.sizes):
                     text = f"a worker said that leftover rows have the sizes {said.sizes}"
                     self._turns.fail(epoch, turn, ProtocolError(text, feed=self._feed.name))
-                turn.sizes[part] = said.sizes
+                turn.sizes[leftover] = said.sizes
         if turn.error is not None or len(turn.sizes) < len(turn.leftovers):
             return 0
         turn.shapes = columns.shapes(turn.rows, columns.joined(turn.sizes.values()))
@@ -108,18 +108,18 @@ class Merging:
             turn.become(IDLE)
             self.fill(epoch, turn, set(turn.leftovers))
 
-    def _write(self, turn: Turn, part: Leftover, row: int, filler: Filler) -> do.WriteRows:
-        """Return the command to write this part of a merged batch from `row` on."""
-        before = turn.leftovers[: turn.leftovers.index(part)]
+    def _write(self, turn: Turn, leftover: Leftover, row: int, filler: Filler) -> do.WriteRows:
+        """Return the command to write these leftover rows to a merged batch, from its row `row` on."""
+        before = turn.leftovers[: turn.leftovers.index(leftover)]
         return do.WriteRows(
             *filler,
             ticket=turn.slot.ticket,
-            start=part.start,
-            count=part.count,
+            start=leftover.start,
+            count=leftover.count,
             row=row,
             rows=turn.rows,
             index=turn.index,
             shapes=turn.shapes,
             before=self._feed.columns.joined(turn.sizes[other] for other in before) if turn.shapes else (),
-            sizes=turn.sizes.get(part, ()),
+            sizes=turn.sizes.get(leftover, ()),
         )

@@ -1,6 +1,7 @@
 """The turns of a stream that are in production: from the grant of a slot until the turn has left the order.
 
-A turn is open until it is complete: it waits for its slot, or a run fills it. production.py decides which run.
+A turn is *open* from that grant until no run fills it, now or later. So an abandoned turn is still open, although it
+has left the order; a complete turn is not, although it has not. production.py decides which run fills a turn.
 """
 
 from __future__ import annotations

@@ -68,30 +68,30 @@ class Outlet:
     def begin(self, consumers: list[Consumer]) -> None:
         """Begin the stream with these consumers."""
         self.consumers, self.waiting = consumers, []
-        self._look()
+        self._update_live()
 
     def join(self, consumer: Consumer) -> None:
         """Add a consumer."""
         self.consumers.append(consumer)
-        self._look()
+        self._update_live()
 
     def part(self, consumer: Consumer) -> None:
         """Remove a consumer."""
         self.consumers.remove(consumer)
-        self._look()
+        self._update_live()
 
     def failed(self, error: PenstockError) -> None:
         """Note that the stream has failed, and tell its consumers."""
         self.error = error
-        self._look()
+        self._update_live()
         self.tell(m.Failed(m.ErrorReport.of(error)), self.consumers or self.waiting)
 
     def close(self) -> None:
         """Close the stream: no consumer wants anything more."""
         self.closing = True
-        self._look()
+        self._update_live()
 
-    def _look(self) -> None:
+    def _update_live(self) -> None:
         self.live = self.error is None and not self.closing and bool(self.consumers)
 
     # --- who reads ---

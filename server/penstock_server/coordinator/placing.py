@@ -79,7 +79,7 @@ class Placing:
     def why_anywhere(self, lanes: int) -> str:
         """Return why batches are not made on the machines of their ranks, although a host has joined from one of these;
         empty if they are, or if none has joined."""
-        found = self._look(lanes)
+        found = self._near_or_why(lanes)
         return found if isinstance(found, str) and self._expected else ""
 
     def reader(self, number: int) -> int | None:
@@ -102,10 +102,10 @@ class Placing:
 
     def _near(self, lanes: int) -> list[_Near]:
         """Return the workers near each rank; empty if all workers are for all ranks."""
-        found = self._look(lanes)
+        found = self._near_or_why(lanes)
         return [] if isinstance(found, str) else found
 
-    def _look(self, lanes: int) -> list[_Near] | str:
+    def _near_or_why(self, lanes: int) -> list[_Near] | str:
         """Return the workers near each rank, or why all workers are for all ranks."""
         if not self._consumers:
             return self._unforeseen

@@ -96,7 +96,8 @@ class Production(ABC):
 
     def slot_found(self, ticket: int) -> bool:
         """Have the ticket's turn filled, now that it has its slot. Return True if the turn has ended or failed at once,
-        so that something may be sent now."""
+        so that something may be sent now. Ignore a turn that is no longer open, because it has failed or its epoch is
+        closed."""
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
             return False
@@ -110,7 +111,8 @@ class Production(ABC):
         return turn.shows
 
     def made(self, made: Made) -> None:
-        """Add the part that a run has made, if any, to its turn. With `last` the run is done with the turn."""
+        """Add the part that a run has made, if any, to its turn. With `last` the run has answered for the turn. Ignore
+        a run that is not to fill the turn: its worker is gone, or it has asked for a larger slot."""
         epoch, turn = self.turns.by_ticket.get(made.ticket, (None, None))
         if epoch is None or turn is None or not turn.fillers or turn.fillers[0][1] != made.run:
             return
@@ -218,7 +220,7 @@ class Production(ABC):
                     self._fill(epoch, key)
 
     def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
-        """Hand over the work of workers whose processes are gone, with all of their runs. Others go on from the last
+        """Reassign the work of workers whose processes are gone, with all of their runs. Others go on from the last
         restart records.
 
         `blamed`: the run that one of them was working on; the number of the split within the lane, or -1 if the worker
@@ -243,12 +245,12 @@ class Production(ABC):
                         self._blame(epoch, lane, blamed, worker, how)
                     self._unassign(lane, run)
                     lost.add(key)
-            self._hand_over(epoch, *sorted(lost))
+            self._reassign(epoch, *sorted(lost))
             for turn in self.turns.merged(epoch):
                 lanes = {writers[run] for writer, run in turn.fillers if writer in workers}
-                if lanes:  # only these: a run that writes again might do so when the slot has another use
+                if lanes:  # only these: a run that writes its rows twice might do so when the slot has another use
                     self.turns.take_from(turn, lambda filler: filler[0] in workers)
-                    self.merging.fill(epoch, turn, {part for part in turn.leftovers if part.lane in lanes})
+                    self.merging.fill(epoch, turn, {one for one in turn.leftovers if one.lane in lanes})
             self.pooling.workers_gone(epoch, workers)
         self.turns.complete_abandoned(lambda filler: filler[0] in workers)
 
@@ -301,7 +303,7 @@ class Production(ABC):
         """Drop the lane's run now. Another run goes on when this one has answered for its turns."""
 
     @abstractmethod
-    def _hand_over(self, epoch: Epoch, *keys: int) -> None:
+    def _reassign(self, epoch: Epoch, *keys: int) -> None:
         """Have other runs fill the turns of these lanes, whose runs are gone, or fail the turns."""
 
     @abstractmethod
@@ -374,6 +376,7 @@ class Production(ABC):
         return run
 
     def _drop(self, epoch: Epoch, lane: Lane) -> Filler:
+        """Drop the lane's run, and return it. The caller decides whether the lane waits until the run has answered."""
         run = epoch.stop(lane)
         self._do(do.DropRun(*run))
         return run
@@ -392,6 +395,8 @@ class Production(ABC):
             self.turns.take_from(turn, lambda filler: filler[1] == run)
 
     def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
+        """Pause the lane, or fail it with its turns: user code failed in its run. A lane that has ended always fails:
+        its run has read it again for its leftover rows."""
         self._drop(epoch, lane)
         self._unassign(lane, run[1])
         if self.feed.plan.on_error == "retry" and isinstance(error, GeneratorError) and not lane.ended:
@@ -399,7 +404,7 @@ class Production(ABC):
             self._pause(lane, run[1], lane.failures)
         else:
             lane.fail(error)
-            self._hand_over(epoch, key)
+            self._reassign(epoch, key)
         for turn in self.turns.merged(epoch):
             if run in turn.fillers:
                 self.turns.take_from(turn, lambda filler: filler == run)

@@ -45,22 +45,22 @@ class RangeProduction(Production):
     def _move(self, epoch: Epoch, lane: Lane) -> None:
         """Do nothing: the run only finishes its turns."""
 
-    def _hand_over(self, epoch: Epoch, *keys: int) -> None:
-        handed: list[Turn] = []
+    def _reassign(self, epoch: Epoch, *keys: int) -> None:
+        moved: list[Turn] = []
         failed: list[tuple[Turn, PenstockError]] = []
         for lane in map(epoch.lane, keys):  # empty all of them before one gets another's turns
             error = lane.failed()
             if error is not None:  # it concerns the turn that was being made
                 failed.append((lane.turns[0], error))
-            handed.extend(lane.turns)
+            moved.extend(lane.turns)
             lane.turns.clear()
-        for turn in handed:
+        for turn in moved:
             turn.key = self._placing.pick(turn.index // self.feed.turn)
             epoch.lane(turn.key).turns.append(turn)
         for turn, error in failed:
             self.turns.fail(epoch, turn, error)
             self.turns.complete(epoch, turn, COMPLETE)
-        for key in sorted({turn.key for turn in handed}):
+        for key in sorted({turn.key for turn in moved}):
             self._fill(epoch, key)
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:

@@ -1,8 +1,9 @@
 """The slots that a stream has leased: who holds each of them, and when it is free. No other code frees a slot.
 
 Each lease has a ticket, the name by which the host knows the slot. A lease may have several holders: production until
-the turn has left the order; delivery for a batch that it keeps back; a consumer for each slab that it was sent; a copy
-for its slot and the original's. The slot is free when the last holder has released it.
+the turn has left the order; delivery for a batch that waits for the rest of its round, or that a member of a group
+returned; a consumer for each slab that it was sent; a copy for its slot and the original's; remaking until the slot is
+filled again. The slot is free when the last holder has released it.
 """
 
 from __future__ import annotations

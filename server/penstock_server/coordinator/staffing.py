@@ -1,4 +1,4 @@
-"""Workers come, die and leave: tells the start and each stream about it.
+"""Workers come, die and leave: tells the start of the feeds (starting.py) and each stream.
 
 A worker that is to leave hands over each lane when the lane comes to a border. After a minute it hands over its other
 lanes wherever they are. A little later it is killed.

@@ -23,7 +23,8 @@ from .timers import Timers
 from .workers import REMOTE, Workers
 
 NOBODY = -1
-"""Used instead of a worker's number: the feed waits for its next attempt."""
+"""Used instead of a worker's number: the feed waits for its next attempt. (It is not the vacant place, workers.VACANT,
+which has the same number.)"""
 
 
 class Failing(Struct, frozen=True):

@@ -1,8 +1,10 @@
 """One stream: the epochs of a feed, in order, for one consumer or several, within the slots that it may hold.
 
-This file decides what an event means for the stream, and then lets the stream proceed: it offers the next turns in the
-order to the delivery policy (offering.py), and grants slots to the turns after them (granting.py). delivery.py decides
-which consumer receives a batch, and production.py which worker makes it.
+This file decides what the events of consumers mean for the stream. Reports about one run or ticket go to its parts
+(production.py, merging.py, copies.py, remaking.py), mostly without passing through here (work_events.py). After either,
+the stream proceeds: it offers the next turns in the order to the delivery policy (offering.py), and grants slots to the
+turns after them (granting.py). delivery.py decides which consumer receives a batch, and production.py which worker
+makes it.
 
 One rule keeps the stream from stalling: it grants slots in stream order. Production holds at most `share.production`
 slots, and keeps one for the head, the next turn in the order. Credit and quota bound the slots that were sent, and
@@ -166,7 +168,7 @@ class Stream:
 
     @property
     def group_log(self) -> GroupLog | None:
-        """The log that reports the stream's position to the state file; None if the position is not kept there."""
+        """The log that reports the stream's position to the state file; None if it is not saved there."""
         return self._delivery.group_log
 
     @property
@@ -323,7 +325,7 @@ class Stream:
         self.production.retry(run)
 
     def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
-        """Hand over the work of workers whose processes are gone; see `Production.workers_gone`."""
+        """Reassign the work of workers whose processes are gone; see `Production.workers_gone`."""
         self._lists.workers_gone(workers, how, blamed)
         self.production.workers_gone(workers, how, blamed)
         self.remaking.workers_gone(workers, how, lost=blamed is None)

@@ -137,7 +137,7 @@ class Turn:
         measuring: for such a batch: whether its fillers measure rows, and do not write them.
         parts: batches that are made and not delivered.
         ended: whether it ended its lane.
-        leftover: how many rows the lane has left over then.
+        leftover: how many rows the lane has left over then. (`leftovers` are the rows of a merged batch.)
         error: why the stream fails when this turn is next, or None.
         number: for a turn that ended its lane: how many lanes ended before it in the stream; else -1.
         foreseen: for a visit in exact order: the number that its first batch is likely to have in the epoch.
@@ -191,7 +191,7 @@ class Turn:
     @property
     def rows(self) -> int:
         """Rows of a merged batch."""
-        return sum(part.count for part in self.leftovers)
+        return sum(leftover.count for leftover in self.leftovers)
 
     @property
     def merged(self) -> bool:

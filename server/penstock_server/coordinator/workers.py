@@ -43,7 +43,7 @@ class Workers:
         self.vacant = False
         self._idle = set(self.numbers) if idle else set()
         self._machines: dict[int, str] = {}
-        self._look()
+        self._update()
 
     @property
     def available(self) -> list[int]:
@@ -94,27 +94,27 @@ class Workers:
         self.numbers = sorted({*self.numbers, number})
         self._machines[number] = machine
         self.away.add(number)
-        self._look()
+        self._update()
 
     def is_ready(self, number: int) -> None:
         """Note that the worker can work."""
         self.away.discard(number)
-        self._look()
+        self._update()
 
     def died(self, number: int) -> None:
         """Note that the worker's process is gone."""
         self.away.add(number)
-        self._look()
+        self._update()
 
     def leave(self, numbers: Iterable[int]) -> None:
         """Note that these workers are to leave."""
         self.leaving.update(numbers)
-        self._look()
+        self._update()
 
     def own_stay(self) -> None:
         """Let the daemon's own workers stay after all."""
         self.leaving.difference_update(self.own)
-        self._look()
+        self._update()
 
     def gone(self, *numbers: int) -> None:
         """Remove these workers."""
@@ -123,13 +123,13 @@ class Workers:
             self._machines.pop(number, None)
         for those in (self.away, self.leaving, self._idle):
             those.difference_update(numbers)
-        self._look()
+        self._update()
 
     def place_taken(self) -> None:
         """Note that VACANT has no work any longer."""
         self.vacant = False
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         ready = [number for number in self.makers if number not in self.away]
         self._available = [number for number in ready if number not in self.leaving] or ready or [VACANT]
         self.vacant = self.vacant or self._available == [VACANT]
