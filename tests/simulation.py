@@ -12,7 +12,7 @@ No process, socket, clock or byte of memory is real. Samples are (epoch, split, 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -91,8 +91,8 @@ class SimFeed:
     `dynamic` feed lists its splits in each epoch, and fails to do so in `unlisted` epochs. Reading a sample in `poison`
     raises. If `batch_size` is None, each sample is a ready batch, and number k of a split has 1 + k * `growth` rows.
     Otherwise `growth` makes samples ragged, of these lengths. An `endless` feed has segments with the lengths in
-    `splits`, again and again. A sample in `transient` raises the first N times that it is read in a world, where N is
-    the number given with it. A sample in `deadly` kills the worker that reads it, outside of user code.
+    `splits`, again and again. A sample in `transient` raises at those of its readings in a world whose numbers, from 0,
+    are given with it. A sample in `deadly` kills the worker that reads it, outside of user code.
     """
 
     name: str = "train"
@@ -109,7 +109,7 @@ class SimFeed:
     dynamic: bool = False
     unlisted: frozenset[int] = frozenset()
     poison: frozenset[Sample] = frozenset()
-    transient: tuple[tuple[Sample, int], ...] = ()
+    transient: tuple[tuple[Sample, frozenset[int]], ...] = ()
     deadly: frozenset[Sample] = frozenset()
     growth: int = 0
     on_error: str = "raise"
@@ -472,7 +472,11 @@ class Worker:
         if run.forged and (there > 1000 or any(len(one) % 16 not in (0, 8) for one in (start.record, start.ahead))):
             self._fail(start.run, ProtocolError("a record of no lane"))
             return
-        came = sum(1 for _ in islice(run.samples, count))
+        try:
+            came = sum(1 for _ in islice(run.samples, count))
+        except GeneratorError as error:
+            self._fail(start.run, error)
+            return
         reached = sum(1 for _ in islice(feed.lane(start.epoch, start.lane, cuts), there))
         if run.forged and (came < count or reached < there):
             self._fail(start.run, ProtocolError("a record of no lane"))
@@ -508,12 +512,12 @@ class Worker:
 
     def leftover(self, rows: do.MeasureRows | do.WriteRows, slot: Slot) -> None:
         """Measure or write leftover rows of a lane."""
-        if self._world.is_forged(rows.run) and not self.fills_of(rows.run):  # it failed
+        hold(rows.run in self.runs, f"run {rows.run}, which is not open, is told to write rows")
+        run = self.runs[rows.run]
+        if run.failed:  # the daemon did not know yet
             slot.fillers.discard((self, rows.run))
             self._answer(m.RowsWritten(rows.run, rows.ticket))
             return
-        hold(self.fills_of(rows.run), f"run {rows.run}, which is not open, is told to write rows")
-        run = self.runs[rows.run]
         try:
             ended = run.ended or run.take(run.index) is None
         except PenstockError as error:
@@ -1138,7 +1142,8 @@ class World:
         """Streams that an attacker opened."""
         self.attackers: list[Attacker] = []
         self._last_consumer = 0
-        self._raises = {(feed.name, sample): times for feed in feeds for sample, times in feed.transient}
+        self._raises = {(feed.name, sample): readings for feed in feeds for sample, readings in feed.transient}
+        self._readings: Counter[tuple[str, Sample]] = Counter()
         self._copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
         """Closed connections that the daemon has not noticed yet."""
@@ -1302,9 +1307,11 @@ class World:
 
     def raises(self, feed: SimFeed, sample: Sample) -> bool:
         """Count a reading of this sample, and return whether it raises."""
-        left = self._raises.get((feed.name, sample), 0)
-        self._raises[feed.name, sample] = max(0, left - 1)
-        return left > 0
+        key = feed.name, sample
+        if key not in self._raises:
+            return False
+        self._readings[key] += 1
+        return self._readings[key] - 1 in self._raises[key]
 
     def attack(self, feed: str = "train", acts: int = 50, group: str = "") -> None:
         """Add an attacker that takes this many steps."""

@@ -46,14 +46,18 @@ def check_through_errors(case: Case, faults: dict[str, int], on_error: str, seed
     """Check streams whose user code raises at some samples, once or more, while workers die and connections are cut.
 
     With "retry" the stream is the same. With "raise" it is the same if it resumes from a state after each error. With
-    "skip" it is the stream of splits that end before these samples.
+    "skip" it is the stream of splits that end before these samples. (With "skip" they raise at their first readings.
+    Otherwise some of them raise only when they are read again.)
     """
     dice = random.Random(seed)
     samples = [sample for epoch in EPOCHS for sample in case.feed.samples_of(epoch)]
-    transient = tuple((dice.choice(samples), dice.randint(1, 3)) for _ in range(dice.randint(1, 4)))
     if case.feed.length is not None and on_error == "skip":
         on_error = "retry"
-    feed = replace(case.feed, transient=transient, on_error=on_error)
+    transient = []
+    for _ in range(dice.randint(1, 4)):
+        first = 0 if on_error == "skip" else dice.choice((0, 0, 1, 2))
+        transient.append((dice.choice(samples), frozenset(range(first, first + dice.randint(1, 3)))))
+    feed = replace(case.feed, transient=tuple(transient), on_error=on_error)
     asks = {**case.asks, "hoards": False}
     world = replace(case, feed=feed).world(**faults)
     position = None

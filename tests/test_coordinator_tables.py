@@ -284,6 +284,54 @@ def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None
     assert (sent.lane, sent.rows) == (TAIL_LANE, 3)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_leftovers_of_a_lane_that_fails_while_it_is_read_again_are_written_after_its_pause(ragged: bool) -> None:
+    machine = Machine(lanes=2, ragged=ragged, on_error="retry")
+    machine.begin()
+    fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
+    commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
+    commands += machine.made(fills[0], batches=0, ended=True, leftover=1)
+    commands += machine.made(fills[1], batches=0, ended=True, leftover=2)
+    for command in commands:
+        if isinstance(command, do.FindSlot):
+            commands += machine.tell(on.SlotFound(command.ticket))
+    merged = machine.turn()
+    ticket = merged.slot.ticket
+    (again,) = [
+        command
+        for command in machine.tell(on.WorkerDied(fills[1].worker, "was killed"))
+        if isinstance(command, do.WriteRows | do.MeasureRows)
+    ]
+    assert kinds(machine.tell(on.RunFailed(again.run, GeneratorError("away")))) == [do.DropRun]
+    first = m.RowsMeasured(fills[0].run, ticket, ((7,),)) if ragged else m.RowsWritten(fills[0].run, ticket)
+    assert machine.tell(first) == []
+    assert merged.state is TurnState.IDLE
+    assert machine.tell(m.RowsWritten(again.run, ticket)) == [], "what the failed run says no longer counts"
+    assert merged.state is TurnState.IDLE
+    assert machine.coordinator.next_tick is not None
+    machine.now = machine.coordinator.next_tick
+    start, third = machine.tell(on.Tick())
+    assert isinstance(start, do.StartRun)
+    assert isinstance(third, do.MeasureRows if ragged else do.WriteRows)
+    assert (third.run, third.start, third.count) == (start.run, 0, 2)
+    if ragged:
+        writes = machine.tell(m.RowsMeasured(third.run, ticket, ((20,),)))
+        assert kinds(writes) == [do.WriteRows, do.WriteRows]
+        assert machine.tell(m.RowsWritten(fills[0].run, ticket)) == []
+    sent, *_ = machine.tell(m.RowsWritten(third.run, ticket))
+    assert isinstance(sent, do.SendSlab)
+    assert (sent.lane, sent.rows) == (TAIL_LANE, 3)
+
+
+def test_leftovers_of_a_lane_that_fails_while_it_is_read_again_fail_the_stream_unless_it_retries() -> None:
+    machine, _, measures = merged_batch_to_measure()
+    again = machine.tell(on.WorkerDied(measures[1].worker, "was killed"))
+    (measure,) = [command for command in again if isinstance(command, do.MeasureRows)]
+    commands = machine.tell(on.RunFailed(measure.run, GeneratorError("wrong")))
+    (said,) = [command.message for command in commands if isinstance(command, do.Tell)]
+    assert isinstance(said, m.Failed)
+
+
 def merged_batch_to_measure() -> tuple[Machine, Turn, list[do.MeasureRows]]:
     """Return a machine whose two lanes have ended with 1 and 2 leftover ragged rows."""
     machine = Machine(lanes=2, ragged=True)

@@ -151,6 +151,8 @@ FEEDS = f"""
 
     def uneven(split, rng):
         for i in range(UNEVEN[split]):
+            if i == 4:
+                meet(split)
             if split == 2 and os.path.exists(flag(f"hold@{{i}}")):
                 open(flag("held"), "w").close()
                 while os.path.exists(flag(f"hold@{{i}}")):
@@ -169,6 +171,7 @@ FEEDS = f"""
     fast = Feed(drawn, splits=SPLITS, batch_size=4, lanes=6, order="fast", turn=1, attempts=ATTEMPTS)
     listing = Feed(drawn, splits=listed, batch_size=4, shuffle=32, lanes=3, turn=2)
     leftovers = Feed(uneven, splits=range(4), batch_size=4, lanes=4, turn=1, epochs=1)
+    leftovers_retry = Feed(uneven, splits=range(4), batch_size=4, lanes=4, turn=1, epochs=1, on_error="retry")
     once = Feed(drawn, splits=SPLITS, batch_size=4, lanes=5, turn=3, epochs=1)
     skip = Feed(drawn, splits=SPLITS, batch_size=4, lanes=5, turn=3, epochs=1, on_error="skip")
     skip_shuffled = Feed(drawn, splits=SPLITS, batch_size=4, shuffle=96, lanes=3, turn=3, epochs=1, on_error="skip")
@@ -402,6 +405,22 @@ def test_workers_that_die_with_what_was_left_over_of_lanes_that_have_ended_chang
                 flags.take(f"hold@{sample}")
                 assert [[*seen, *map(digest, batches)]] == quiet, (sample, victims)
     assert deaths(daemon) == 8
+
+
+def test_leftovers_that_cannot_be_read_again_are_tried_again(serve: Serve, flags: Flags) -> None:
+    daemon = serve(FEEDS, "leftovers_retry", workers=2)
+    quiet = read(daemon, "leftovers_retry", epochs=1)
+    flags.ask("hold@4")  # in lane 2, when lanes 0, 1 and 3 have ended, and before their leftovers can be merged
+    with penstock.connect(daemon.url) as connection:
+        batches = connection.batches()
+        seen = [digest(next(batches)) for _ in range(4)]
+        until(lambda: flags.has("held"))
+        flags.ask(*(f"raise@{split}.{count}" for split in (0, 1, 3) for count in range(2)))
+        kill(daemon.workers())
+        flags.take("held")
+        flags.take("hold@4")
+        assert [[*seen, *map(digest, batches)]] == quiet
+    assert flags.left() == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock_proto import ProtocolError
+from penstock_proto import PenstockError, ProtocolError
 from penstock_proto.messages import RowsMeasured
 
 from . import commands as do
@@ -48,7 +48,7 @@ class Merging:
 
     def fill(self, epoch: Epoch, turn: Turn, wanted: set[Leftover]) -> None:
         """Tell runs to write the leftovers `wanted` of a merged batch (again), or to measure them if that comes
-        first."""
+        first. Rows of a lane that is paused have to wait."""
         turn.measuring = self._feed.varies and not turn.shapes
         may_fill = turn.state is not WAITING
         row = 0
@@ -58,17 +58,39 @@ class Merging:
             if lane.error is not None:
                 self._turns.fail(epoch, turn, lane.error)
             elif leftover in wanted and may_fill and not known and turn.error is None:
-                filler = lane.run or self._start(epoch, leftover.lane, lane)
-                turn.fillers.append(filler)
-                if turn.state is IDLE:
-                    turn.become(FILLING)
-                if turn.measuring:
-                    self._do(do.MeasureRows(*filler, turn.slot.ticket, leftover.start, leftover.count))
+                if lane.run is None and lane.pause is not None:
+                    turn.paused.add(leftover)
                 else:
-                    self._do(self._write(turn, leftover, row, filler))
+                    self._tell(turn, leftover, row, lane.run or self._start(epoch, leftover.lane, lane))
             row += leftover.count
-        if may_fill and not turn.fillers:
+        if may_fill and not turn.fillers and (turn.error is not None or not turn.paused):
             self._turns.complete(epoch, turn, COMPLETE)
+
+    def pause(self, epoch: Epoch, key: int, run: int) -> None:
+        """Have the rows that the lane's run was to write or measure wait until the lane's pause is over."""
+        for turn in self._turns.merged(epoch):
+            if any(filler[1] == run for filler in turn.fillers):
+                turn.paused.update(one for one in turn.leftovers if one.lane == key)
+                self._turns.take_from(turn, lambda filler: filler[1] == run)
+                if turn.error is not None and not turn.fillers:
+                    self._turns.complete(epoch, turn, COMPLETE)
+
+    def resume(self, epoch: Epoch, key: int) -> None:
+        """Have the rows of the lane written or measured that waited for the end of its pause."""
+        for turn in self._turns.merged(epoch):
+            waited = {one for one in turn.paused if one.lane == key}
+            if waited:
+                turn.paused -= waited
+                self.fill(epoch, turn, waited)
+
+    def fail(self, epoch: Epoch, run: int, error: PenstockError) -> None:
+        """Fail the merged batches for which this run was to write or measure rows."""
+        for turn in self._turns.merged(epoch):
+            if any(filler[1] == run for filler in turn.fillers):
+                self._turns.take_from(turn, lambda filler: filler[1] == run)
+                self._turns.fail(epoch, turn, error)
+                if not turn.fillers:
+                    self._turns.complete(epoch, turn, COMPLETE)
 
     def measured(self, said: RowsMeasured) -> int:
         """Note the sizes of a run's rows. Return the bytes of the merged batch, or 0 while not all of its rows are
@@ -90,14 +112,20 @@ class Merging:
         return self._feed.layout(turn.shapes).nbytes
 
     def answered(self, epoch: Epoch, turn: Turn, run: int) -> None:
-        """Note that a run has written or measured its rows of the turn. Go on with the turn after the last of them."""
-        turn.fillers = [filler for filler in turn.fillers if filler[1] != run]
-        if turn.fillers:
+        """Note that a run has written or measured its rows of the turn. Go on with the turn after the last of them.
+        Ignore a run that has failed: it answers for rows that it was told to write before the coordinator knew."""
+        others = [filler for filler in turn.fillers if filler[1] != run]
+        if len(others) == len(turn.fillers):
+            return
+        turn.fillers = others
+        if others:
             return
         if turn.left_order:
             self._turns.complete(epoch, turn, DONE)
         elif turn.error is not None:
             self._turns.complete(epoch, turn, COMPLETE)
+        elif turn.paused:
+            turn.become(IDLE)
         elif not turn.measuring:
             turn.parts.append(Part(0, 1, turn.rows, turn.shapes))
             self._turns.complete(epoch, turn, COMPLETE)
@@ -108,18 +136,26 @@ class Merging:
             turn.become(IDLE)
             self.fill(epoch, turn, set(turn.leftovers))
 
-    def _write(self, turn: Turn, leftover: Leftover, row: int, filler: Filler) -> do.WriteRows:
-        """Return the command to write these leftover rows to a merged batch, from its row `row` on."""
+    def _tell(self, turn: Turn, leftover: Leftover, row: int, filler: Filler) -> None:
+        """Tell a run to measure these leftover rows, or to write them to the batch from its row `row` on."""
+        turn.fillers.append(filler)
+        if turn.state is IDLE:
+            turn.become(FILLING)
+        if turn.measuring:
+            self._do(do.MeasureRows(*filler, turn.slot.ticket, leftover.start, leftover.count))
+            return
         before = turn.leftovers[: turn.leftovers.index(leftover)]
-        return do.WriteRows(
-            *filler,
-            ticket=turn.slot.ticket,
-            start=leftover.start,
-            count=leftover.count,
-            row=row,
-            rows=turn.rows,
-            index=turn.index,
-            shapes=turn.shapes,
-            before=self._feed.columns.joined(turn.sizes[other] for other in before) if turn.shapes else (),
-            sizes=turn.sizes.get(leftover, ()),
+        self._do(
+            do.WriteRows(
+                *filler,
+                ticket=turn.slot.ticket,
+                start=leftover.start,
+                count=leftover.count,
+                row=row,
+                rows=turn.rows,
+                index=turn.index,
+                shapes=turn.shapes,
+                before=self._feed.columns.joined(turn.sizes[other] for other in before) if turn.shapes else (),
+                sizes=turn.sizes.get(leftover, ()),
+            )
         )

@@ -218,6 +218,7 @@ class Production(ABC):
                 if lane.pause == run:
                     lane.waited()
                     self._fill(epoch, key)
+                    self.merging.resume(epoch, key)
 
     def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
         """Reassign the work of workers whose processes are gone, with all of their runs. Others go on from the last
@@ -395,22 +396,18 @@ class Production(ABC):
             self.turns.take_from(turn, lambda filler: filler[1] == run)
 
     def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
-        """Pause the lane, or fail it with its turns: user code failed in its run. A lane that has ended always fails:
-        its run has read it again for its leftover rows."""
+        """Pause the lane, or fail it with its turns: user code failed in its run. (If the lane has ended, its run has
+        read it again for its leftover rows.)"""
         self._drop(epoch, lane)
         self._unassign(lane, run[1])
-        if self.feed.plan.on_error == "retry" and isinstance(error, GeneratorError) and not lane.ended:
+        if self.feed.plan.on_error == "retry" and isinstance(error, GeneratorError):
             lane.failures += 1
             self._pause(lane, run[1], lane.failures)
+            self.merging.pause(epoch, key, run[1])
         else:
             lane.fail(error)
             self._reassign(epoch, key)
-        for turn in self.turns.merged(epoch):
-            if run in turn.fillers:
-                self.turns.take_from(turn, lambda filler: filler == run)
-                self.turns.fail(epoch, turn, error)
-                if not turn.fillers:
-                    self.turns.complete(epoch, turn, COMPLETE)
+            self.merging.fail(epoch, run[1], error)
 
     def _pause(self, lane: Lane, run: int, times: int) -> None:
         """Make the lane wait before the next attempt. The pause is short if attempts are limited, or if the lane got

@@ -67,7 +67,7 @@ TURN_STATES: Table[TurnState] = {
         DONE: "its epoch is closed",
     },
     FILLING: {
-        IDLE: "the worker died or is lost, the run was dropped or failed, or RowsMeasured tells the last sizes",
+        IDLE: "its worker died or is lost, its run was dropped or failed, or RowsMeasured tells the last sizes",
         WAITING: "NeedRoom, or the last RowsMeasured: the slot is too small",
         COMPLETE: "Made (last), or the last RowsWritten, or a worker could not mix the rows",
         ABANDONED: "its epoch is closed",
@@ -135,6 +135,7 @@ class Turn:
         sizes: for a merged batch whose samples vary in size: the sizes of the leftovers that are measured.
         shapes: for such a batch: the shapes of its stored arrays, once all leftovers are measured.
         measuring: for such a batch: whether its fillers measure rows, and do not write them.
+        paused: for a merged batch: the leftovers that nobody writes before the pause of their lane is over.
         parts: batches that are made and not delivered.
         ended: whether it ended its lane.
         leftover: how many rows the lane has left over then. (`leftovers` are the rows of a merged batch.)
@@ -174,6 +175,7 @@ class Turn:
     sizes: dict[Leftover, Sizes] = field(default_factory=dict)
     shapes: Shapes = ()
     measuring: bool = False
+    paused: set[Leftover] = field(default_factory=set)
     pool: VisitPool | None = None
 
     def become(self, state: TurnState) -> None:
