@@ -15,12 +15,14 @@ import pytest
 from penstock_proto import DaemonStopped, GeneratorError, Leaf, ProtocolError, WorkerDied
 from penstock_proto import messages as m
 from penstock_proto.layout import TAIL_LANE
+from penstock_proto.position import Position
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.consumer import CONSUMER_STATES, Consumer, ConsumerState
 from penstock_server.coordinator.feeds import SplitsInfo
+from penstock_server.coordinator.group_log import SavedGroup
 from penstock_server.coordinator.lane import LANE_STATES, Lane, LaneState
 from penstock_server.coordinator.transitions import ImpossibleTransition, Table
 from penstock_server.coordinator.turn import TURN_STATES, Turn, TurnState
@@ -80,11 +82,13 @@ class Machine:
         credit: int = 1,
         ragged: bool = False,
         group: str = "",
+        saved: SavedGroup | None = None,
         idle: bool = False,
         **options: Any,
     ) -> None:
         self.now = 0.0
-        self.coordinator = Coordinator(workers=workers, idle=idle, memory=1 << 30, saved={} if group else None)
+        groups = {("train", group): saved} if saved else {} if group else None
+        self.coordinator = Coordinator(workers=workers, idle=idle, memory=1 << 30, saved=groups)
         plan = m.FeedPlan(**{**{name: getattr(PLAN, name) for name in PLAN.__struct_fields__}, **options})
         spec = Leaf("int64", ()) if plan.batch_size and not ragged else Leaf("int64", (None,), ragged)
         self.plan = plan
@@ -92,7 +96,7 @@ class Machine:
             self.tell(on.Imported(worker, (plan,)))
         count = 0 if plan.length is not None else max(4, plan.lanes)
         self.tell(on.SplitsListed(0, SplitsInfo(1, count, bytes(32)), spec, 8))
-        self.opened = self.tell(on.Open(1, "train", Ask(credit, 1 << 40, 2, group=group)))
+        self.opened = self.tell(on.Open(1, "train", Ask(credit, 1 << 40, 2, group=group, identity=b"one")))
 
     def tell(self, event: on.Event) -> list[do.Command]:
         commands = self.coordinator.handle(event, self.now)
@@ -488,6 +492,24 @@ def test_a_daemon_that_stops_waits_for_slabs_whose_end_is_acknowledged_before_th
     assert isinstance(failed, do.Tell)
     assert isinstance(failed.message, m.Failed)
     assert machine.coordinator.stopped
+
+
+def test_a_daemon_that_stops_admits_nobody_but_consumers_for_which_a_saved_group_waits() -> None:
+    def opens(number: int, identity: bytes, group: str = "g") -> list[do.Command]:
+        ask = Ask(1, 1 << 40, 2, group=group, identity=identity, again=True)
+        return machine.tell(on.Open(number, "train", ask))
+
+    position = Position(Machine().coordinator.feeds["train"].info, 0)
+    machine = Machine(group="g", saved=SavedGroup(position, (), frozenset({b"one", b"two"})))
+    machine.begin()
+    machine.made(filling(machine, machine.tickets[0]), record=b"r")
+    assert machine.tell(on.Stop(DaemonStopped("stops"))) == []
+    refused = [*opens(2, b"three"), *opens(3, b"two", "another"), *opens(4, b"one")]
+    assert [type(command.error) for command in refused if isinstance(command, do.Refuse)] == [DaemonStopped] * 3
+    admitted = opens(5, b"two")[:4]
+    assert kinds(admitted) == [do.SaveGroup, do.Tell, do.SaveGroup, do.SendSlab], "it was all that the batch waited for"
+    assert kinds(opens(6, b"two")) == [do.Refuse]
+    assert not machine.coordinator.stopped
 
 
 @pytest.mark.parametrize(("released", "ended"), [((), 1), ((1,), 0)])

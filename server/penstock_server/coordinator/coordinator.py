@@ -219,7 +219,7 @@ class Coordinator:
     def _open(self, event: on.Open) -> None:
         if event.feed not in self.feeds:
             raise self._admission.unknown_feed(event.feed)
-        if self.stopping is not None:
+        if self.stopping is not None and not self._groups.awaits(event.feed, event.ask):
             raise self.stopping
         before = set(self.streams)
         try:

@@ -141,6 +141,12 @@ class Groups:
             )
         return group
 
+    def awaits(self, feed: str, ask: Ask) -> bool:
+        """Whether `ask` comes from a consumer in the state file for which the group's stream waits."""
+        group = self._groups.get((feed, ask.group))
+        log = None if group is None or group.over else group.stream.group_log
+        return log is not None and ask.identity in log.awaited
+
     def log(self, feed: ServedFeed, name: str) -> GroupLog | None:
         """Return the log of a group that begins; None if its position is not saved."""
         if self._has_file and feed.plan.order == "exact":  # in fast order a merged batch differs when it is made again
