@@ -544,7 +544,7 @@ def test_a_consumer_that_is_lost_gives_all_its_slots_back() -> None:
         (["wait"], ["start", "waited"], LaneState.RUNNING),
         (["drop", "wait"], ["waited"], LaneState.DROPPING),
         (["wait"], ["fail"], LaneState.FAILED),
-        (["fail"], ["failed"], LaneState.FREE),
+        (["fail"], ["take_error"], LaneState.FREE),
     ],
 )
 def test_a_lane_goes_through_rare_states(first: list[str], then: list[str], state: LaneState) -> None:

@@ -87,7 +87,7 @@ class AffectedStreams:
                 if stream is not failed:
                     failed = stream
                     self.fail(stream, error)
-            if stream.closing and stream.done and self._streams.get(stream.number) is stream:
+            if stream.closed and stream.done and self._streams.get(stream.number) is stream:
                 del self._streams[stream.number]
 
 

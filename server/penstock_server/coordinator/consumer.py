@@ -141,15 +141,15 @@ class Consumer:
         return len(self._unhanded)
 
     def awaits(self, epoch: int) -> bool:
-        """Whether slabs of the epoch are under way to it, not counting those that `give_back` has returned."""
+        """Whether slabs of the epoch are under way to it, not counting those that `take_unhanded` has returned."""
         return any(sent.epoch == epoch and sent.seq >= self._returned_before for sent in self._unhanded)
 
     def handing(self, handed: int) -> list[Sent]:
-        """Return the slabs that are newly handed over once the first `handed` are, without those that `give_back` has
-        returned."""
+        """Return the slabs that are newly handed over once the first `handed` are, without those that `take_unhanded`
+        has returned."""
         return [sent for sent in self._unhanded if self._returned_before <= sent.seq < handed]
 
-    def give_back(self, handed: int) -> Iterator[Sent]:
+    def take_unhanded(self, handed: int) -> Iterator[Sent]:
         """Return the slabs after the first `handed`, which the consumer will not hand over. Each is returned only once.
         The consumer still holds their slots."""
         first, self._returned_before = max(handed, self._returned_before), self.sent

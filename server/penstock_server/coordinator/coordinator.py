@@ -201,7 +201,7 @@ class Coordinator:
     def readers_of_group(self, feed: str, group: str) -> list[int]:
         """Return the numbers of the consumers that read a group's stream now; empty if the stream has ended."""
         stream = self._groups.stream_of(feed, group)
-        if stream is None or stream.closing or stream.error is not None:
+        if stream is None or stream.closed or stream.error is not None:
             return []
         return [consumer.number for consumer in stream.consumers]
 

@@ -101,7 +101,7 @@ class GroupDelivery(SingleDelivery):
     def returned(self, consumer: Consumer, handed: int) -> None:
         """See Delivery."""
         self.handed(consumer, handed)
-        for sent in consumer.give_back(handed):
+        for sent in consumer.take_unhanded(handed):
             if self._outlet.open_epoch(sent.epoch) is not None:
                 assert isinstance(sent.source, Turn)
                 self._outlet.slots.hold(sent.source.slot)
@@ -112,7 +112,7 @@ class GroupDelivery(SingleDelivery):
         for turn, _ in self._returned:
             self._outlet.release(turn)
         self._returned.clear()
-        if self.group_log is not None and self._outlet.error is None and not self._outlet.closing:
+        if self.group_log is not None and self._outlet.error is None and not self._outlet.closed:
             self.group_log.begin(epoch.number + 1)
 
     @property

@@ -38,7 +38,7 @@ class Group:
     @property
     def over(self) -> bool:
         """Whether the stream has ended or failed, so that the group needs another one."""
-        return self.stream.error is not None or self.stream.closing
+        return self.stream.error is not None or self.stream.closed
 
     @property
     def left(self) -> bool:

@@ -158,7 +158,7 @@ class Lane:
         self.error = error
         self.become(FAILED)
 
-    def failed(self) -> PenstockError | None:
+    def take_error(self) -> PenstockError | None:
         """Take the error, and return it; None if there is none. One turn will fail with it, and the others can go
         on."""
         error, self.error = self.error, None

@@ -36,7 +36,7 @@ class Outlet:
         consumers: the stream's consumers, by rank.
         waiting: before the stream begins: the ranks that are there. They become its consumers when all are there.
         error: why the stream failed, or None.
-        closing: whether the stream is closed, because no consumer wants anything more.
+        closed: whether the stream is closed, because no consumer wants anything more.
         live: whether the stream has begun, and has neither failed nor been closed.
         fail: as given.
     """
@@ -56,7 +56,7 @@ class Outlet:
         self.consumers: list[Consumer] = []
         self.waiting: list[Consumer] = []
         self.error: PenstockError | None = None
-        self.closing = False
+        self.closed = False
         self.live = False
         self.fail = fail
         self._copies = copies
@@ -88,11 +88,11 @@ class Outlet:
 
     def close(self) -> None:
         """Close the stream: no consumer wants anything more."""
-        self.closing = True
+        self.closed = True
         self._update_live()
 
     def _update_live(self) -> None:
-        self.live = self.error is None and not self.closing and bool(self.consumers)
+        self.live = self.error is None and not self.closed and bool(self.consumers)
 
     # --- who reads ---
 

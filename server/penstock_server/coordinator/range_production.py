@@ -49,7 +49,7 @@ class RangeProduction(Production):
         moved: list[Turn] = []
         failed: list[tuple[Turn, PenstockError]] = []
         for lane in map(epoch.lane, keys):  # empty all of them before one gets another's turns
-            error = lane.failed()
+            error = lane.take_error()
             if error is not None:  # it concerns the turn that was being made
                 failed.append((lane.turns[0], error))
             moved.extend(lane.turns)

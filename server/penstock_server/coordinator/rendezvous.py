@@ -31,7 +31,7 @@ class Rendezvous:
     @property
     def over(self) -> bool:
         """Whether the stream has ended or failed, so that a new one is to begin."""
-        return self.stream.error is not None or self.stream.closing
+        return self.stream.error is not None or self.stream.closed
 
     def check(self, ask: Ask) -> None:
         """Refuse a rank that cannot join, whatever the others ask for.

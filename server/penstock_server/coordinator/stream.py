@@ -162,9 +162,9 @@ class Stream:
         return self.outlet.error
 
     @property
-    def closing(self) -> bool:
+    def closed(self) -> bool:
         """Whether the stream is closed, because no consumer wants anything more."""
-        return self.outlet.closing
+        return self.outlet.closed
 
     @property
     def group_log(self) -> GroupLog | None:
@@ -174,26 +174,26 @@ class Stream:
     @property
     def done(self) -> bool:
         """True once the stream is closed and holds no slots."""
-        return self.outlet.closing and not self.slots
+        return self.outlet.closed and not self.slots
 
     @property
     def reserved(self) -> int:
         """Bytes reserved for the stream: its share while it lives, and then the slots that are not free yet."""
-        if self.outlet.closing or self.error is not None:
+        if self.outlet.closed or self.error is not None:
             return self.slots.nbytes
         return max(self.slots.nbytes, self.share.nbytes)  # consumers that left a group may still hold slots
 
     @property
     def slots_reserved(self) -> int:
         """Slots reserved for the stream, counted as for `reserved`."""
-        if self.outlet.closing or self.error is not None:
+        if self.outlet.closed or self.error is not None:
             return len(self.slots)
         return max(len(self.slots), self.share.slots)
 
     @property
     def delivered(self) -> bool:
         """Whether the consumers have received everything that they were promised."""
-        if self.outlet.closing:
+        if self.outlet.closed:
             return True
         if not self._cut_short:
             return all(consumer.delivered for consumer in self.consumers)
@@ -294,7 +294,7 @@ class Stream:
 
     def end(self) -> None:
         """Close the stream: no consumer wants anything more."""
-        if not self.outlet.closing:
+        if not self.outlet.closed:
             self.outlet.close()
             self._stop_production()
 
@@ -357,7 +357,7 @@ class Stream:
 
     def fail(self, error: PenstockError) -> None:
         """Fail the stream, unless it has failed or is closed."""
-        if self.error is None and not self.outlet.closing:
+        if self.error is None and not self.outlet.closed:
             self.outlet.failed(error)
             self._stop_production()
             if self._delivery.shared and self._deserted:
@@ -376,7 +376,7 @@ class Stream:
             if epochs and epochs[0].failing:
                 self._offering.offer(cut_short=self._cut_short)  # the next turn may have failed instead of being made
         log = self._delivery.group_log
-        if log is not None and (self.outlet.closing or self.error is not None):
+        if log is not None and (self.outlet.closed or self.error is not None):
             log.end(forget=not isinstance(self.error, DaemonStopped))
 
     @property
