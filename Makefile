@@ -33,11 +33,11 @@ demo: $(READY) ## train on the digits while a loader feeds the trainer
 demo-hosts: $(READY) ## the same from three hosts, one of which is killed (root: each is a network namespace)
 	$(BIN)/python examples/digits/demo_hosts.py $(ARGS)
 
-# The tests often wait: four processes keep two cores busy. Each file stays in one process; tests/order_of_files.py says
-# in which, and in which order. A process that has ended is not replaced: pytest-xdist would run the test that ended it
-# again, and then wait for ever.
-test: $(READY) ## all tests but soak and fuzz, in four processes (ARGS='tests/test_order.py -k name': only these)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+# The tests often wait: five processes keep two cores busy. tests/order_of_files.py says which runs what, and in which
+# order. A process that has ended is not replaced: pytest-xdist would run the test that ended it again, and then wait for
+# ever.
+test: $(READY) ## all tests but soak and fuzz, in five processes (ARGS='tests/test_order.py -k name': only these)
+	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .

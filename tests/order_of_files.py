@@ -2,24 +2,31 @@
 
 The longest files come first, so that all processes end at about the same time. By default pytest-xdist starts with the
 files that have the most tests, and these tests are quick. (So `make test` gives --no-loadscope-reorder.) One process
-runs all the files that need TensorFlow, and begins with them. To import it, for itself and for the process that forks
-trainers, a process needs 15 s of CPU. A process that finds no other file ends early.
+runs all the tests that need TensorFlow, and begins with them. To import it, for itself and for the process that forks
+trainers, a process needs 15 s of CPU. The other tests of a file stay together, in any process. A process that finds
+none of them left ends early.
 """
 
 from __future__ import annotations
 
-import re
+import ast
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 LONGEST = """
-    test_recovery test_check test_coordinator test_attacks test_client_keras test_variable_batches test_ranks
-    test_chaos_scenarios test_keras_datasets test_cache test_shutdown test_mix test_descriptors test_fork_server
-    test_profile test_ranks_rounds test_in_process test_zip test_feeding test_stream_hashes
+    test_recovery test_coordinator test_check test_join test_network test_attacks test_client_keras test_cache
+    test_lending test_hosts_network test_feeding test_descriptors test_chaos_scenarios test_ranks test_ranks_rounds
+    test_client_delivery test_fork_server test_mix test_peek test_fetching test_router test_page test_variable_batches
+    test_deploying test_commands test_profile test_supervisor test_keys test_shutdown test_in_process test_attacks_keys
+    test_stream_hashes test_lanes
 """.split()
-"""The files that take more than 10 s of CPU, longest first."""
+"""The files that take more than 20 s, longest first."""
+
+TENSORFLOW = " with TensorFlow"
+"""What ends the names of the groups of tests that need it."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,6 +42,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file, *_, test = nodeid.split("::")
+            return file + TENSORFLOW * (test.partition("[")[0] in needing_tensorflow(config.rootpath / file))
+
         def _reschedule(self, node: Any) -> None:
             if self.workqueue and node is not self.nodes[0] and all(map(needs_tensorflow, self.workqueue)):
                 if not node.shutting_down:
@@ -44,18 +55,38 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
         def _assign_work_unit(self, node: Any) -> None:
             first = node is self.nodes[0]
-            for file in self.workqueue:
-                if needs_tensorflow(file) is first:
-                    self.workqueue.move_to_end(file, last=False)
+            for scope in self.workqueue:
+                if needs_tensorflow(scope) is first:
+                    self.workqueue.move_to_end(scope, last=False)
                     break
             super()._assign_work_unit(node)
 
-    @cache
-    def needs_tensorflow(file: str) -> bool:
-        """Return whether tests in this file use the fixture `tf` or `start_trainer`."""
-        found = re.search(r'\b(tf|start_trainer): |usefixtures\("tf"\)', (config.rootpath / file).read_text())
-        return found is not None
+    def needs_tensorflow(scope: str) -> bool:
+        return scope.endswith(TENSORFLOW)
 
-    for name in ("_reschedule", "_assign_work_unit"):
+    for name in ("_split_scope", "_reschedule", "_assign_work_unit"):
         assert hasattr(LoadFileScheduling, name), "this version of pytest-xdist assigns work in another way"
     return Scheduling(config, log)
+
+
+@cache
+def needing_tensorflow(file: Path) -> set[str]:
+    """Return the names of the functions in this file that need TensorFlow: through the fixture `tf` or `start_trainer`,
+    or through a fixture of the file that needs one of these."""
+    functions: list[tuple[str, set[str]]] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef):  # its usefixtures are those of its tests
+            tests = [test for test in node.body if isinstance(test, ast.FunctionDef)]
+            functions += [(test.name, _fixtures_used(node)) for test in tests]
+        elif isinstance(node, ast.FunctionDef):
+            functions.append((node.name, {argument.arg for argument in node.args.args} | _fixtures_used(node)))
+    found = {"tf", "start_trainer"}
+    while more := {name for name, uses in functions if uses & found} - found:
+        found |= more
+    return found
+
+
+def _fixtures_used(node: ast.ClassDef | ast.FunctionDef) -> set[str]:
+    """Return the names in the `usefixtures` of a test or class."""
+    marks = [mark for mark in node.decorator_list if isinstance(mark, ast.Call) and "usefixtures" in ast.unparse(mark)]
+    return {str(name.value) for mark in marks for name in mark.args if isinstance(name, ast.Constant)}
