@@ -171,6 +171,11 @@ class DaemonLauncher:
         env = self._changed(environment)
         return self._launcher.start(code, *words, env=env, folder=folder, stderr=stderr, network=network)
 
+    def check(self, *words: str, folder: Path) -> Forked:
+        """Start `penstock check` with these arguments."""
+        code = "import os, sys, fork_template\nsys.path[0] = os.getcwd()\nfork_template.prepare_check()\n"
+        return self._launcher.start(code + PATCHED.format(patched={}), "check", *words, folder=folder)
+
     def close(self) -> None:
         self._launcher.close()
 

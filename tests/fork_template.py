@@ -1,10 +1,13 @@
-"""The fork server of a forked daemon, which is forked, too.
+"""Fork servers of forked daemons, and processes of a forked `penstock check`: they are forked, too.
 
 `python -m penstock_server.worker.fork_server` takes 0.15 s of CPU, most of it for imports. A forked daemon (forked.py)
 has done these imports already. So it forks a process that waits, and becomes the daemon's first fork server when the
 daemon starts one. This process runs the same module as `__main__`, with the same arguments, environment and file
 descriptors. Later fork servers, and those with environment variables that imports would read, are started as users
 start them.
+
+`penstock check` has one thread, so it forks each process that runs user code when it starts one, except those with
+another hash seed.
 """
 
 from __future__ import annotations
@@ -14,30 +17,48 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
+import penstock_server.checking.process
 import penstock_server.worker.fork_server  # the daemon does not import it, and its own imports take long
 from penstock_server.environment import DEFAULTS
 from penstock_server.host.process import Process
 
 MODULE = penstock_server.worker.fork_server.__name__
+CHECK_MODULE = penstock_server.checking.process.__name__
 
 
 class _Child:
-    """A forked process, with the part of `subprocess.Popen` that `Process` uses."""
+    """A forked process, with the part of `subprocess.Popen` that `Process` and `checking.runs.Run` use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._status: int | None = None
+        self.returncode: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
 
     def wait(self) -> int:
-        if self._status is None:
-            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._status
+        self._wait(0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
 
 
 def prepare() -> None:
@@ -59,6 +80,28 @@ def prepare() -> None:
         return Process(pid, os.pidfd_open(pid), _Child(pid))  # type: ignore[arg-type]
 
     Process.started = started  # type: ignore[method-assign, assignment]
+
+
+def prepare_check() -> None:
+    """Have this `penstock check` fork its processes."""
+    start_afresh = subprocess.Popen
+
+    def started(command: Sequence[str], **options: Any) -> Any:
+        if list(command[1:3]) != ["-m", CHECK_MODULE] or options["stdin"] is None or not _fits(options["env"]):
+            return start_afresh(command, **options)
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            output = options["stdout"].fileno()
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            kept = sorted(options["pass_fds"])
+            for first, last in zip([2, *kept], [*kept, 1 << 16], strict=True):
+                os.closerange(first + 1, last)
+            _run(CHECK_MODULE, command[3:], options["env"])
+        return _Child(pid)
+
+    subprocess.Popen = started  # type: ignore[misc, assignment]
 
 
 def _fits(environment: dict[str, str]) -> bool:
@@ -83,11 +126,16 @@ def _become(requests: socket.socket) -> NoReturn:
             os.dup2(fd, number)
             os.close(fd)
         os.set_inheritable(number, True)
+    os.chdir(folder)
+    _run(MODULE, arguments, environment)
+
+
+def _run(module: str, arguments: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    """Run a module that ends the process, in the working directory."""
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
-    sys.path[0] = folder
+    sys.path[0] = os.getcwd()
     sys.argv[1:] = arguments
-    del sys.modules[MODULE]
-    runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+    del sys.modules[module]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
     raise AssertionError("the module ends the process")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,24 @@ import pytest
 from chaos import compare, model, reading, sample, scenario
 from chaos.run import run
 from chaos.scenario import Consumer, Failure, Fault, FeedCase, Job, Scenario, Step
+from conftest import PATCHED, Daemon, DaemonLauncher
 
 SEEDS = (2, 3, 5, 8, 9, 10, 13)
 """Among them are five kinds of feeds, a group, ranks, a private daemon, and most of the faults."""
 SOAK = (1, 4, 6, 7, 12, *range(14, 31))
+
+
+@pytest.fixture
+def forked_daemons(monkeypatch: pytest.MonkeyPatch, daemon_launchers: list[DaemonLauncher]) -> None:
+    """Have the daemons forked, by turns with different hash seeds. (`make chaos` starts them as users do.)"""
+    launchers = cycle(daemon_launchers)
+
+    def start(command: list[str], folder: Path, log: Path, environment: dict[str, str]) -> Daemon:
+        words = [PATCHED.format(patched={}), *command[3:]]
+        del environment["PYTHONFAULTHANDLER"]
+        return Daemon(words, folder, log, environment, launcher=next(launchers))
+
+    monkeypatch.setattr("chaos.service.Daemon", start)
 
 
 def some(seeds: Iterable[int], soak: Iterable[int]) -> list[Any]:
@@ -33,6 +48,7 @@ def with_tensorflow(seed: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", some(SEEDS, SOAK))
+@pytest.mark.usefixtures("forked_daemons")
 def test_consumers_are_handed_what_the_model_says_whatever_goes_wrong(seed: int) -> None:
     assert not with_tensorflow(seed)
     result = run(scenario.scenario(seed))
@@ -40,7 +56,7 @@ def test_consumers_are_handed_what_the_model_says_whatever_goes_wrong(seed: int)
 
 
 @pytest.mark.parametrize("seed", some([11], [31, 57]))
-@pytest.mark.usefixtures("tf")
+@pytest.mark.usefixtures("tf", "forked_daemons")
 def test_so_are_those_that_read_with_tensorflow(seed: int) -> None:
     assert with_tensorflow(seed)
     result = run(scenario.scenario(seed))
@@ -85,6 +101,7 @@ ONCE = {
 
 
 @pytest.mark.parametrize("once", list(ONCE.values()), ids=list(ONCE))
+@pytest.mark.usefixtures("forked_daemons")
 def test_what_differed_once_does_not_differ_again(once: Scenario) -> None:
     result = run(once)
     assert not result.differences, result.report()

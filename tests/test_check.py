@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import psutil
 import pytest
+from conftest import DaemonLauncher
 
 from penstock_server.checking import culprit
 from penstock_server.checking.culprit import Culprit, Result, Trial
@@ -191,10 +192,18 @@ Check = Callable[..., Checked]
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def command(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `penstock check` with these arguments. It is forked, unless it reads `said` or imports from `path`."""
     (tmp_path / "feeds.py").write_text(FEEDS)
 
     def run(*arguments: str, said: str = "", path: str = "") -> subprocess.CompletedProcess[str]:
+        if not said and not path:
+            process = daemon_launchers[0].check("--seconds", "0.3", *arguments, folder=tmp_path)
+            try:
+                output = process.communicate(150)
+                return subprocess.CompletedProcess(arguments, process.wait(), *output)
+            finally:
+                process.close()
         inherited = os.environ.get("PYTHONPATH", "")
         return subprocess.run(
             [sys.executable, "-m", "penstock_server", "check", "--seconds", "0.3", *arguments],
