@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sqlite3
 import subprocess
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Serve
+from conftest import Serve, wait_until
+from fault_proxy import FaultProxy
 from free_ports import free_address
 from msgspec.structs import replace
 from simulation import SimFeed, World
@@ -23,7 +25,7 @@ from simulation import SimFeed, World
 import penstock
 from penstock import StateMismatch, StreamClosed
 from penstock_proto import DaemonStopped, StartError
-from penstock_server import statefile
+from penstock_server import control, statefile
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator.ask import Ask
 from penstock_server.statefile import StateFile
@@ -100,6 +102,31 @@ def test_each_batch_is_handed_over_once_though_the_daemon_is_killed_again_and_ag
     for epoch in range(3):
         assert Counter(number for consumer in consumers for number in consumer.read[epoch]) == samples(epoch)
         assert all(consumer.read[epoch] for consumer in consumers), "every consumer got some"
+
+
+def test_a_member_comes_back_to_a_daemon_that_was_told_to_stop_before_it_could(serve: Serve, tmp_path: Path) -> None:
+    options = {"bind": free_address(), "state": tmp_path / "state"}
+    daemon = serve(FEED, **options)
+    with FaultProxy(int(daemon.url.rpartition(":")[2].partition("/")[0])) as proxy:
+        consumers = [
+            Consumer(daemon.url, "local", epochs=1),
+            Consumer(f"tcp://127.0.0.1:{proxy.port}/feed", "tcp", epochs=1),
+        ]
+        until(consumers[1:], 10)
+        daemon.stop(signal.SIGKILL)
+        proxy.cut(refusing=3600)
+        handed = [consumer.batches for consumer in consumers]
+        daemon = serve(FEED, **options)
+        wait_until(lambda: any(one["reading"] for one in json.loads(control.status(daemon.url, 60))["streams"]))
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping when the epochs that are being read have ended" in daemon.stderr())
+        proxy.mend()
+        for consumer in consumers:
+            consumer.join(60)
+        assert daemon.stop() == 0
+    assert [consumer.error for consumer in consumers] == [None] * 2
+    assert Counter(number for consumer in consumers for number in consumer.read[0]) == samples(0)
+    assert all(consumer.batches > before for consumer, before in zip(consumers, handed, strict=True))
 
 
 def test_another_feed_is_refused_and_both_are_named(serve: Serve, tmp_path: Path) -> None:
