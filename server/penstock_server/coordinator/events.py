@@ -106,7 +106,8 @@ class RunFailed(Struct, frozen=True):
 
 
 class SplitSkipped(Struct, frozen=True):
-    """The run leaves out the rest of a split. `number`: the split's number within the lane."""
+    """The run leaves out the rest of a split, because user code raised (`on_error="skip"`) or `StartRun.skip` says so.
+    `number`: the split's number within the lane."""
 
     run: int
     number: int
@@ -158,11 +159,11 @@ class WorkersLost(Struct, frozen=True):
     how: str
 
 
-# --- the host ---
+# --- slots ---
 
 
 class SlotFound(Struct, frozen=True):
-    """The host has found a slot for the ticket."""
+    """The daemon has found a slot for the ticket."""
 
     ticket: int
 
@@ -175,7 +176,7 @@ class NoSlot(Struct, frozen=True):
 
 
 class Copied(Struct, frozen=True):
-    """The host has made the copy that `Copy` asked for."""
+    """The daemon has made the copy that `Copy` asked for."""
 
     ticket: int
 
@@ -188,7 +189,8 @@ class BytesLost(Struct, frozen=True):
 
 
 class SlotsAllowed(Struct, frozen=True):
-    """From now on streams may have `slots` slots in all. They keep the slots that they have."""
+    """From now on all streams together may have `slots` slots: workers came or went, which use file descriptors, too.
+    Streams keep the slots that they have."""
 
     slots: int
 

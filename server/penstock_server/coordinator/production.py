@@ -92,7 +92,7 @@ class Production(ABC):
                 turn.parts.clear()
                 self.turns.left_order(epoch, turn)
 
-    # --- events from the host and from workers ---
+    # --- slots that are found, and reports from workers ---
 
     def slot_found(self, ticket: int) -> bool:
         """Have the ticket's turn filled, now that it has its slot. Return True if the turn has ended or failed at once,

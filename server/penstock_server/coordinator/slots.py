@@ -1,9 +1,10 @@
 """The slots that a stream has leased: who holds each of them, and when it is free. No other code frees a slot.
 
-Each lease has a ticket, the name by which the host knows the slot. A lease may have several holders: production until
-the turn has left the order; delivery for a batch that waits for the rest of its round, or that a member of a group
-returned; a consumer for each slab that it was sent; a copy for its slot and the original's; remaking until the slot is
-filled again. The slot is free when the last holder has released it.
+Each lease has a ticket, the name by which the daemon knows the slot. (host/slots.py knows only the memfd of each
+ticket.) A lease may have several holders: production until the turn has left the order and no run writes to the slot;
+delivery for a batch that waits for the rest of its round, or that a member of a group returned; a consumer for each
+slab that it was sent; a copy for its slot and the original's; remaking until the slot is filled again. The slot is free
+when the last holder has released it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Lease:
     """The lease of one slot.
 
     Attributes:
-        ticket: the name by which the host knows the slot.
+        ticket: the name by which the daemon knows the slot.
         nbytes: the slot's size in bytes.
         holders: how many hold it; 0 once it was freed.
         recipe: how its first batches are made again, if their bytes may have stayed at the host that made them.
@@ -87,7 +88,7 @@ class Slots:
         self.slot_nbytes = slot_nbytes
 
     def acquire(self) -> Lease:
-        """Lease a slot for one holder. The host finds it later (`slot_found`)."""
+        """Lease a slot for one holder. The daemon finds it later (`SlotFound`)."""
         lease = Lease(next(self._ids), self.slot_nbytes)
         self._leases[lease.ticket] = lease
         self.nbytes += lease.nbytes
@@ -95,7 +96,7 @@ class Slots:
         return lease
 
     def enlarge(self, lease: Lease) -> None:
-        """Exchange the slot for a new one of the current size. The host finds it later."""
+        """Exchange the slot for a new one of the current size. The daemon finds it later (`SlotFound`)."""
         self.nbytes += self.slot_nbytes - lease.nbytes
         lease.nbytes = self.slot_nbytes
         self._do(do.FindSlot(lease.ticket, lease.nbytes))

@@ -1,4 +1,4 @@
-"""Events about work: workers' reports on runs, and the host's on slots. Each goes to the stream of its run or ticket.
+"""Events about work: workers' reports on runs, and the daemon's on slots. Each goes to the stream of its run or ticket.
 
 Runs that list splits at the start of the daemon belong to the start (starting.py), not to a stream.
 """
