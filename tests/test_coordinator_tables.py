@@ -21,7 +21,7 @@ from penstock_server.coordinator import commands as do
 from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.consumer import CONSUMER_STATES, Consumer, ConsumerState
-from penstock_server.coordinator.feeds import SplitsInfo
+from penstock_server.coordinator.feeds import Skipped, SplitsInfo
 from penstock_server.coordinator.group_log import SavedGroup
 from penstock_server.coordinator.lane import LANE_STATES, Lane, LaneState
 from penstock_server.coordinator.transitions import ImpossibleTransition, Table
@@ -263,6 +263,21 @@ def test_a_visit_to_a_lane_that_has_ended_finds_nothing() -> None:
     assert machine.tell(on.SlotFound(machine.tickets[1])) == []
     assert machine.turn(1).state is TurnState.COMPLETE
     assert machine.turn(1).ended
+
+
+def test_a_split_that_a_dropped_run_left_out_before_its_last_batch_is_reported_once() -> None:
+    machine = Machine(on_error="skip")
+    machine.begin()
+    first, second = (filling(machine, ticket) for ticket in machine.tickets[:2])
+    assert do.DropRun(first.worker, first.run) in machine.tell(on.RetireWorkers((first.worker,)))
+    machine.made(first, record=b"one")
+    skipped = Skipped("a split", 3, "raises")
+    (report,) = machine.tell(on.SplitSkipped(second.run, 0, skipped))
+    assert isinstance(report, do.ReportSkipped)
+    assert machine.tell(on.SplitSkipped(second.run, 0, skipped)) == []
+    machine.made(second, record=b"without the split")
+    assert machine.lane.record == b"without the split"
+    assert machine.coordinator.feeds["train"].skipped_count == 1
 
 
 def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None:

@@ -44,14 +44,14 @@ LANE_STATES: Table[LaneState] = {
     DROPPING: {
         FREE: "Made (last) for each of its turns, or the worker died",
         RUNNING: "the same, while another run writes the leftover rows of the ended lane",
-        PAUSED: "a worker died again",
-        FAILED: "it ended workers too often",
+        PAUSED: "a worker died again, or user code failed in that other run",
+        FAILED: "it ended workers too often, or user code failed in that other run",
     },
     PAUSED: {
         FREE: "the pause is over",
         RUNNING: "the pause is over, while another run writes the leftover rows of the ended lane",
         DROPPING: "the pause is over, and a dropped run still has turns to answer for",
-        FAILED: "it ended workers too often",
+        FAILED: "it ended workers too often, or user code failed in that other run",
     },
     FAILED: {
         FREE: "only for an indexable feed: the turn that was being made takes the error, and the others go on",

@@ -202,10 +202,11 @@ class Production(ABC):
 
     def split_skipped(self, run: int, number: int, skipped: Skipped) -> bool:
         """Note that the run leaves out the rest of a split. Return True if this is new: a run that replays reports it
-        again."""
+        again. (A run that was dropped may report it, too, before a batch that still counts.)"""
         for epoch in self._epochs:
             for lane in epoch.lanes.values():
-                if lane.run is not None and lane.run[1] == run and number not in lane.skipped:
+                runs = [filler[1] for filler in (lane.run, lane.dropped) if filler is not None]
+                if run in runs and number not in lane.skipped:
                     lane.skipped.append(number)
                     self.feed.skip(replace(skipped, epoch=epoch.number))
                     return True
