@@ -280,8 +280,9 @@ def test_a_split_that_a_dropped_run_left_out_before_its_last_batch_is_reported_o
     assert machine.coordinator.feeds["train"].skipped_count == 1
 
 
-def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None:
-    machine = Machine(lanes=2)
+def end_both_lanes(machine: Machine) -> tuple[list[do.Fill], list[do.Command]]:
+    """Let the machine's two lanes end with 1 and 2 leftover rows. Return the commands that had them filled, and those
+    that followed."""
     machine.begin()
     fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
     commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
@@ -290,6 +291,12 @@ def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None
     for command in commands:  # visits that were made ahead find nothing, and then comes the merged batch
         if isinstance(command, do.FindSlot):
             commands += machine.tell(on.SlotFound(command.ticket))
+    return fills, commands
+
+
+def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None:
+    machine = Machine(lanes=2)
+    fills, commands = end_both_lanes(machine)
     writes = [command for command in commands if isinstance(command, do.WriteRows)]
     assert [(write.run, write.start, write.count, write.row, write.rows) for write in writes] == [
         (fills[0].run, 0, 1, 0, 3),
@@ -306,14 +313,7 @@ def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None
 @pytest.mark.parametrize("ragged", [False, True])
 def test_leftovers_of_a_lane_that_fails_while_it_is_read_again_are_written_after_its_pause(ragged: bool) -> None:
     machine = Machine(lanes=2, ragged=ragged, on_error="retry")
-    machine.begin()
-    fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
-    commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
-    commands += machine.made(fills[0], batches=0, ended=True, leftover=1)
-    commands += machine.made(fills[1], batches=0, ended=True, leftover=2)
-    for command in commands:
-        if isinstance(command, do.FindSlot):
-            commands += machine.tell(on.SlotFound(command.ticket))
+    fills, _ = end_both_lanes(machine)
     merged = machine.turn()
     ticket = merged.slot.ticket
     (again,) = [
@@ -354,14 +354,7 @@ def test_leftovers_of_a_lane_that_fails_while_it_is_read_again_fail_the_stream_u
 def merged_batch_to_measure() -> tuple[Machine, Turn, list[do.MeasureRows]]:
     """Return a machine whose two lanes have ended with 1 and 2 leftover ragged rows."""
     machine = Machine(lanes=2, ragged=True)
-    machine.begin()
-    fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
-    commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
-    commands += machine.made(fills[0], batches=0, ended=True, leftover=1)
-    commands += machine.made(fills[1], batches=0, ended=True, leftover=2)
-    for command in commands:
-        if isinstance(command, do.FindSlot):
-            commands += machine.tell(on.SlotFound(command.ticket))
+    _, commands = end_both_lanes(machine)
     return machine, machine.turn(), [command for command in commands if isinstance(command, do.MeasureRows)]
 
 
