@@ -454,8 +454,8 @@ def test_a_host_that_does_not_fit_is_refused_and_both_sides_are_named(serve: Ser
     assert "gave a different first sample there, each time that it was made" in log
     log = said(module, "1\n2\n3\n", "other", "feed")
     assert "it serves feeds.py:other, feeds.py:feed, and the head serves feeds.py:feed, feeds.py:other" in log
-    log = said(module, "1\n2\n3\n", "feed", "nothing")
-    assert "it serves feeds.py:feed, feeds.py:nothing, and the head serves feeds.py:feed, feeds.py:other" in log
+    log = said(module, "1\n2\n3\n", "feed")
+    assert "it serves feeds.py:feed, and the head serves feeds.py:feed, feeds.py:other" in log
     log = said(module, "1\n2\n3\n", memory="1K")
     assert "it allows 1.0 KiB for batches, and a slot of feed feed takes 20.0 KiB: give --memory 80K" in log
     joins = refused(join, head, "feed", "other", folder=tmp_path / "daemon0", words=("--keys", str(tmp_path)))
