@@ -11,16 +11,19 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
+from click.testing import CliRunner
 from forked import Forked, Launcher
 from hypothesis.internal.conjecture import engine
 from namespaces import Network
 from order_of_files import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+
+from penstock_server import cli
 
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
@@ -141,10 +144,11 @@ def consumer_launcher() -> Iterator[Launcher]:
 
 
 class DaemonLauncher:
-    """A process that forks daemons.
+    """A process that forks daemons and workers.
 
     Args:
-        hash_seed: PYTHONHASHSEED of the daemons. If it is "0", as for workers, their fork servers are forked too.
+        hash_seed: PYTHONHASHSEED of the daemons. If it is "0", as for workers, their fork servers are forked too, and
+            all these processes end without finalization. Otherwise both are as users have them.
     """
 
     def __init__(self, hash_seed: str) -> None:
@@ -152,7 +156,7 @@ class DaemonLauncher:
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         names = ("cli", "progress", "service_manager", "serving")
         modules = ("uvloop", *(f"penstock_server.{name}" for name in names), "fork_template")
-        self._launcher = Launcher(*modules, hash_seed=hash_seed)
+        self._launcher = Launcher(*modules, hash_seed=hash_seed, finalizes=hash_seed != "0")
 
     def _changed(self, environment: dict[str, str]) -> dict[str, str]:
         return {name: value for name, value in environment.items() if self._variables.get(name) != value}
@@ -175,6 +179,11 @@ class DaemonLauncher:
         """Start `penstock check` with these arguments."""
         code = "import os, sys, fork_template\nsys.path[0] = os.getcwd()\nfork_template.prepare_check()\n"
         return self._launcher.start(code + PATCHED.format(patched={}), "check", *words, folder=folder)
+
+    def worker(self, *words: str, env: dict[str, str], folder: Path, stderr: int, fds: Sequence[int]) -> Forked:
+        """Start `python -m penstock_server.worker` with these arguments, further variables and open files."""
+        code = "from penstock_server.worker.__main__ import main\nraise SystemExit(main())"
+        return self._launcher.start(code, *words, env=env, folder=folder, stderr=stderr, fds=fds)
 
     def close(self) -> None:
         self._launcher.close()
@@ -282,10 +291,8 @@ class Daemon:
         return _workers_of(self.process.pid)
 
     def scale(self, *words: str) -> str:
-        """Run `penstock scale` with these arguments, and return its output."""
-        command = [sys.executable, "-m", "penstock_server", "scale", next(iter(self.urls.values())), *words]
-        ran = subprocess.run(command, capture_output=True, text=True)
-        return ran.stdout + ran.stderr
+        """Run `penstock scale` with these arguments, in this process, and return its output."""
+        return CliRunner().invoke(cli.main, ["scale", next(iter(self.urls.values())), *words]).output
 
     def stop(self, how: int = signal.SIGTERM, timeout: float = 50) -> int:
         """Signal the daemon, wait up to `timeout` seconds, and return its exit status.
@@ -502,7 +509,7 @@ def join(daemon_launchers: list[DaemonLauncher]) -> Iterator[Join]:
 
     Keywords: `working=False` does not wait until the host gets work. `folder` is the folder of its module. `patched` is
     as for `command`. `words` are further arguments. All other keywords become options. Hosts are forked, as daemons
-    are.
+    are, the second one from another process than the first.
     """
     hosts: list[Host] = []
 
@@ -522,7 +529,7 @@ def join(daemon_launchers: list[DaemonLauncher]) -> Iterator[Join]:
         for option, value in {"workers": 2, **options}.items():
             all_words += [f"--{option.replace('_', '-')}", str(value)]
         environment = {**os.environ, **(env or {})}
-        launcher = daemon_launchers[(len(hosts) + 1) % 2]
+        launcher = daemon_launchers[len(hosts) % 2]
         if launcher.fits(environment):
             all_words.insert(0, "os.dup2(2, 1)" + PATCHED.format(patched=patched or {}))
             host = Host(all_words, folder or daemon.folder, name, daemon, environment, launcher)

@@ -22,6 +22,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from forked import exit_after
+
 import penstock_server.checking.process
 import penstock_server.worker.fork_server  # the daemon does not import it, and its own imports take long
 from penstock_server.environment import DEFAULTS
@@ -131,11 +133,10 @@ def _become(requests: socket.socket) -> NoReturn:
 
 
 def _run(module: str, arguments: Sequence[str], environment: dict[str, str]) -> NoReturn:
-    """Run a module that ends the process, in the working directory."""
+    """Run a module in the working directory, and end the process."""
     os.environ.clear()
     os.environ.update(environment)
     sys.path[0] = os.getcwd()
     sys.argv[1:] = arguments
     del sys.modules[module]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    raise AssertionError("the module ends the process")
+    exit_after(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))

@@ -233,8 +233,8 @@ def test_a_dataset_without_a_number_of_batches_is_endless_and_in_order(serve: Se
     assert found[0][0] != found[0][1]
 
 
+@pytest.mark.usefixtures("tf")
 def test_image_data_generator_serves_every_row_once_with_1_and_3_workers(serve: Serve) -> None:
-    pytest.importorskip("keras")
     source = """
     import numpy as np
     from keras.src.legacy.preprocessing.image import ImageDataGenerator

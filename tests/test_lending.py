@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import re
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import Daemon, Join, Serve, wait_until
+from conftest import Daemon, Join, Serve, StartTrainer, wait_until
 from one_stream import arrays, digests
 from test_fetching import NAMES, SLOW, SOURCE, fetched_from, streams
 from test_join import state_of
@@ -264,36 +263,37 @@ def _say_nonsense(name: str, dice: random.Random) -> None:
                 return
 
 
-def test_tensors_lie_in_the_hosts_memory(serve: Serve, join: Join) -> None:
+READ_TENSORS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import penstock
+from one_stream import digests
+
+def is_borrowed(tensor):
+    address = np.asarray(memoryview(tensor)).__array_interface__["data"][0]
+    for line in open("/proc/self/maps"):
+        start, stop = (int(place, 16) for place in line.split()[0].split("-"))
+        if start <= address < stop:
+            return "memfd:penstock" in line
+
+with penstock.connect(sys.argv[2], transport="tcp") as connection:
+    seen, borrowed = [], 0
+    for tensor in connection.dataset():
+        seen += digests([tensor.numpy()])
+        borrowed += bool(is_borrowed(tensor))
+print(borrowed, *seen)
+"""
+
+
+def test_tensors_lie_in_the_hosts_memory(serve: Serve, join: Join, start_trainer: StartTrainer) -> None:
     expected = streams(serve, LARGE, "feed")["feed"]
     head = serve(LARGE, workers=0)
     join(head)
-    code = """
-        import hashlib, sys
-        import numpy as np
-        import penstock
-        from one_stream import digests
-
-        def is_borrowed(tensor):
-            address = np.asarray(memoryview(tensor)).__array_interface__["data"][0]
-            for line in open("/proc/self/maps"):
-                start, stop = (int(place, 16) for place in line.split()[0].split("-"))
-                if start <= address < stop:
-                    return "memfd:penstock" in line
-
-        with penstock.connect(sys.argv[1], transport="tcp") as connection:
-            seen, borrowed = [], 0
-            for tensor in connection.dataset():
-                seen += digests([tensor.numpy()])
-                borrowed += bool(is_borrowed(tensor))
-        print(borrowed, *seen)
-    """
-    code = re.sub("^        ", "", code, flags=re.MULTILINE)
-    ran = subprocess.run(
-        [sys.executable, "-c", code, head.url], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    borrowed, *seen = ran.stdout.split()[-len(expected) - 1 :]
+    trainer = start_trainer(READ_TENSORS, str(Path(__file__).parent), head.url)
+    out, err = trainer.communicate(100)
+    assert trainer.returncode == 0, err
+    borrowed, *seen = out.split()
     assert seen == expected
     assert int(borrowed) > len(seen) / 2
 

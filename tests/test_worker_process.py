@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from conftest import DaemonLauncher
 
 from penstock_proto import arrays, codec, errors, layout, seqpacket
 from penstock_proto import messages as m
@@ -206,19 +207,10 @@ objects = Feed(lambda split: iter([object()]), splits=[1], batch_size=1)
 class Worker:
     """A worker process, this end of its socketpair, and one memfd of shared memory."""
 
-    def __init__(self, folder: Path, feeds: list[str], environment: dict[str, str], *, watched: bool) -> None:
+    def __init__(self, launcher: DaemonLauncher, folder: Path, feeds: list[str], *, watched: bool) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(60)
-        command = [
-            sys.executable,
-            "-m",
-            "penstock_server.worker",
-            "--fd",
-            str(theirs.fileno()),
-            "--number",
-            "3",
-            *feeds,
-        ]
+        words = ["--fd", str(theirs.fileno()), "--number", "3", *feeds]
         self.page: mmap.mmap | None = None
         self.dump = -1
         fds = []
@@ -227,17 +219,15 @@ class Worker:
             os.ftruncate(fds[0], NBYTES)
             self.page = mmap.mmap(fds[0], NBYTES, prot=mmap.PROT_READ)
             self.dump = fds[1]
-            command += ["--activity-fd", str(fds[0]), "--stacks-fd", str(fds[1]), "--ticks"]
+            words += ["--activity-fd", str(fds[0]), "--stacks-fd", str(fds[1]), "--ticks"]
         self.stderr = folder / "stderr"
         with theirs, self.stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                pass_fds=[theirs.fileno(), *fds],
-                env={**os.environ, **environment},
+            self.process = launcher.worker(
+                *words,
+                env={"MARK": str(folder / "mark")},
+                folder=folder,
+                stderr=stderr.fileno(),
+                fds=[theirs.fileno(), *fds],
             )
         for fd in fds[:1]:
             os.close(fd)
@@ -336,8 +326,7 @@ class Worker:
         try:
             self.process.wait(30)
         finally:
-            self.process.kill()
-            self.process.wait()
+            self.process.close()
             for fd in (self.fd, self.dump):
                 if fd >= 0:
                     os.close(fd)
@@ -349,14 +338,14 @@ Start = Callable[..., Worker]
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Start]:
-    """`worker("feed", "source")` starts a worker that has imported these feeds of FEEDS."""
+def worker(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[Start]:
+    """`worker("feed", "source")` starts a worker that has imported these feeds of FEEDS. It is forked."""
     workers: list[Worker] = []
     (tmp_path / "feeds.py").write_text(FEEDS)
 
     def start(*feeds: str, imported: bool = True, watched: bool = False) -> Worker:
         targets = [feed if ":" in feed else f"feeds.py:{feed}" for feed in feeds]
-        started = Worker(tmp_path, targets, {"MARK": str(tmp_path / "mark")}, watched=watched)
+        started = Worker(daemon_launchers[0], tmp_path, targets, watched=watched)
         workers.append(started)
         if imported:
             started.receive(m.Imported)
