@@ -167,11 +167,11 @@ class Launcher:
             "fds": list(fds),
         }
         given = None
-        their_in = os.open(os.devnull, os.O_RDONLY)
         if stdin:
-            os.close(their_in)
             their_in, own_in = os.pipe()
             given = os.fdopen(own_in, "w")
+        else:
+            their_in = os.open(os.devnull, os.O_RDONLY)
         standard = [their_in, their_out, their_err if stderr is None else stderr]
         socket.send_fds(self._socket, [json.dumps(request).encode()], [their_status, *standard, *fds])
         for fd in (their_status, their_in, their_out, their_err):
