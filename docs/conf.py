@@ -1,11 +1,11 @@
 """Sphinx: builds offline, with every warning an error, and without TensorFlow."""
 
-from importlib.metadata import version as installed_version
+from penstock_proto import distribution
 
 project = "Penstock"
 author = "the Penstock maintainers"
 copyright = "the Penstock maintainers"
-version = release = installed_version("penstock")
+version = release = distribution.version()
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
 exclude_patterns = ["_build"]

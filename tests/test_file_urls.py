@@ -21,6 +21,7 @@ import pytest
 from conftest import Daemon, Serve
 
 import penstock
+from penstock_proto import distribution
 from penstock_server import Feed, VarLen
 from penstock_server.sources import example
 from penstock_server.sources import files as fs
@@ -151,23 +152,25 @@ def test_a_url_that_cannot_be_reached_is_named(server: str, url: str, message: s
 
 
 @pytest.mark.parametrize(
-    ("package", "code", "message"),
+    ("package", "extra", "code", "message"),
     [
-        ("fsspec", "files.size_of('s3://a/b')", "s3://a/b is a URL, which needs fsspec: pip install 'penstock[urls]'"),
+        ("fsspec", "urls", "files.size_of('s3://a/b')", "s3://a/b is a URL, which needs fsspec"),
         (
             "google.protobuf",
+            "tfrecord",
             "list(Feed.from_tfrecord('a', {'x': VarLen('int64')}, batch_size=1).generate(None))",
-            "TFRecord files need protobuf: pip install 'penstock[tfrecord]'",
+            "TFRecord files need protobuf",
         ),
         (
             "pyarrow",
+            "parquet",
             "Feed.from_parquet(__file__, 'x', batch_size=1).splits()",
-            "Parquet files need pyarrow: pip install 'penstock[parquet]'",
+            "Parquet files need pyarrow",
         ),
     ],
 )
 def test_a_missing_package_is_named_with_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, package: str, code: str, message: str
+    monkeypatch: pytest.MonkeyPatch, package: str, extra: str, code: str, message: str
 ) -> None:
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -175,7 +178,7 @@ def test_a_missing_package_is_named_with_what_to_install(
     example.example_class.cache_clear()
     with pytest.raises(ImportError) as raised:
         eval(code, {"files": fs, "Feed": Feed, "VarLen": VarLen, "__file__": __file__})
-    assert str(raised.value) == message
+    assert str(raised.value) == f"{message}: {distribution.pip_install(extra)}"
 
 
 def test_patterns_match_files_sorted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

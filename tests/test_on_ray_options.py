@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import Serve, wait_until
 
-from penstock_proto import StartError
+from penstock_proto import StartError, distribution
 from penstock_server import keygen
 from penstock_server.cli import main
 from penstock_server.file_target import make_target
@@ -74,7 +74,7 @@ def test_hosts_on_other_machines_need_keys_or_insecure(tmp_path: Path) -> None:
 
 
 def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
-    assert "pip install 'penstock[ray]'" in refused(tmp_path, "--insecure", ray=False)
+    assert distribution.pip_install("ray") in refused(tmp_path, "--insecure", ray=False)
 
 
 def test_the_hosts_need_a_key_of_their_own(tmp_path: Path) -> None:

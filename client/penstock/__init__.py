@@ -30,10 +30,12 @@ from penstock_proto import (
 
 from ._connection import Connection, connect, dataset
 from ._ragged import Ragged
-from ._version import __version__
 
 if TYPE_CHECKING:
     from penstock_server import Feed
+
+    __version__: str
+"""The version of the installed distribution."""
 
 __all__ = [
     "Connection",
@@ -64,14 +66,18 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    from penstock_proto import distribution
+
+    if name == "__version__":  # looked up only now: importlib.metadata is slow to import
+        return distribution.version()
     if name != "Feed":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import _server
 
     if not _server.installed():
         raise ImportError(
-            "penstock.Feed is part of the server package, which is not installed here: run pip install "
-            "'penstock[server]'. A trainer that reads from a daemon does not need it"
+            "penstock.Feed is part of the server package, which is not installed here: run "
+            f"{distribution.pip_install('server')}. A trainer that reads from a daemon does not need it"
         )
     return _server.load("feed").Feed
 

@@ -7,7 +7,7 @@ import importlib.util
 import os
 from types import ModuleType
 
-from penstock_proto import StartError
+from penstock_proto import StartError, distribution
 
 
 def installed() -> bool:
@@ -19,8 +19,8 @@ def check_installed(need: str) -> None:
     """Raise StartError if the package is not installed. `need` begins the message."""
     if not installed():
         raise StartError(
-            f"{need}, which is not installed here: run pip install 'penstock[server]', or give the URL of a daemon on "
-            "another host"
+            f"{need}, which is not installed here: run {distribution.pip_install('server')}, or give the URL of a "
+            "daemon on another host"
         )
 
 

@@ -1,4 +1,4 @@
-"""Columns of a Parquet file as a feed. Needs pyarrow: pip install 'penstock[parquet]'
+"""Columns of a Parquet file as a feed. Needs pyarrow: pip install 'penstock-loader[parquet]'
 
     python parquet.py
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from . import distribution
 from .errors import StartError
 
 Kind: TypeAlias = Literal["client", "host"]
@@ -111,7 +112,7 @@ def require_zmq(source: str) -> None:
     try:
         import zmq
     except ImportError:
-        raise StartError(f"{source} needs pyzmq for encryption: pip install 'penstock[keys]'") from None
+        raise StartError(f"{source} needs pyzmq for encryption: {distribution.pip_install('keys')}") from None
     if not zmq.has("curve"):
         raise StartError(
             f"{source}: this pyzmq was built without CURVE encryption: pip install --force-reinstall pyzmq"

@@ -7,13 +7,13 @@ import logging
 import sys
 from typing import Any
 
-from penstock_proto import PenstockError
+from penstock_proto import PenstockError, distribution
 from penstock_proto.keys import any_keys, client_keys
 
 try:
     import click
 except ImportError:
-    sys.exit("penstock: the command line needs the server's packages: pip install 'penstock[server]'")
+    sys.exit(f"penstock: the command line needs the server's packages: {distribution.pip_install('server')}")
 
 from . import log_format
 from .checking.command import check
@@ -39,8 +39,21 @@ from .parameters import (
 from .scale_command import scale
 
 
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"penstock, version {distribution.version()}")
+        context.exit()
+
+
 @click.group(cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="penstock")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """Keep TensorFlow trainers fed: run preprocessing generators in worker processes and serve their batches.
 

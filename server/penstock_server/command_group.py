@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock_proto import PenstockError
+from penstock_proto import PenstockError, distribution
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -59,6 +59,11 @@ class PenstockGroup(click.Group):
             raise _with_variable(error) from None
         except PenstockError as error:
             click.echo(f"penstock: {error}", err=True)
+            ctx.exit(1)
+        except (ImportError, AttributeError) as error:
+            if not (explained := distribution.explained(error)):
+                raise
+            click.echo(f"penstock: {explained}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
             click.echo(err=True)  # ends the terminal's line that shows ^C

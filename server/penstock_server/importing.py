@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock_proto import StartError
+from penstock_proto import StartError, distribution
 from penstock_proto.reprs import printable, shown
 
 from .file_target import is_file_target, load_target
@@ -163,7 +163,10 @@ def _not_python(path: str) -> StartError:
 
 
 def _import_failed(module: str, error: Exception) -> StartError:
-    return StartError(f"importing {module} raised {summary(error)}", remote_traceback=user_traceback(error))
+    why = f"importing {module} raised {summary(error)}"
+    if explained := distribution.explained(error):
+        why = f"{why}\n{explained}"
+    return StartError(why, remote_traceback=user_traceback(error))
 
 
 def _feed(module: ModuleType, module_name: str, attribute: str) -> Feed:

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock_proto import distribution
+
 from ..host import memory_limits
 from ..host.cgroups import Limits, limits
 
@@ -72,6 +74,7 @@ class Machine:
         python: Python's version.
         versions: versions of installed packages.
         too_old: for each package ("numpy 1.26") that is older than Penstock requires, the requirement ("numpy>=2.0").
+        other_project: what to do about another project's package named `penstock`; empty if there is none.
         tensorflow: None if it is not installed.
         nvidia: device files of NVIDIA GPUs.
         cuda_visible: the variable CUDA_VISIBLE_DEVICES, or None.
@@ -95,6 +98,7 @@ class Machine:
     python: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     too_old: dict[str, str] = field(default_factory=dict)
+    other_project: str = ""
     tensorflow: TensorFlow | None = None
     nvidia: tuple[str, ...] = ()
     cuda_visible: str | None = None
@@ -102,7 +106,8 @@ class Machine:
 
 def look() -> Machine:
     """Collect the facts about this machine. This takes seconds, as it imports TensorFlow in a separate process."""
-    versions = {name: version for name in ("penstock", *PACKAGES) if (version := _version(name))}
+    versions = {name: version for name in PACKAGES if (version := _version(name))}
+    versions = {"penstock": distribution.version(), **versions}
     return Machine(
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         cpus=os.cpu_count() or 1,
@@ -122,6 +127,7 @@ def look() -> Machine:
         python=platform.python_version(),
         versions=versions,
         too_old=_too_old(versions),
+        other_project=distribution.other_project(),
         tensorflow=_tensorflow() if "tensorflow" in versions else None,
         nvidia=tuple(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))),
         cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -212,12 +218,8 @@ def _version(package: str) -> str:
 
 def _too_old(versions: dict[str, str]) -> dict[str, str]:
     """Return the installed packages that are older than Penstock requires; see `Machine.too_old`."""
-    try:
-        wanted = importlib.metadata.requires("penstock") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
     found = {}
-    for text in wanted:
+    for text in distribution.requirements():
         match = re.match(r"([A-Za-z0-9_.-]+)>=([0-9.]+)", text)
         if match is None:
             continue

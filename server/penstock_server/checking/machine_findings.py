@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from penstock_proto import distribution
+
 from ..coordinator import size
 from ..host import descriptors
 from .findings import ERROR, NOTE, WARNING, Finding, by_severity
@@ -151,8 +153,10 @@ def _packages(machine: Machine) -> Iterator[Finding]:
     missing = [name for name in NEEDED if name not in machine.versions]
     if missing:
         yield Finding(
-            ERROR, "packages", f"a daemon needs {', '.join(missing)}", fix="run pip install 'penstock[server]'"
+            ERROR, "packages", f"a daemon needs {', '.join(missing)}", fix=f"run {distribution.pip_install('server')}"
         )
+    if machine.other_project:
+        yield Finding(ERROR, "packages", machine.other_project)
     for package, wanted in machine.too_old.items():
         yield Finding(WARNING, "packages", f"{package} is too old", fix=f"run pip install '{wanted}'")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock_proto import StartError
+from penstock_proto import StartError, distribution
 
 if TYPE_CHECKING:
     from .service import HttpService
@@ -24,5 +24,5 @@ def server(host: str, port: int, watched: Watched) -> HttpService:
     try:
         from .service import HttpService
     except ImportError as error:
-        raise StartError(f"--http needs further packages ({error}): pip install 'penstock[http]'") from None
+        raise StartError(f"--http needs further packages ({error}): {distribution.pip_install('http')}") from None
     return HttpService(host, port, watched)

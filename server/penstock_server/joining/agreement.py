@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from penstock_proto import StartError
+from penstock_proto import StartError, distribution
 from penstock_proto import messages as m
 
 from ..file_target import is_file_target
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
     import importlib.metadata  # slow to import, and only for hosts that join
 
     return {
-        "penstock": importlib.metadata.version("penstock"),
+        "penstock": distribution.version(),
         "python": ".".join(platform.python_version_tuple()[:2]),
         "numpy": importlib.metadata.version("numpy"),
     }

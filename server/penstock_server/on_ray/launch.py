@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import structs
 
-from penstock_proto import StartError
+from penstock_proto import StartError, distribution
 from penstock_proto.keys import host_keys
 
 from ..host.accepting import only_this_host
@@ -70,7 +70,7 @@ def hosts_on_ray(
         StartError: Ray is not installed, there is no cluster, the hosts have no key, or their code cannot be collected.
     """
     if importlib.util.find_spec("ray") is None:
-        raise StartError("--on ray needs Ray, the version of your cluster: pip install 'penstock[ray]'")
+        raise StartError(f"--on ray needs Ray, the version of your cluster: {distribution.pip_install('ray')}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise the folder would be left
     with tempfile.TemporaryDirectory(prefix="penstock-code-") as code:
         there = shipping.collect(feeds, Path(code))

@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 import click
+
+from penstock_proto import distribution
 
 from . import report, speedscope
 from .page import profile_page
@@ -56,7 +57,7 @@ def write(path: Path, text: str) -> None:
 
 def _text(profile: Profile, target: str, path: Path, *, reads: bool) -> str:
     if path.suffix.lower() == ".json":
-        return json.dumps(speedscope.document(profile, f"Profile of {target}", version("penstock")))
+        return json.dumps(speedscope.document(profile, f"Profile of {target}", distribution.version()))
     return profile_page(profile, target, time.strftime("%Y-%m-%d %H:%M"), reads=reads)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock_proto import distribution
+
 from ..features import FixedLen, VarLen
 
 _LISTS = {"bytes": "bytes_list", "float32": "float_list", "int64": "int64_list"}
@@ -34,7 +36,7 @@ def example_class() -> Any:
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
-        raise ImportError("TFRecord files need protobuf: pip install 'penstock[tfrecord]'") from None
+        raise ImportError(f"TFRecord files need protobuf: {distribution.pip_install('tfrecord')}") from None
     kind = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="penstock/example.proto", package="penstock", syntax="proto3")
 

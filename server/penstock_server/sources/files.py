@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, TypeAlias, cast
 
+from penstock_proto import distribution
 from penstock_proto.reprs import shown
 
 Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
@@ -176,7 +177,7 @@ def _system(file: str) -> tuple[Any, str]:
     try:
         import fsspec.core
     except ImportError:
-        raise ImportError(f"{file} is a URL, which needs fsspec: pip install 'penstock[urls]'") from None
+        raise ImportError(f"{file} is a URL, which needs fsspec: {distribution.pip_install('urls')}") from None
     system, path = fsspec.core.url_to_fs(file)
     return system, str(path)
 

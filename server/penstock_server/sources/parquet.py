@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock_proto import distribution
+
 from . import files as fs
 from .reader import Reader
 from .structure import Columns
@@ -109,7 +111,7 @@ def opened_parquet(file: str) -> Iterator[Any]:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise ImportError("Parquet files need pyarrow: pip install 'penstock[parquet]'") from None
+        raise ImportError(f"Parquet files need pyarrow: {distribution.pip_install('parquet')}") from None
     with fs.open_binary(file) as stream:
         with _readable(file):
             opened = parquet.ParquetFile(stream)
