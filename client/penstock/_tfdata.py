@@ -260,7 +260,7 @@ class _Epoch:
         handle.by_dataset = True
         self._handoff = handle.handoff
         self._nothing = form.nothing()
-        self._heard: int | None = None
+        self._waiting = False
         self._interrupted = False
         self._begin()
 
@@ -276,8 +276,12 @@ class _Epoch:
         return self
 
     def __next__(self) -> Any:
-        if self._heard is None:  # Python has handled interrupts before this wait
-            self._heard = _interrupts.heard()
+        if not self._waiting:
+            self._waiting = True
+            _interrupts.begin_wait()
+        if self._interrupted or _interrupts.pending():
+            self._interrupted = True
+            raise KeyboardInterrupt("Ctrl-C while waiting for data")
         item: Received | End | PenstockError | None
         try:
             item = self._handoff.take(self._epoch, STEP)
@@ -286,16 +290,13 @@ class _Epoch:
         if isinstance(item, PenstockError):
             raise renewed(item)
         if isinstance(item, Received):
-            self._heard = None
+            self._waiting = False
             return self._form.components(item)
         if isinstance(item, End):
             if not self._handoff.nothing_left(self._epoch):
                 raise StopIteration
             self._begin()
             return self._nothing
-        if self._interrupted or _interrupts.heard() != self._heard:
-            self._interrupted = True
-            raise KeyboardInterrupt("Ctrl-C while waiting for data")
         return self._nothing
 
     def __del__(self) -> None:
