@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 from fake_daemon import FakeDaemon, Stall, numbers
@@ -38,18 +37,14 @@ def ctrl_c_after(seconds: float, times: int = 1) -> Iterator[None]:
             timer.join()
 
 
-def model() -> Any:
-    model = keras.Sequential([keras.layers.Dense(1)])
+def test_fit_that_waits_for_data_raises_keyboard_interrupt(tf: Any) -> None:
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    return model
-
-
-def test_fit_that_waits_for_data_raises_keyboard_interrupt() -> None:
     info, epoch = numbers(3)
     with FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon:
         dataset = penstock.dataset(daemon.url)
         with ctrl_c_after(3), pytest.raises(KeyboardInterrupt):
-            model().fit(dataset, epochs=2, verbose=0)
+            model.fit(dataset, epochs=2, verbose=0)
 
 
 def slow(rng: np.random.Generator) -> Iterator[np.float32]:
@@ -58,7 +53,7 @@ def slow(rng: np.random.Generator) -> Iterator[np.float32]:
         yield np.float32(0)
 
 
-def test_one_interrupt_is_enough_while_tensorflow_gathers_batches_that_keep_coming() -> None:
+def test_one_interrupt_is_enough_while_tensorflow_gathers_batches_that_keep_coming(tf: Any) -> None:
     dataset = penstock.dataset(Feed(slow, segment=1000, batch_size=4), workers=0).unbatch().shuffle(1_000_000)
     with ctrl_c_after(1), pytest.raises(KeyboardInterrupt):
         next(iter(dataset))
