@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock._consumer_state import ConsumerState, Received, Refused
 from penstock._memory import Pool
 from penstock_proto import (
+    ConnectionLost,
     EndOfStream,
     GeneratorError,
     IncompleteEpoch,
@@ -101,6 +102,133 @@ def test_a_failure_comes_after_the_data_before_it_and_stays() -> None:
         with pytest.raises(Refused) as caught:
             attempt()
         assert caught.value.error is error
+
+
+def test_a_failure_of_an_epoch_that_is_left_before_it_does_not_end_the_stream() -> None:
+    stream = ConsumerState(info())
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.came(slab(1, 0))
+    stream.fail(GeneratorError("boom"))
+    stream.take(0)
+    assert stream.error is None
+    assert stream.leave(0) == []  # the session has failed, so another one is needed
+    assert "boom" in str(stream.passed_by)
+    assert stream.begin() == []
+    stream.disconnected()
+    assert stream.passed_by is None
+    assert stream.place().epoch == 1
+    assert stream.joined(stream.place(), 0) == [Begin(1)]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_failure_that_crosses_a_leave_belongs_to_the_epoch_that_was_left(begins: bool) -> None:
+    stream = ConsumerState(info())
+    stream.begin()
+    assert stream.leave(0) == [Leave(0)]
+    if begins:
+        stream.begin()
+    stream.fail(GeneratorError("boom"))
+    assert stream.passed_by is not None
+    if not begins:
+        assert stream.begin() == []
+    stream.disconnected()
+    assert stream.joined(stream.place(), 0) == [Begin(1)]
+    stream.fail(GeneratorError("boom"))  # so it was of this epoch
+    with refused(GeneratorError, match="boom"):
+        stream.take(1)
+
+
+@pytest.mark.parametrize("answer", ["begun", "slab"])
+def test_a_failure_after_the_answer_to_begin_belongs_to_the_new_epoch(answer: str) -> None:
+    stream = ConsumerState(info())
+    stream.begin()
+    stream.begin()
+    if answer == "begun":
+        stream.listed(Begun(1, bytes(32)))
+    else:
+        stream.came(slab(0, 1))
+        stream.take(1)
+    stream.fail(GeneratorError("boom"))
+    assert stream.passed_by is None
+    with refused(GeneratorError, match="boom"):
+        stream.take(1)
+
+
+@pytest.mark.parametrize("more", [{"shared_from": 0}, {"rank": True}])
+def test_a_failure_ends_a_stream_that_others_share_at_once(more: dict[str, int]) -> None:
+    stream = ConsumerState(info(), **more)  # type: ignore[arg-type]
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.fail(GeneratorError("boom"))
+    stream.leave(0)
+    with refused(GeneratorError, match="boom"):
+        stream.begin()
+
+
+def test_a_failure_that_was_not_reached_is_lost_with_its_connection() -> None:
+    stream = ConsumerState(info())
+    stream.begin()
+    for number in range(3):
+        stream.came(slab(number, 0))
+    stream.take(0)
+    stream.fail(GeneratorError("boom"))
+    stream.disconnected()
+    assert stream.joined(stream.place(), 0) == [Begin(0)]
+    assert stream.take(0) is None
+    stream.came(slab(0, 0))
+    assert isinstance(stream.take(0), Received)
+
+
+def test_batches_that_were_lost_before_a_failure_are_the_error() -> None:
+    stream = ConsumerState(info())
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.fail(GeneratorError("boom"))
+    stream.lost(ConnectionLost("gone"))
+    with refused(ConnectionLost, match="gone"):
+        stream.take(0)
+
+
+def test_slabs_that_became_void_when_the_daemon_may_not_have_heard_of_it_count_as_not_handed_over() -> None:
+    stream = ConsumerState(info(), shared_from=0)
+    stream.begin()
+    for number in range(4):
+        stream.came(slab(number, 0))
+    stream.take(0)
+    assert stream.leave(0) == [Leave(0, 1)]
+    stream.came(slab(4, 0))
+    stream.disconnected()  # and Leave is lost: the others get slabs 1 to 4
+    assert stream.handed_before == 1
+
+    stream.joined(stream.place(), 1)
+    stream.begin()
+    stream.came(slab(0, 1))
+    stream.take(1)
+    stream.begin()
+    stream.came(slab(1, 2))  # the daemon has heard that epoch 1 was left
+    stream.take(2)
+    stream.disconnected()
+    assert stream.handed_before == 2
+
+    stream.joined(stream.place(), 2)
+    stream.came(slab(0, 2))
+    stream.came(slab(1, 2))
+    stream.take(2)
+    stream.close(StreamClosed("closed"))
+    assert (stream.handed, stream.given) == (2, 1)
+    stream.disconnected()
+    assert (stream.handed_before, stream.given) == (1, 0)
+
+
+def test_closing_after_a_loss_does_not_change_how_many_slabs_were_handed_over() -> None:
+    stream = ConsumerState(info(), shared_from=0)
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.take(0)
+    stream.disconnected()
+    stream.close(StreamClosed("closed"))
+    assert (stream.handed_before, stream.given) == (1, 0)
 
 
 def test_slabs_of_a_lost_connection_are_not_handed() -> None:

@@ -5,11 +5,15 @@ returns the messages to send. The hand-off (_handoff.py) calls it under its lock
 
 An epoch is open from `begin` until its end, `leave`, or the next `begin`. Slabs wait in a queue while their epoch is
 open. A slab of an epoch that is no longer open is void, which counts as handed over. Slabs are handed over in the order
-of their sequence numbers, so a single count says which ones were. After a failure, the slabs that came before it are
-still handed over.
+of their sequence numbers, so a single count says which ones were.
 
-A stream outlives its connection. `disconnected` drops the slabs that were not handed over. Then `joined` continues
-after those that were, over another connection, which counts its slabs from 0.
+A failure has its place in the stream, too: it comes after the slabs that came before it. `take` raises it there, and
+from then on the stream has failed. If the epoch is left before that, nobody reaches the failure, and the stream goes on
+with the next epoch. The daemon's session has failed, so this needs another connection. (A job of ranks shares its
+session's stream, so a failure ends it at once.)
+
+A stream outlives its connection. `disconnected` drops everything that was not handed over, a failure included. Then
+`joined` continues after what was, over another connection, which counts its slabs from 0.
 """
 
 from __future__ import annotations
@@ -17,7 +21,16 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass
 
-from penstock_proto import EndOfStream, IncompleteEpoch, PenstockError, ProtocolError, StateMismatch, StreamClosed
+from penstock_proto import (
+    EndOfStream,
+    FeedError,
+    IncompleteEpoch,
+    MemoryBound,
+    PenstockError,
+    ProtocolError,
+    StateMismatch,
+    StreamClosed,
+)
 from penstock_proto.layout import SlotLayout
 from penstock_proto.messages import (
     Ack,
@@ -79,24 +92,36 @@ class ConsumerState:
         handed: how many slabs of the connection were handed over or are void.
         aliased: sequence numbers of slabs that were handed over and whose slots arrays still lie over (same host only).
         error: the error that ended the stream, or None; it never changes again.
+        passed_by: the failure of an epoch that was left before the failure was reached, or None: another connection is
+            needed.
         closed: the error to raise once the stream was closed without a failure, or None.
-        given: the value of `handed` when the stream was closed, or when the last connection was lost.
+        given: the value of `handed` when the stream was closed, before the slabs that nobody read became void.
+        handed_before: how many slabs of the lost connection were handed over, without those that became void when the
+            daemon perhaps did not hear of it: in a group they go to others.
         progress: the position after what was handed over.
         untold: in a group: the latest slabs that were handed over. The daemon may not know about them yet.
     """
 
     def __init__(
-        self, info: FeedInfo, start: Position | None = None, consumed: int = 0, shared_from: int | None = None
+        self,
+        info: FeedInfo,
+        start: Position | None = None,
+        consumed: int = 0,
+        shared_from: int | None = None,
+        rank: bool = False,
     ) -> None:
-        """Begin at `start` (None: epoch 0), after `consumed` batches; or, in a group, with epoch `shared_from`."""
+        """Begin at `start` (None: epoch 0), after `consumed` batches; or, in a group, with epoch `shared_from`. `rank`:
+        the consumer is one of several ranks."""
         self.info = info
         self.epoch = start.epoch - 1 if start else (shared_from or 0) - 1
         self.shared = shared_from is not None
         self._shared_from = shared_from or 0
         self.given = 0
         self.handed = 0
+        self.handed_before = 0
         self.aliased: set[int] = set()
         self.error: PenstockError | None = None
+        self.passed_by: PenstockError | None = None
         self.closed: StreamClosed | None = None
         self.progress = Progress(info, start, consumed)
         self.untold: collections.deque[Had] = collections.deque(maxlen=UNTOLD)
@@ -110,6 +135,11 @@ class ConsumerState:
         self._came = 0
         self._epoch_check = EpochCheck()
         self._ended = 0
+        self._alone = shared_from is None and not rank
+        self._failure: PenstockError | None = None
+        """The failure of the open epoch that `take` has not reached yet."""
+        self._left_at: int | None = None
+        """The value of `handed` when an epoch was left, until the daemon answers the next Begin: it has heard of it."""
         self._released: list[int] = []
         self._acked = (0, 0)
 
@@ -132,7 +162,7 @@ class ConsumerState:
         self.epoch = max(self.epoch + 1, self._shared_from)
         self.progress.begin(self.epoch, unread)
         self._opened(self._start if self._start and self._start.epoch == self.epoch else None)
-        return [*out, Begin(self.epoch)]
+        return [*out, Begin(self.epoch)] if self.passed_by is None else []
 
     def take(self, epoch: int, hold: bool = False) -> Received | End | None:
         """Hand over the next slab of `epoch`; or return its End, or None if nothing has arrived.
@@ -166,6 +196,7 @@ class ConsumerState:
             self._open = False
             self.progress.ended(epoch)
             return self._end
+        self.error = self.error or self._failure
         self._check_readable()
         return None
 
@@ -180,8 +211,11 @@ class ConsumerState:
         self._open = False
         ended, self._end = self._end, None
         handed = self.handed
+        if ended is None and self._left_at is None:
+            self._left_at = handed
         self._void()
-        return [] if ended is not None else [Leave(epoch, handed)]
+        self.passed_by, self._failure = self.passed_by or self._failure, None
+        return [] if ended is not None or self.passed_by is not None else [Leave(epoch, handed)]
 
     def close(self, reason: StreamClosed) -> None:
         """Close the stream. Slabs that were not handed over become void, and so do those that still arrive."""
@@ -227,6 +261,8 @@ class ConsumerState:
         self._check_epoch(begun)
         if begun.epoch != self.epoch:
             return
+        if self._open:
+            self._left_at = None
         if self._digest is not None and self._digest[0] == begun.epoch and self._digest[1] != begun.digest:
             return self.fail(
                 StateMismatch(
@@ -256,6 +292,7 @@ class ConsumerState:
         if not self._reads(slab.epoch):
             self.handed += 1
             return
+        self._left_at = None
         self._epoch_check.came(slab)
         before, self._before = tuple(self._before), []
         self._queue.append((received, before))
@@ -301,12 +338,26 @@ class ConsumerState:
             self.fail(IncompleteEpoch(fault, feed=self.info.name))
 
     def fail(self, error: PenstockError) -> None:
-        """Fail with `error`, unless the stream has failed already. Slabs that came before are still handed over."""
-        self.error = self.error or error
+        """Fail with `error`, unless the stream has failed already. Slabs that came before are still handed over.
+
+        If the stream is this consumer's alone, an error of the feed belongs to an epoch. If that epoch was left, the
+        stream goes on without it.
+        """
+        if not self._alone or not isinstance(error, FeedError | MemoryBound):
+            self.error = self.error or error
+        elif self._left_at is not None:
+            # Perhaps the daemon had not heard yet that the epoch was left. Otherwise the same error comes again.
+            self.passed_by = self.passed_by or error
+        elif self._open:
+            self._failure = self._failure or error
+        else:
+            self.error = self.error or error
 
     def lost(self, error: PenstockError) -> None:
-        """As `fail`, but drop the queue: other consumers may own the slots of slabs that were not handed over."""
-        self.fail(error)
+        """Fail with `error` now, and drop the queue: other consumers may own the slots of slabs that were not handed
+        over. If the stream has failed already, or would have failed next, that error stays."""
+        self.error = self.error or (None if self._queue else self._failure) or error
+        self.passed_by = None
         self._queue.clear()
 
     def disconnected(self) -> set[int]:
@@ -314,7 +365,10 @@ class ConsumerState:
         if self._queue:
             self._end = None
         self._queue.clear()
-        self.given = self.handed
+        self._failure = self.passed_by = None
+        handed = self.handed if self._left_at is None else self._left_at
+        self.handed_before, self.given = (handed if self.closed is None else min(handed, self.given)), 0
+        self._left_at = None
         self._came = self.handed = self._ended = 0
         self._acked = (0, 0)
         self._released = []
@@ -362,7 +416,7 @@ class ConsumerState:
         self._before = []
 
     def _reads(self, epoch: int) -> bool:
-        return epoch == self.epoch and self._open and self.error is None
+        return epoch == self.epoch and self._open and self.error is None and self._failure is None
 
     def _check_epoch(self, message: Begun | Slab | LaneEnded | PoolBegun | SentElsewhere | End) -> None:
         """Raise ProtocolError for an epoch that nobody asked for."""

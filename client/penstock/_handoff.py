@@ -83,7 +83,9 @@ class HandOff:
         self.missing = Missing(identity)
         self._name = link.transport.name
         self._ready = threading.Condition()
-        self._state = ConsumerState(link.info, start, consumed, link.epoch if identity.shares else None)
+        self._state = ConsumerState(
+            link.info, start, consumed, link.epoch if identity.shares else None, rank=identity.world_size > 1
+        )
         self._lost = LostTransports()
         self._outbox = Outbox(self._state)
         self._pool = Pool(keep=2)
@@ -128,6 +130,8 @@ class HandOff:
             if self.hand_overs is not None:
                 self.hand_overs.begins()
             self._send(*messages)
+            if self._state.passed_by is not None:
+                self.mailbox.wake()
             self._ready.notify_all()
             epoch = self._state.epoch
         self._reads.begins(self.url)
@@ -243,6 +247,11 @@ class HandOff:
         return bool(self._state.aliased or self._lost)
 
     @property
+    def passed_by(self) -> PenstockError | None:
+        """As `ConsumerState.passed_by`."""
+        return self._state.passed_by
+
+    @property
     def unsent(self) -> bool:
         """Whether messages wait for room to be sent."""
         return bool(self._outbox)
@@ -250,7 +259,7 @@ class HandOff:
     @property
     def handed(self) -> tuple[int, tuple[Had, ...]]:
         """How many slabs of the lost connection were handed over, and, in a group, the latest of them."""
-        return self._state.given, tuple(self._state.untold)
+        return self._state.handed_before, tuple(self._state.untold)
 
     def came(self, received: Received) -> None:
         """Queue a slab. Raises as `ConsumerState.came`."""

@@ -210,6 +210,8 @@ class InProcessReceiver:
     def _make(self, seconds: float) -> None:
         handoff = self._handoff
         try:
+            if handoff.passed_by is not None:
+                handoff.disconnect()
             if handoff.transport is None:
                 self._begin_again()
             transport = handoff.transport

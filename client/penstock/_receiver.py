@@ -28,6 +28,8 @@ IDLE = 1.0
 """Longest step of the thread in seconds, while no slot is held and nothing waits to be sent."""
 STOOD = 5.0
 """If two steps are this many seconds apart, this process stood still: usually they are at most a second apart."""
+_LOOK = 0.1
+"""Seconds between two looks whether arrays still lie over the slots of lost connections."""
 _CLOSE = 1.0
 """Seconds that `close` waits for the thread to end, after waiting up to twice as long for the connection to close."""
 
@@ -51,7 +53,6 @@ class Receiver:
         self._session = link.session
         self._info = link.info
         self._connector = connector
-        self._replaced = False
         self._reconnector = Reconnector(self._mailbox, reconnect)
         self._ending = False
         self._stepped = time.monotonic()
@@ -85,16 +86,16 @@ class Receiver:
         """Return the connector, for a stream that replaces this one.
 
         From now on this object neither ends the private daemon nor connects again after a loss: a new connection would
-        displace the other stream.
+        displace the other stream. If it is connecting now, wait until that attempt has ended.
         """
-        given_up, self._connector = self._connector, self._connector.without_daemon()
-        self._replaced = True
-        self._given_up = given_up
-        return given_up
+        self._reconnector.turn.take(self._mailbox.wake)
+        self._given_up, self._connector = self._connector, self._connector.without_daemon()
+        return self._given_up
 
     def take_back_connector(self) -> None:
-        """Undo `give_up_connector`: the other stream could not be opened."""
-        self._connector, self._replaced = self._given_up, False
+        """Undo `give_up_connector`: the other stream could not be opened. After a loss this one connects again."""
+        self._connector = self._given_up
+        self._reconnector.turn.give_back()
 
     # --- the thread ---
 
@@ -103,9 +104,13 @@ class Receiver:
             while not (self._ending and not self._handoff.holds_slots):
                 try:
                     self._step()
+                    if self._handoff.passed_by is not None and not self._ending and not self._pass_by():
+                        break
                 except (ConnectionLost, DaemonStopped) as error:
                     if not self._reconnected(error):
                         break
+            self._stop_daemon()
+            self._outlive_arrays()
         except Exception as error:  # a bug here must not look like a slow daemon
             logger.exception("the receiver thread of %s failed", self._handoff.url)
             self._lose(PenstockError(f"the client failed: {error!r}; please report this as a bug"))
@@ -179,11 +184,32 @@ class Receiver:
         self._connector.stop()
         self._closed.set()
 
-    # --- after a loss ---
+    def _outlive_arrays(self) -> None:
+        """Keep lost connections open while arrays lie over their slots: the daemon may still live."""
+        handoff, wakeup = self._handoff, self._mailbox.wakeup
+        assert wakeup is not None
+        if handoff.holds_slots:
+            handoff.disconnect()
+        while handoff.holds_slots:
+            wakeup.wait(_LOOK)
+            handoff.close_lost_transports()
+
+    # --- another connection ---
+
+    def _pass_by(self) -> bool:
+        """Connect again, because the session has failed in an epoch that was left before that point. Return False if
+        the stream has ended instead."""
+        failure = self._handoff.passed_by
+        assert failure is not None
+        if not self._may_reconnect():
+            self._lose(failure)
+            return True  # as after any failure, the connection stays open while arrays lie over its slots
+        self._reconnector.recovered()  # the connection was not lost
+        return self._reconnected(ConnectionLost(f"an epoch that was left failed further on ({failure.message})"))
 
     def _may_reconnect(self) -> bool:
         daemon = self._connector.daemon
-        if self._ending or self._replaced or not self._handoff.readable:
+        if self._ending or not self._handoff.readable:
             return False
         return self._reconnector.seconds > 0 and not (daemon is not None and daemon.stopping)
 
@@ -197,18 +223,9 @@ class Receiver:
             self._lose(cause)
             return False
         handoff.disconnect()
-        if reconnector.lost(cause):
-            logger.warning(
-                "%s: %s. Trying to reconnect for up to %g s; the stream then continues where it was",
-                handoff.url,
-                cause.message,
-                reconnector.seconds,
-            )
-        elif reconnector.connections == 1:
-            logger.warning(
-                "%s: the new connection broke before data came: %s. Still trying", handoff.url, cause.message
-            )
         try:
+            reconnector.wait_for_turn()
+            self._say_lost(cause)
             link, position = self._connect()
         except GivenUp:
             self._ending = True
@@ -223,6 +240,20 @@ class Receiver:
             logger.warning("%s: connected again after %.1f s", handoff.url, reconnector.lasted)
         return True
 
+    def _say_lost(self, cause: PenstockError) -> None:
+        handoff, reconnector = self._handoff, self._reconnector
+        if reconnector.lost(cause):
+            logger.warning(
+                "%s: %s. Trying to reconnect for up to %g s; the stream then continues where it was",
+                handoff.url,
+                cause.message,
+                reconnector.seconds,
+            )
+        elif reconnector.connections == 1:
+            logger.warning(
+                "%s: the new connection broke before data came: %s. Still trying", handoff.url, cause.message
+            )
+
     def _connect(self) -> tuple[Link, Position]:
         """Return another link, and the position at which its stream begins. Raises as `Reconnector.connect`."""
         handoff = self._handoff
@@ -236,5 +267,5 @@ class Receiver:
         def lost() -> LostSession:
             return LostSession(self._session, *handoff.handed)
 
-        link = self._reconnector.connect(self._connector, start, lost, handoff.close_lost_transports)
+        link = self._reconnector.connect(lambda: self._connector, start, lost, handoff.close_lost_transports)
         return link, positions[-1]

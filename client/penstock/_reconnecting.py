@@ -9,6 +9,7 @@ two epochs.
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections.abc import Callable
 
@@ -33,19 +34,74 @@ class GivenUp(Exception):
     """Nobody waits for another connection any longer."""
 
 
+class Turn:
+    """Decides which stream of a consumer may connect: its own, after a loss, or one that is to take its place.
+
+    At the daemon, a consumer's newest session displaces the older ones. So while the other stream opens, this one must
+    not connect, and an attempt that is under way has to end first.
+
+    Attributes:
+        taken: whether the other stream has the turn.
+    """
+
+    def __init__(self) -> None:
+        self.taken = False
+        self._connecting = False
+        self._changed = threading.Condition()
+
+    def take(self, wake: Callable[[], None]) -> None:
+        """Take the turn for the other stream. Wait until an attempt that is under way has ended; `wake` hurries it."""
+        with self._changed:
+            self.taken = True
+            wake()
+            while self._connecting:
+                self._changed.wait(STEP)  # in steps, so that Ctrl-C works
+
+    def give_back(self) -> None:
+        """Give the turn back: the other stream could not be opened."""
+        with self._changed:
+            self.taken = False
+            self._changed.notify_all()
+
+    def wait(self, watch: Callable[[], None]) -> None:
+        """Wait until no other stream has the turn. Call `watch` meanwhile; it may raise to stop."""
+        with self._changed:
+            while self.taken:
+                watch()
+                self._changed.wait(STEP)
+
+    def begin(self, watch: Callable[[], None]) -> None:
+        """Begin an attempt, once no other stream has the turn; `watch` as for `wait`."""
+        with self._changed:
+            self.wait(watch)
+            self._connecting = True
+
+    def end(self) -> None:
+        """End the attempt."""
+        with self._changed:
+            self._connecting = False
+            self._changed.notify_all()
+
+
 class Reconnector:
     """The losses of one stream, one after another. Used by its receiver thread alone.
+
+    Args:
+        mailbox: the mailbox of the stream.
+        seconds: how long a loss may last.
 
     Attributes:
         seconds: how long a loss may last.
         cause: why the connection was lost, or None while there is no loss.
         connections: connections made since the last loss began; all but the newest broke before a slab arrived.
+        turn: says when this stream may connect.
     """
 
     def __init__(self, mailbox: Mailbox, seconds: float) -> None:
         self.seconds = seconds
         self.cause: PenstockError | None = None
         self.connections = 0
+        self.turn = Turn()
         self._mailbox = mailbox
         self._newest = ""
         self._began = self._connected = 0.0
@@ -76,9 +132,13 @@ class Reconnector:
         """The cause of a loss that has lasted longer than `seconds`, or None."""
         return self.cause if self.lasted > self.seconds else None
 
+    def wait_for_turn(self) -> None:
+        """Wait while another stream takes the place of this one. Raises GivenUp if this one is closed."""
+        self.turn.wait(self._check_wanted)
+
     def connect(
         self,
-        connector: Connector,
+        connector: Callable[[], Connector],
         start: Callable[[FeedInfo], Position | None],
         lost: Callable[[], LostSession],
         idle: Callable[[], None],
@@ -86,7 +146,7 @@ class Reconnector:
         """Open another connection during a loss.
 
         Args:
-            connector: opens it.
+            connector: returns the connector that opens it; called before each attempt.
             start: as for `Connector.connect`.
             lost: returns the lost session; called before each attempt.
             idle: called before each attempt.
@@ -99,11 +159,15 @@ class Reconnector:
         cause, deadline = self.cause, self._began + self.seconds
         assert cause is not None
 
-        def watch() -> None:
-            if self._mailbox.closing:
-                raise GivenUp
+        def over() -> None:
+            self._check_wanted()
             if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends earlier, with a better message
                 raise Unreachable("the daemon was not ready in time")
+
+        def watch() -> None:
+            over()
+            if self.turn.taken:
+                raise Unreachable("another stream was to take the place of this one")
 
         said, answer = cause.message, ANSWER
         if self.connections:  # the one before broke at once, and another would too
@@ -117,9 +181,8 @@ class Reconnector:
             self._pause = min(2 * self._pause, LAST_PAUSE)
             idle()
             try:
-                watch()
-                timeout = min(connector.timeout, max(STEP, deadline - time.monotonic()))
-                link = connector.connect(self._mailbox, start, timeout, watch, lost(), answer)
+                over()
+                link = self._attempt(connector, start, deadline, watch=watch, over=over, lost=lost, answer=answer)
                 self.connections += 1
                 self._connected = time.monotonic()
                 return link
@@ -129,6 +192,29 @@ class Reconnector:
                 answer *= 2
             if time.monotonic() > deadline:
                 raise self._too_late(cause, said)
+
+    def _check_wanted(self) -> None:
+        if self._mailbox.closing:
+            raise GivenUp
+
+    def _attempt(
+        self,
+        connector: Callable[[], Connector],
+        start: Callable[[FeedInfo], Position | None],
+        deadline: float,
+        *,
+        watch: Callable[[], None],
+        over: Callable[[], None],
+        lost: Callable[[], LostSession],
+        answer: float,
+    ) -> Link:
+        self.turn.begin(over)
+        try:
+            opens = connector()
+            timeout = min(opens.timeout, max(STEP, deadline - time.monotonic()))
+            return opens.connect(self._mailbox, start, timeout, watch, lost(), answer)
+        finally:
+            self.turn.end()
 
     def _too_late(self, cause: PenstockError, said: str) -> ConnectionLost:
         if self.connections:

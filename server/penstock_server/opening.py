@@ -24,7 +24,7 @@ from .keys import may_read
 from .rate_limited_log import RateLimitedLog
 from .session import Session
 from .session_table import SessionTable
-from .to_consumers import ToConsumers
+from .to_consumers import ToConsumers, failed
 
 MOST_EARLY = 1024
 """Most Hellos that may wait for the feeds to be ready."""
@@ -185,15 +185,21 @@ class Opening:
 
     def _take_the_place_of(self, message: m.Open) -> None:
         """End the older sessions of a consumer that comes back: the daemon may not have noticed yet that their
-        connections ended."""
+        connections ended.
+
+        If one of them is the newer one after all (this Open was delayed on its way), its client connects again.
+        """
         if not message.consumer:
             return
+        error = ConnectionLost("another session of the same client took the place of this one: connect again")
         for session in self._table:
             if session.identity == message.consumer and session.consumer is not None:
                 handed = message.handed if session.token == message.last else 0
+                self._out.send(session, failed(error))
                 if session.peer is None:
                     self._gone(session, handed)
                 else:  # end of file will release its slots
+                    session.failed = session.muted = True
                     self._tell(on.Cut(session.consumer, handed))
 
     def _make_room(self, session: Session | None) -> None:
