@@ -67,7 +67,7 @@ scaling: $(READY) ## CPU time of the coordinator, with many lanes, workers and s
 soak: $(READY) ## the long-running tests, in two processes
 	$(BIN)/python -m pytest -m soak --timeout 0 -o faulthandler_timeout=0 -n 2 --dist load --maxschedchunk 1 $(ARGS)
 
-# Options: --scenarios 2000 --seed 1 --jobs 2 --reports DIR; --seed 417 --scenarios 1 replays one.
+# Options: --scenarios 2000 --seed 1 --jobs 2 --load 2 --reports DIR; --seed 417 --scenarios 1 replays one.
 chaos: $(READY) ## random feeds, consumers and faults against a plain model (ARGS='--scenarios 2000': half an hour)
 	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 

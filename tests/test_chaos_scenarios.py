@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from chaos import __main__ as chaos_main
 from chaos import compare, model, reading, sample, scenario
 from chaos.run import run
 from chaos.scenario import Consumer, Failure, Fault, FeedCase, Job, Scenario, Step
@@ -100,6 +102,14 @@ ONCE = {
 """Scenarios that once differed from the model, reduced as far as possible."""
 
 
+@pytest.mark.usefixtures("tf", "forked_daemons")
+def test_an_epoch_that_was_left_goes_on_after_the_batches_that_were_read_if_tensorflow_had_taken_its_error() -> None:
+    feed = FeedCase("list", 10, ((60,),), batch_size=1, failures=(Failure(split=0, number=40, epoch=0),))
+    steps = (Step(3, "break"), Step(5, "close"))
+    result = run(once(feed, Consumer("mapped", epochs=2, steps=steps, pause=0.1)))
+    assert not result.differences, result.report()
+
+
 @pytest.mark.parametrize("once", list(ONCE.values()), ids=list(ONCE))
 @pytest.mark.usefixtures("forked_daemons")
 def test_what_differed_once_does_not_differ_again(once: Scenario) -> None:
@@ -114,6 +124,14 @@ def test_a_scenario_is_a_literal_and_its_seed_gives_it_again() -> None:
     for seed in range(300):
         found = scenario.scenario(seed)
         assert eval(repr(found), vars(scenario)) == found == scenario.scenario(seed)
+
+
+def test_busy_loops_run_beside_scenarios_and_end_with_them() -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with chaos_main.busy(2):
+        loops = [child for child in psutil.Process().children() if child.pid not in before]
+        assert len(loops) == 2
+    assert not any(psutil.pid_exists(loop.pid) for loop in loops)
 
 
 def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
@@ -195,6 +213,14 @@ def test_each_kind_of_difference_is_told_apart() -> None:
     assert "the samples are the same, in another order" in differences(log_of([good[1], good[0], *good[2:]]))
     assert "the epoch ended" in differences(log_of(good[:-1]))
     assert "is of epoch 1" in differences([["batch", [[1, 0, 0, 0]]]])
+
+
+def test_a_reader_that_resumes_at_the_end_of_the_last_epoch_finds_no_other() -> None:
+    good, last = epoch(), replace(LANES, epochs=1)
+    over: list[compare.Event] = [["resumed"], ["over"]]
+    assert differences([*log_of(good, end=False), *over], last) == ""
+    assert "did not come" in differences([*log_of(good[:-1], end=False), *over], last)
+    assert "no more epochs after 0 of 1" in differences([*log_of(good, end=False), ["over"]], last)
 
 
 def test_differences_of_shuffled_epochs_are_told_apart() -> None:

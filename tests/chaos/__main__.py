@@ -15,12 +15,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import scenario as scenarios
 
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+"""A program that keeps a core busy while its parent lives: a race shows only if threads stand still at odd moments."""
 STUCK = 3
 """Exit status of a process that has reported a run in which some consumer could not be stopped."""
 
@@ -30,6 +33,7 @@ def main() -> int:
     parser.add_argument("--scenarios", type=int, default=200, help="how many (200)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the first one; the others follow (1)")
     parser.add_argument("--jobs", type=int, default=2, help="processes that run them (2)")
+    parser.add_argument("--load", type=int, default=2, help="busy loops that run beside them; 0: none (2)")
     parser.add_argument("--scenario", help="run this literal instead")
     parser.add_argument("--reports", type=Path, help="write a report of each difference into this folder")
     parser.add_argument("--show", action="store_true", help="print the scenarios, and run nothing")
@@ -39,16 +43,29 @@ def main() -> int:
         signal.signal(number, signal.default_int_handler)
     if options.take:
         return _runner(options.take)
-    if options.scenario:
-        return _one(eval(options.scenario, vars(scenarios)))
     seeds = range(options.seed, options.seed + options.scenarios)
     if options.show:
         for seed in seeds:
             print(scenarios.scenario(seed))
         return 0
-    if options.scenarios == 1:
-        return _one(scenarios.scenario(options.seed))
-    return _many(seeds, options.jobs, options.reports)
+    with busy(options.load):
+        if options.scenario:
+            return _one(eval(options.scenario, vars(scenarios)))
+        if options.scenarios == 1:
+            return _one(scenarios.scenario(options.seed))
+        return _many(seeds, options.jobs, options.reports)
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep `count` cores busy."""
+    loops = [subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.DEVNULL) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def _one(scenario: scenarios.Scenario) -> int:
@@ -59,7 +76,7 @@ def _one(scenario: scenarios.Scenario) -> int:
     print(f"{result.batches} batches, {result.faults} faults, {result.seconds:.1f} s, longest wait {result.gap:.1f} s")
     sys.stdout.flush()
     if result.stuck:
-        os._exit(1)
+        os._exit(1)  # the busy loops end with this process
     return bool(result.differences)
 
 

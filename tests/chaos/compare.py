@@ -223,6 +223,7 @@ def _walk(job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1) 
     case = job.feed
     found: list[str] = []
     epoch, got = 0, []
+    resumed = False
 
     def over(complete: bool) -> None:
         nonlocal epoch, got
@@ -230,6 +231,9 @@ def _walk(job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1) 
         epoch, got = epoch + 1, []
 
     for event in log:
+        if event[0] == "over" and resumed and got:  # the state was at the end of the last epoch
+            over(True)
+        resumed = event[0] == "resumed"
         if event[0] == "batch":
             got.append([tuple(row[:3]) for row in event[1]])
         elif event[0] == "end":

@@ -99,7 +99,8 @@ class Reading:
         self._consumed = self._loaded = 0
         self._kept: list[tuple[Any, list[list[int]]]] = []
         self._failures = 0
-        self._left: int | None = None
+        self._left: tuple[int, int] | None = None
+        """The epoch that a step left, and how many batches had been read then."""
 
     def run(self) -> None:
         """Read to the end of the plan. Log an error of Penstock."""
@@ -214,7 +215,7 @@ class Reading:
             return False
         if then == "break":
             self._epochs += 1
-            self._left = self.connection.stats()["epoch"]
+            self._left = self.connection.stats()["epoch"], self._consumed
             self.emit(["break"])
             if self.plan.how in ("eager", "mapped"):
                 self._count_what_was_left()
@@ -250,8 +251,9 @@ class Reading:
     def _goes_on_after(self, error: Exception, refused: bool) -> bool:
         """Resume from the state of a failed stream if its failure is a passing one. Return whether it resumed.
 
-        A failed stream cannot begin an epoch. If it `refused` to begin the next one, its state is still within the
-        epoch that was left before.
+        A failed stream cannot begin an epoch. If it `refused` to begin the next one (TensorFlow had taken the error
+        ahead, together with the batches before it), its state is still within the epoch that was left before. This
+        reader then continues after the batches that it has logged, not after those that TensorFlow dropped.
         """
         assert self.connection is not None
         failed = self.connection.error
@@ -262,8 +264,8 @@ class Reading:
         if self._failures > 3 * passing or any(not failure.times for failure in self.case.failures):
             return False
         self.emit(["raised", str(failed)[:200]])
-        if refused and self._left == self.connection.stats()["epoch"]:
-            self._left = None
+        if refused and self._left is not None and self._left[0] == self.connection.stats()["epoch"]:
+            self._consumed, self._left = self._left[1], None
             self._epochs -= 1
             self.emit(["not left"])
         self._again(self._place())
