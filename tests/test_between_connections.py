@@ -24,6 +24,7 @@ from penstock import _reconnecting, _state_dict
 from penstock._connecting import Connector, Link
 from penstock._handoff import HandOff
 from penstock._mailbox import Mailbox
+from penstock_proto.messages import ErrorReport, Failed
 from penstock_proto.position import Position
 
 
@@ -379,3 +380,18 @@ def test_batches_before_an_error_come_even_if_the_connection_is_lost_between_the
             with pytest.raises(penstock.GeneratorError, match="the disk is away"):
                 next(connection.batches())
         del batches, x
+
+
+def test_arrays_stay_as_they_are_if_the_daemon_lives_and_the_connection_cannot_be_replaced() -> None:
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, lambda e: [*epoch(e)[:5], Stall()]) as daemon:
+        with penstock.connect(daemon.url, transport="local") as connection:
+            held = list(itertools.islice(connection.batches(), 3))
+            daemon.info = msgspec.structs.replace(info, seed=1)  # so another session is refused
+            daemon.say(Failed(ErrorReport.of(penstock.ConnectionLost("the session was ended"))))
+            with pytest.raises(penstock.StateMismatch):
+                list(connection.batches())
+        assert seen(held) == [0, 1, 2]
+        assert daemon.ended_sessions == 0
+        held.clear()
+        daemon.wait_for(lambda: daemon.ended_sessions == 1)
