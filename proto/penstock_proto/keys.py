@@ -1,23 +1,21 @@
-"""Key files: reads the key folder of a client or a joined host, and reads and checks any key file.
+"""The folder of keys of a client or a joined host.
 
 A client's folder holds `client.key_secret`, its own two keys, and `server.key`, by which it recognizes the daemon. A
-host's folder has `host.key_secret` instead. The files are ZeroMQ certificates (Z85 text), which libzmq's other tools
-read too. penstock_server/keys.py reads the server's folder, and penstock_server/keygen.py makes all folders. libzmq
-does the encryption (see libzmq.py).
+host's folder has `host.key_secret` instead. key_files.py reads each file. penstock_server/keys.py reads the server's
+folder, and penstock_server/keygen.py makes all folders. libzmq does the encryption (see libzmq.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from . import distribution
 from .errors import StartError
+from .key_files import KeyPair, read_pair, read_public
 
 Kind: TypeAlias = Literal["client", "host"]
 """Whose a key is: a client's, which reads feeds, or a host's, which joins with workers (`penstock join`)."""
@@ -28,13 +26,6 @@ SERVER_SECRET = "server.key_secret"
 """The daemon's own keys, in its folder."""
 VARIABLE = "PENSTOCK_KEYS"
 """The environment variable that names the folder of a client or host."""
-
-
-class KeyPair(NamedTuple):
-    """A public key and its secret key, in Z85."""
-
-    public: bytes
-    secret: bytes
 
 
 class ClientKeys(NamedTuple):
@@ -63,8 +54,8 @@ def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
     either.
 
     Raises:
-        StartError: the folder is not a client's, a file is damaged, others can read the secret key, or pyzmq is
-            missing.
+        StartError: the folder is not a client's, a file is damaged, others can read the secret key or change a file,
+            or pyzmq is missing.
     """
     return _keys("client", "keys={!r}", folder)
 
@@ -121,63 +112,12 @@ def require_zmq(source: str) -> None:
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """Turn a PermissionError for a folder of keys into a StartError that says what to do."""
+    """Turn an OSError for a folder of keys into a StartError that says what to do."""
     try:
         yield
-    except PermissionError as error:
-        raise StartError(
-            f"cannot read the keys in {error.filename}: {error.strerror}. They must belong to the user who runs this"
-        ) from None
-
-
-def read_pair(path: Path) -> KeyPair:
-    """Read a file with a public and a secret key.
-
-    Raises:
-        StartError: it cannot be read or is damaged, or others can read it.
-    """
-    import zmq
-
-    public, secret = _read(path)
-    mode = path.stat().st_mode
-    if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise StartError(
-            f"{path} holds a secret key, and other users can read or change it (mode {stat.S_IMODE(mode):o}): "
-            f"chmod 600 {path}. If they may have read it, make other keys"
-        )
-    if secret is None:
-        raise StartError(f"{path} has no secret key: it must be the file that `penstock keygen` made")
-    try:
-        matches = zmq.curve_public(secret) == public
-    except zmq.ZMQError:
-        matches = False
-    if not matches:
-        raise StartError(f"{path} is damaged: its public key does not belong to its secret key")
-    return KeyPair(public, secret)
-
-
-def read_public(path: Path) -> bytes:
-    """Read the public key in a file.
-
-    Raises:
-        StartError: it cannot be read or is damaged.
-    """
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[bytes, bytes | None]:
-    import zmq.auth
-    from zmq.utils import z85
-
-    try:
-        public, secret = zmq.auth.load_certificate(path)
-        if len(z85.decode(public)) != 32:
-            raise ValueError
     except OSError as error:
-        raise StartError(f"cannot read the key {path}: {error.strerror or 'there is no such file'}") from None
-    except (ValueError, KeyError, struct.error):  # the last two: it is not Z85
-        raise StartError(f"{path} is not a key file, or is damaged") from None
-    return public, secret
+        owner = ". They must belong to the user who runs this" if isinstance(error, PermissionError) else ""
+        raise StartError(f"cannot read the keys in {error.filename}: {error.strerror}{owner}") from None
 
 
 def _keys(kind: Kind, argument: str, folder: str | os.PathLike[str] | None) -> ClientKeys | None:

@@ -3,6 +3,7 @@ everybody."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -38,6 +39,9 @@ class Access:
 
     def __init__(self, bind: str, folder: str | None, insecure: bool) -> None:
         self.keys: ServerKeys | None = None if folder is None else server_keys(folder)
+        self._reading: asyncio.Task[None] | None = None
+        self._again = False
+        """Whether another SIGHUP came while the keys were read."""
         self._exposed = not only_this_host(bind)
         if self._exposed and self.keys is None and not insecure:
             raise StartError(
@@ -63,20 +67,30 @@ class Access:
             )
 
     def read_again(self, sessions: Sessions, router: Router, hosts: Hosts) -> None:
-        """Read again which clients and hosts may connect, and disconnect those whose keys were removed."""
+        """Read again which clients and hosts may connect, and disconnect those whose keys were removed. A thread reads
+        the files, since a file system may be slow."""
+        if self._reading is not None:
+            self._again = True
+            return
+        self._reading = asyncio.get_running_loop().create_task(self._read_again(sessions, router, hosts))
+
+    async def _read_again(self, sessions: Sessions, router: Router, hosts: Hosts) -> None:
         assert self.keys is not None
-        before = self.keys.admitted
+        before, self._again = self.keys.admitted, False
         try:
-            now = admitted(self.keys.folder)
+            now = await asyncio.to_thread(admitted, self.keys.folder, before)
+            self.keys = self.keys._replace(admitted=now)
+            log.info("read the keys again: %s", _names(now), extra={"event": "keys_read"})
+            sessions.revoke([key.public for key in before.values() if revoked(key, now)])
+            router.admit(now)
+            hosts.admit(now)
         except StartError as error:
             text = "the keys were not read again, and those from before still count: %s"
             log.error(text, error, extra={"event": "keys_read"})
-            return
-        self.keys = self.keys._replace(admitted=now)
-        log.info("read the keys again: %s", _names(now), extra={"event": "keys_read"})
-        sessions.revoke([key.public for key in before.values() if revoked(key, now)])
-        router.admit(now)
-        hosts.admit(now)
+        finally:
+            self._reading = None
+        if self._again:  # a file may have changed after it was read
+            self.read_again(sessions, router, hosts)
 
 
 def _names(admitted: Mapping[bytes, ClientKey]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from penstock_proto import StartError
-from penstock_proto.keys import KINDS, SERVER, SERVER_SECRET, KeyPair, Kind, read_pair, require_zmq, secret_name
+from penstock_proto.key_files import KeyPair, read_pair
+from penstock_proto.keys import KINDS, SERVER, SERVER_SECRET, Kind, require_zmq, secret_name
 
 from .keys import SUFFIX
 
@@ -74,7 +75,8 @@ def generate(folder: Path, clients: Iterable[str] = (), hosts: Iterable[str] = (
         The daemon's folder, which is new or has new entries, and then the new folder of each client and each host.
 
     Raises:
-        StartError: one of them exists, a name is invalid, or a folder cannot be written. Nothing was changed.
+        StartError: one of them exists, a name is invalid, the daemon's secret key is not safe, or a file cannot be
+            written, as on a full disk. Nothing was changed.
     """
     require_zmq("keygen")
     server = folder / "server"
@@ -91,13 +93,13 @@ def generate(folder: Path, clients: Iterable[str] = (), hosts: Iterable[str] = (
         if new and not names["client"]:
             names["client"] = [FIRST]
         _require_free(folder, names)
-        if new:
-            pair = _new_pair()
-            _folder(server)
-            _write(server / SERVER_SECRET, pair)
-        else:
-            pair = read_pair(server / SERVER_SECRET)
-        return [server, *(_add(folder, kind, name, pair.public) for kind in KINDS for name in names[kind])]
+        with _AllOrNothing() as disk:
+            if new:
+                pair = _new_pair()
+                disk.write(server / SERVER_SECRET, pair)
+            else:
+                pair = read_pair(server / SERVER_SECRET)
+            return [server, *(_add(disk, folder, kind, name, pair.public) for kind in KINDS for name in names[kind])]
     except OSError as error:
         raise StartError(f"cannot write keys below {folder}: {error.strerror or error} ({error.filename})") from None
 
@@ -122,19 +124,12 @@ def _require_free(folder: Path, names: dict[Kind, list[str]]) -> None:
                         )
 
 
-def _add(folder: Path, kind: Kind, name: str, server: bytes) -> Path:
+def _add(disk: _AllOrNothing, folder: Path, kind: Kind, name: str, server: bytes) -> Path:
     """Make the folder of a client or host, and then admit it. Return the folder."""
     pair, made = _new_pair(), folder / f"{kind}s" / name
-    admitted = folder / "server" / f"{kind}s"
-    _folder(made)
-    try:
-        _write(made / secret_name(kind), pair)
-        _write(made / SERVER, KeyPair(server, b""))
-        _folder(admitted)
-        _write(admitted / f"{name}{SUFFIX}", KeyPair(pair.public, b""))
-    except BaseException:
-        shutil.rmtree(made)
-        raise
+    disk.write(made / secret_name(kind), pair)
+    disk.write(made / SERVER, KeyPair(server, b""))
+    disk.write(folder / "server" / f"{kind}s" / f"{name}{SUFFIX}", KeyPair(pair.public, b""))
     return made
 
 
@@ -144,19 +139,38 @@ def _new_pair() -> KeyPair:
     return KeyPair(*zmq.curve_keypair())
 
 
-def _folder(path: Path) -> None:
-    """Make a folder that only this user can use, and its parents."""
-    for place in (*reversed(path.parents), path):
-        if not place.exists():
-            place.mkdir(0o700)
+class _AllOrNothing:
+    """Writes key files and their folders. If the `with` block fails, it removes everything that it made."""
 
+    def __init__(self) -> None:
+        self._made: list[Path] = []
 
-def _write(path: Path, pair: KeyPair) -> None:
-    """Write a ZeroMQ certificate that only this user can read. Never overwrite one."""
-    what = "secret: nobody else may read it" if pair.secret else "public"
-    lines = [f"# A key of Penstock ({what}). See docs/security.md.", "metadata", "curve"]
-    lines.append(f'    public-key = "{pair.public.decode()}"')
-    if pair.secret:
-        lines.append(f'    secret-key = "{pair.secret.decode()}"')
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write("\n".join(lines) + "\n")
+    def __enter__(self) -> _AllOrNothing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for path in reversed(self._made) if kind is not None else ():
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    def write(self, path: Path, pair: KeyPair) -> None:
+        """Write a ZeroMQ certificate that only this user can read, and make the folders above. Never overwrite one."""
+        for place in reversed(path.parents):
+            if not place.exists():
+                place.mkdir(0o700)
+                self._made.append(place)
+        what = "secret: nobody else may read it" if pair.secret else "public"
+        lines = [f"# A key of Penstock ({what}). See docs/security.md.", "metadata", "curve"]
+        lines.append(f'    public-key = "{pair.public.decode()}"')
+        if pair.secret:
+            lines.append(f'    secret-key = "{pair.secret.decode()}"')
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._made.append(path)
+        try:
+            with open(fd, "w") as file:
+                file.write("\n".join(lines) + "\n")
+                file.flush()
+                os.fsync(fd)  # some file systems notice only now that they are full
+        except OSError as error:
+            error.filename = path
+            raise

@@ -10,26 +10,22 @@ A folder DIR of keys holds:
 
 from __future__ import annotations
 
+import itertools
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock_proto import KeyRefused, StartError
-from penstock_proto.keys import (
-    KINDS,
-    SERVER_SECRET,
-    KeyPair,
-    read_pair,
-    read_public,
-    readable,
-    require_zmq,
-    secret_name,
-)
+from penstock_proto.key_files import KeyPair, read_pair, read_public
+from penstock_proto.keys import KINDS, SERVER_SECRET, readable, require_zmq, secret_name
+from penstock_proto.only_ours import check_file, check_folder
 
 SUFFIX = ".key"
 """The suffix of the files of public keys."""
+MOST_KEYS = 10_000
+"""Maximum number of files in a folder of keys of clients, or of hosts."""
 
 
 class ClientKey(NamedTuple):
@@ -64,8 +60,8 @@ def server_keys(folder: str) -> ServerKeys:
     """Read a daemon's keys from its own folder, or from the folder that `penstock keygen` made, which contains it.
 
     Raises:
-        StartError: `folder` is neither, a file is damaged, others can read the secret key or add keys, or pyzmq is
-            missing.
+        StartError: `folder` is neither, a file is damaged, others can read the secret key or change a file or folder,
+            or pyzmq is missing.
     """
     require_zmq("--keys")
     path = Path(folder).expanduser()
@@ -77,20 +73,27 @@ def server_keys(folder: str) -> ServerKeys:
     return ServerKeys(path, read_pair(path / SERVER_SECRET), admitted(path))
 
 
-def admitted(folder: Path) -> Mapping[bytes, ClientKey]:
+def admitted(folder: Path, before: Mapping[bytes, ClientKey] = MappingProxyType({})) -> Mapping[bytes, ClientKey]:
     """Read the keys of the clients and hosts that a daemon admits. Return them by their public halves.
 
+    Args:
+        folder: the daemon's folder.
+        before: the keys that it has admitted so far.
+
     Raises:
-        StartError: a file cannot be read or is damaged, a key or a name occurs twice, or others can add keys.
+        StartError: a file cannot be read or is damaged, a key or a name occurs twice, others can read the secret key or
+            change a file or folder, there are too many keys, or the folder of keys that were admitted is missing.
     """
     found: dict[bytes, ClientKey] = {}
     files: dict[bytes | str, Path] = {}
     with readable():
-        _only_ours(folder)
-        for kind in KINDS:
-            place = folder / f"{kind}s"
-            _only_ours(place)
-            for file in _key_files(place):
+        had = {"host" if key.host else "client" for key in before.values()}
+        listed = {kind: _key_files(folder / f"{kind}s", required=kind in had) for kind in KINDS}
+        check_file(folder / SERVER_SECRET, secret=True)
+        for kind, its_files in listed.items():
+            if its_files is not None:
+                check_folder(folder / f"{kind}s")
+            for file in its_files or ():
                 key = ClientKey(read_public(file), file.name.removesuffix(SUFFIX), kind == "host")
                 for what, value in (("are the same key", key.public), ("have the same name", key.name)):
                     if (other := files.setdefault(value, file)) != file:
@@ -137,18 +140,27 @@ def may_join(key: ClientKey | None, keys_on: bool) -> None:
     )
 
 
-def _only_ours(place: Path) -> None:
-    """Refuse a folder to which every user of this host can add keys."""
-    if not place.exists() or os.statvfs(place).f_flag & os.ST_RDONLY:  # such as a secret that Kubernetes mounts
-        return
-    if place.stat().st_mode & stat.S_IWOTH:
-        raise StartError(f"every user of this host can change {place}, and so admit others: chmod 700 {place}")
-
-
-def _key_files(place: Path) -> list[Path]:
-    """Return the files of public keys in a folder, which need not exist."""
-    # glob() would ignore a folder without permission to read
-    return sorted(place / name for name in os.listdir(place) if name.endswith(SUFFIX)) if place.exists() else []
+def _key_files(place: Path, required: bool) -> list[Path] | None:
+    """Return the files of public keys in a folder; None if there is no folder and it is not `required`."""
+    try:
+        # glob() would ignore a folder without permission to read
+        with os.scandir(place) as entries:
+            names = (entry.name for entry in entries if entry.name.endswith(SUFFIX))
+            found = list(itertools.islice(names, MOST_KEYS + 1))
+    except FileNotFoundError:
+        if required:
+            raise StartError(
+                f"there is no folder {place}, and it had keys before: to remove all keys, leave an empty folder"
+            ) from None
+        return None
+    except NotADirectoryError:
+        raise StartError(f"{place} is not a folder: it must contain the public keys, NAME{SUFFIX}") from None
+    if len(found) > MOST_KEYS:
+        raise StartError(f"{place} has more than {MOST_KEYS} keys: remove those that are no longer used")
+    for name in found:
+        if not name.isprintable():  # the log shows it
+            raise StartError(f"{place}: the name {name!r} has characters that cannot be printed: rename the file")
+    return sorted(place / name for name in found)
 
 
 def _not_a_server(path: Path) -> str:

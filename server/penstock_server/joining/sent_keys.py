@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from penstock_proto import StartError
-from penstock_proto.keys import SERVER, ClientKeys, read_pair, read_public, require_zmq, secret_name
+from penstock_proto.key_files import pair_in, public_in
+from penstock_proto.keys import SERVER, ClientKeys, require_zmq, secret_name
 
 OPTION = "--keys-from-stdin"
 
@@ -33,19 +33,6 @@ def read() -> ClientKeys:
     try:
         with open(0, "rb", buffering=0, closefd=False) as stdin:
             files = msgspec.json.decode(stdin.readline(), type=dict[str, bytes])
-        with _file(files[name]) as own, _file(files[SERVER]) as server:
-            return ClientKeys(Path("stdin"), read_pair(own), read_public(server), "host")
+        return ClientKeys(Path("stdin"), pair_in(files[name], name), public_in(files[SERVER], SERVER), "host")
     except (msgspec.MsgspecError, KeyError):
         raise StartError(f"{OPTION}: expected a line with {name} and {SERVER} on standard input") from None
-
-
-@contextlib.contextmanager
-def _file(data: bytes) -> Iterator[Path]:
-    """Yield the path of a file in memory with this content, because the keys are read from files."""
-    fd = os.memfd_create("penstock-key", os.MFD_CLOEXEC)
-    try:
-        os.fchmod(fd, 0o600)
-        os.write(fd, data)
-        yield Path(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
