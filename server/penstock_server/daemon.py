@@ -373,8 +373,10 @@ class Daemon:
 
 
 def _state_file(path: str) -> StateFile:
+    from .state_path import check_option
     from .statefile import StateFile  # only --state needs SQLite
 
+    check_option(path)
     return StateFile(path)
 
 

@@ -19,9 +19,12 @@ from msgspec import Meta
 from penstock_proto import DaemonStopped, StartError
 from penstock_proto.messages import FeedInfo, Had
 from penstock_proto.position import Position
+from penstock_proto.reprs import shown
 
 from .coordinator import commands as do
 from .coordinator.group_log import SavedGroup
+from .state_path import MOST_NBYTES, check_files, damaged
+from .untrusted_database import UntrustedDatabase, one_line
 
 APPLICATION = 0x50454E53
 """SQLite's application_id of our files."""
@@ -29,6 +32,16 @@ SCHEMA = 3
 """The version of the tables, and of the order of streams, because a changed order changes the meaning of a position."""
 PATIENCE = 5.0
 """Seconds to wait while another daemon, which may be about to stop, has the file."""
+
+OPEN_SECONDS = 60.0
+"""Maximum seconds that SQLite may take to open the file, and to read it or one of its groups."""
+CHANGE_SECONDS = 5.0
+"""Maximum seconds that SQLite may take for one change. Meanwhile the daemon does nothing else."""
+MOST_GROUPS = 1000
+"""Maximum number of groups in a file."""
+MOST_ROWS = 1 << 20
+"""Maximum number of rows of all groups together: one for each lane that has begun, for each consumer, and for each run
+of batches that was handed over out of order."""
 
 _TABLES = """
     CREATE TABLE groups (
@@ -41,8 +54,8 @@ _TABLES = """
     ) WITHOUT ROWID;
     CREATE TABLE ahead (id INTEGER, lane INTEGER, idx INTEGER, batches INTEGER, PRIMARY KEY (id, lane, idx))
         WITHOUT ROWID;
-    CREATE TABLE consumers (id INTEGER, consumer BLOB, PRIMARY KEY (id, consumer)) WITHOUT ROWID;
-"""
+    CREATE TABLE consumers (id INTEGER, consumer BLOB, PRIMARY KEY (id, consumer)) WITHOUT ROWID
+""".split(";")
 _GROUP = Annotated[str, Meta(min_length=1, max_length=128)]
 _CONSUMER = Annotated[bytes, Meta(max_length=16)]
 _OF_EPOCH = ("places", "ended", "ahead")
@@ -62,36 +75,44 @@ class StateFile:
         self.path = path
         self.to_forget: set[tuple[str, str]] = set()
         self._groups: dict[tuple[str, str], int] = {}
-        self._file: sqlite3.Connection | None = None
+        self._rows_left = 0
+        """How many rows may still be read."""
+        self._file: UntrustedDatabase | None = None
+        if path != ":memory:":  # for tests
+            check_files(path)
         try:
-            self._file = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+            self._file = UntrustedDatabase(path, PATIENCE)
+            self._file.allow(OPEN_SECONDS)
             self._open()
         except (sqlite3.Error, StartError) as error:
             self.close()
             if isinstance(error, StartError):
                 raise
-            raise StartError(f"--state {path}: {self._why(error)}") from None
+            raise self._cannot_open(error) from None
 
     def _open(self) -> None:
         self._do("PRAGMA locking_mode = EXCLUSIVE")
-        self._do("PRAGMA journal_mode = WAL")
-        self._do("PRAGMA synchronous = NORMAL")
-        self._do("BEGIN IMMEDIATE")  # this locks the file until it is closed
         ((application,),) = self._do("PRAGMA application_id")
         ((schema,),) = self._do("PRAGMA user_version")
-        ((tables,),) = self._do("SELECT count(*) FROM sqlite_master")
-        if not (application or schema or tables):
-            for statement in _TABLES.split(";"):
-                self._do(statement)
-            self._do(f"PRAGMA application_id = {APPLICATION}")
-            self._do(f"PRAGMA user_version = {SCHEMA}")
-        elif application != APPLICATION:
+        ((tables,),) = self._do("SELECT count(*) FROM sqlite_schema")
+        new = not (application or schema or tables)
+        if not new and application != APPLICATION:
             raise StartError(f"--state {self.path}: this database belongs to another program: give another path")
-        elif schema != SCHEMA:
+        if not new and schema != SCHEMA:
             raise StartError(
                 f"--state {self.path}: the file has version {schema}, and this Penstock writes version {SCHEMA}: give "
                 "another path, and groups begin from the start, or use the Penstock that wrote it"
             )
+        self._do("PRAGMA journal_mode = WAL")
+        self._do("PRAGMA synchronous = NORMAL")
+        ((page_nbytes,),) = self._do("PRAGMA page_size")
+        self._do(f"PRAGMA max_page_count = {MOST_NBYTES // page_nbytes}")
+        self._do("BEGIN IMMEDIATE")  # this locks the file until it is closed
+        if new:
+            for statement in _TABLES:
+                self._do(statement)
+            self._do(f"PRAGMA application_id = {APPLICATION}")
+            self._do(f"PRAGMA user_version = {SCHEMA}")
         self._do("COMMIT")
 
     def load(self) -> dict[tuple[str, str], SavedGroup]:
@@ -100,10 +121,15 @@ class StateFile:
         Raises:
             StartError: the file is damaged.
         """
+        assert self._file is not None
+        self._file.allow(OPEN_SECONDS)
+        self._rows_left = MOST_ROWS
         try:
-            self._groups = {
-                (feed, name): number for number, feed, name in self._do("SELECT id, feed, name FROM groups")
-            }
+            self._file.check(_TABLES)
+            groups = self._file.rows(MOST_GROUPS, "SELECT id, substr(feed, 1, 129), substr(name, 1, 129) FROM groups")
+            self._groups = {(feed, name): number for number, feed, name in groups}
+            if len(self._groups) < len(groups):
+                raise ValueError("it has a group twice")
         except (sqlite3.Error, TypeError, ValueError) as error:
             raise self._damaged("", error) from None
         return {(feed, name): self._read(feed, name, number) for (feed, name), number in self._groups.items()}
@@ -115,7 +141,12 @@ class StateFile:
             StartError: the file is damaged, or cannot be read.
         """
         number = self._groups.get((feed, group))
-        return None if number is None or (feed, group) in self.to_forget else self._read(feed, group, number)
+        if number is None or (feed, group) in self.to_forget:
+            return None
+        assert self._file is not None
+        self._file.allow(OPEN_SECONDS)
+        self._rows_left = MOST_ROWS
+        return self._read(feed, group, number)
 
     def _read(self, feed: str, group: str, number: int) -> SavedGroup:
         """Read a group, and check its values as strictly as a peer's."""
@@ -126,13 +157,13 @@ class StateFile:
                 raise ValueError(f"its feed is called {kept.position.feed.name!r}")
             return kept
         except (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise self._damaged(f" of group {group!r} of feed {feed!r}", error) from None
+            raise self._damaged(f" of group {shown(group)} of feed {shown(feed)}", error) from None
 
     def _kept(self, number: int) -> SavedGroup:
         ((info, epoch, batches, rows, digest, merged),) = self._do(
             "SELECT info, epoch, batches, rows, digest, merged FROM groups WHERE id = ?", number
         )
-        ended = self._do("SELECT lane, idx, leftover, record, number FROM ended WHERE id = ? ORDER BY number", number)
+        ended = self._rows("SELECT lane, idx, leftover, record, number FROM ended WHERE id = ? ORDER BY number", number)
         position = msgspec.convert(
             {
                 "feed": msgspec.to_builtins(msgspec.msgpack.decode(info, type=FeedInfo)),
@@ -140,36 +171,71 @@ class StateFile:
                 "batches": batches,
                 "rows": rows,
                 "digest": digest,
-                "places": self._do("SELECT lane, idx, record FROM places WHERE id = ? ORDER BY lane", number),
+                "places": self._rows("SELECT lane, idx, record FROM places WHERE id = ? ORDER BY lane", number),
                 "ended": [lane for *lane, _ in ended],
                 "merged": merged,
             },
             Position,
         )
-        ahead = self._do("SELECT lane, idx, batches FROM ahead WHERE id = ?", number)
-        had = msgspec.convert([(epoch, *batches) for batches in ahead], list[Had])
-        consumers = self._do("SELECT consumer FROM consumers WHERE id = ?", number)
+        ahead = self._ahead(number, position)
+        consumers = self._rows("SELECT consumer FROM consumers WHERE id = ?", number)
         lanes = [place.lane for place in position.places] + [lane.lane for lane in position.ended]
         most = position.feed.lanes
         if len(position.digest) not in (0, 32):
             raise ValueError(f"a SHA-256 of {len(position.digest)} bytes")
         if [count for *_, count in ended] != list(range(len(ended))):
             raise ValueError("its lanes ended in no order")
-        if len(set(lanes)) < len(lanes) or max([*lanes, *(one.lane for one in had)], default=0) >= most:
+        if len(set(lanes)) < len(lanes) or max([*lanes, *(lane for lane, *_ in ahead)], default=0) >= most:
             raise ValueError(f"a lane occurs twice, or is not one of {most}")
-        if any(one.batches > position.feed.turn for one in had):
-            raise ValueError(f"more batches at once than the {position.feed.turn} of a turn")
         return SavedGroup(
             position,
-            tuple((one.lane, one.index, one.batches) for one in had),
+            ahead,
             frozenset(msgspec.convert([consumer for (consumer,) in consumers], list[_CONSUMER])),
         )
 
+    def _ahead(self, number: int, position: Position) -> tuple[tuple[int, int, int], ...]:
+        """Return the batches that were handed over beyond a position, as runs. One consumer that stops for hours leaves
+        a row for each later slab of the others, but only few runs."""
+        assert self._file is not None
+        runs: list[tuple[int, int, int]] = []
+        for row in self._file.each("SELECT lane, idx, batches FROM ahead WHERE id = ? ORDER BY lane, idx", number):
+            had = msgspec.convert((position.epoch, *row), Had)
+            if had.batches > position.feed.turn:
+                raise ValueError(f"more batches at once than the {position.feed.turn} of a turn")
+            if runs and runs[-1][0] == had.lane and sum(runs[-1][1:]) == had.index:
+                _, index, batches = runs.pop()
+                runs.append((had.lane, index, batches + had.batches))
+                continue
+            runs.append((had.lane, had.index, had.batches))
+            if len(runs) > self._rows_left:
+                raise ValueError(f"more than {MOST_ROWS} rows")
+        self._rows_left -= len(runs)
+        return tuple(runs)
+
+    def _rows(self, statement: str, number: int) -> list[tuple[Any, ...]]:
+        """Return the rows of a group in one table. All groups together have at most `MOST_ROWS`."""
+        assert self._file is not None
+        rows = self._file.rows(self._rows_left, statement, number)
+        self._rows_left -= len(rows)
+        return rows
+
     def _damaged(self, what: str, error: Exception) -> StartError:
-        return StartError(
-            f"--state {self.path}: the content of the file{what} is damaged ({error}). Restore a copy of it, or delete "
-            "it with its -wal file: its groups then begin from the start"
-        )
+        return damaged(self.path, what, _why(error))
+
+    def _cannot_open(self, error: sqlite3.Error) -> StartError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended part
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StartError(f"--state {self.path}: another daemon has this file: give each daemon its own")
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+            why = (
+                f"cannot open and write the file ({one_line(error)}): its folder must exist, and both must be writable"
+            )
+            return StartError(f"--state {self.path}: {why}")
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
+            return StartError(
+                f"--state {self.path}: cannot read or write the file ({one_line(error)}): look at its disk"
+            )
+        return self._damaged("", error)
 
     def keep(self, keep: do.SaveGroup) -> None:
         """Write the changes of a group.
@@ -178,6 +244,8 @@ class StateFile:
             DaemonStopped: writing failed, and nothing was written.
         """
         key = keep.feed.name, keep.group
+        if key not in self._groups and len(self._groups) >= MOST_GROUPS:
+            raise self._not_written(f"(it has {MOST_GROUPS} groups, the maximum)")
         with self._transaction():
             if key in self.to_forget:
                 self._delete(self._groups.get(key))
@@ -241,17 +309,23 @@ class StateFile:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         """Write all statements in this context, or none."""
+        assert self._file is not None
+        self._file.allow(CHANGE_SECONDS)
         try:
             self._do("BEGIN")
             yield
             self._do("COMMIT")
         except (sqlite3.Error, OverflowError) as error:
+            self._file.allow(CHANGE_SECONDS)
             with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back on its own
                 self._do("ROLLBACK")
-            raise DaemonStopped(  # consumers wait, and connect again
-                f"cannot write the state file {self.path} ({error}), and without it a group could receive batches "
-                "twice: free some space on its disk, or make the file writable"
-            ) from None
+            raise self._not_written(f"({one_line(error)})") from None
+
+    def _not_written(self, why: str) -> DaemonStopped:
+        return DaemonStopped(  # consumers wait, and connect again
+            f"cannot write the state file {self.path} {why}, and without it a group could receive batches twice: free "
+            f"some space on its disk (the file may have {MOST_NBYTES >> 20} MiB), or make the file writable"
+        )
 
     def close(self) -> None:
         """Close the file, so that others can open it."""
@@ -261,12 +335,10 @@ class StateFile:
 
     def _do(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         assert self._file is not None
-        return self._file.execute(statement, values).fetchall()
+        return self._file.do(statement, *values)
 
-    def _why(self, error: sqlite3.Error) -> str:
-        text = str(error)
-        if "locked" in text:
-            return "another daemon has this file: give each daemon its own"
-        if "not a database" in text:
-            return "this is not a state file: give another path"
-        return f"cannot open and write the file ({text}): its folder must exist, and both must be writable"
+
+def _why(error: Exception) -> str:
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+        return f"reading it takes more than {OPEN_SECONDS:.0f} s"
+    return one_line(error)

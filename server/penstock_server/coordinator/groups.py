@@ -19,6 +19,9 @@ from .stream import Stream
 PATIENCE = 60.0
 """Seconds for which a group's stream waits for a consumer to read it, and a saved group for its consumers."""
 
+MOST_FORGOTTEN = 50
+"""Maximum number of saved groups to forget at one look, which is once a second: each takes 0.5 ms."""
+
 
 class Group:
     """One group.
@@ -198,7 +201,7 @@ class Groups:
         }
         self._waiting = {key: self._waiting.get(key, now) for key in [*self._saved, *awaiting]}
         over = [key for key, since in self._waiting.items() if now - since > self._patience]
-        for key in over:
-            if self._saved.pop(key, None) is not None:
-                self._do(do.ForgetGroup(*key))
+        for key in [key for key in over if key in self._saved][:MOST_FORGOTTEN]:
+            del self._saved[key]
+            self._do(do.ForgetGroup(*key))
         return [awaiting[key] for key in over if key in awaiting]
