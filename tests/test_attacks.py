@@ -28,6 +28,7 @@ import psutil
 import pytest
 import zmq
 from conftest import Daemon, DaemonLauncher, Serve
+from free_ports import free_address
 from open_files import OpenFiles
 
 import penstock
@@ -592,6 +593,52 @@ def test_a_message_without_a_session_is_answered_with_an_error(serve: Serve, mes
         assert connection.poll(5000)
         assert isinstance(codec.from_server(connection.recv()), m.Failed)
     assert read(daemon) == 80
+
+
+@pytest.mark.parametrize(
+    ("opened", "message", "fails"),
+    [
+        (False, m.Begin(0), True),
+        (False, m.Ack(0), True),
+        (False, m.Leave(0), True),
+        (False, m.Reaches(1, True), True),
+        (True, m.Reaches(1, True), True),
+        (True, m.Resend(0), True),
+        (True, m.Leave(0), False),  # it may have crossed the End on the way
+        (True, m.Leave(7), False),
+        (True, m.Leave(0, 1), True),
+    ],
+    ids=str,
+)
+def test_a_message_that_its_session_does_not_allow_fails_the_session(
+    serve: Serve, opened: bool, message: m.ClientMessage, fails: bool
+) -> None:
+    with dealer(serve(FEED)) as connection:
+        connection.send(codec.encode(m.Hello(m.VERSION, "feed")))
+        welcome = codec.from_server(connection.recv())
+        assert isinstance(welcome, m.Welcome)
+        if opened:
+            connection.send(codec.encode(m.Open(welcome.session, b"", 1, 1, 0)))
+            assert isinstance(codec.from_server(connection.recv()), m.Opened)
+        connection.send(codec.encode(message))
+        connection.send(codec.encode(m.Ping()))
+        answer = codec.from_server(connection.recv())
+        assert isinstance(answer, m.Failed if fails else m.Pong)
+        assert not isinstance(answer, m.Failed) or answer.error.kind == "ProtocolError"
+
+
+def test_a_ping_is_answered_while_hello_waits_for_the_feeds(serve: Serve, tmp_path: Path) -> None:
+    waits = f"import time, os\nwhile not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.01)\n"
+    bind = free_address()
+    serve(waits + textwrap.dedent(FEED), ready=False, bind=bind)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as connection:
+        connection.linger = 0
+        connection.connect(bind)
+        connection.send(codec.encode(m.Hello(m.VERSION, "feed")))
+        connection.send(codec.encode(m.Ping()))
+        assert isinstance(codec.from_server(connection.recv()), m.Pong)
+        (tmp_path / "go").touch()
+        assert isinstance(codec.from_server(connection.recv()), m.Welcome)
 
 
 def test_a_status_fits_whatever_clients_call_themselves(serve: Serve) -> None:

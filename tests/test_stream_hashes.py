@@ -7,10 +7,8 @@ version of the stream. Raise `VERSION` in penstock_proto/messages/base.py, the v
 tests/data that `python tests/test_stream_hashes.py` writes, and run it. The script records what is missing. It changes
 nothing that is recorded, and refuses if today's code reads another stream.
 
-A hash is the SHA-256 of all batches of a stream, one after another. Each batch is a line of ASCII text, with the number
-of its epoch and the dtype and shape of each leaf in the order of the spec, as in "0 int64[8] float32[8,3,5]", and a
-newline; and then the bytes of each leaf in C order, little-endian. Two epochs are read, or the first 60 batches of an
-endless feed. PROTOCOL.md offers these hashes as a test of clients.
+PROTOCOL.md defines the hash ("A test for clients") and offers these hashes as a test of clients. Two epochs are read,
+or the first 60 batches of an endless feed.
 
 Fast order with several lanes is not covered, because its order depends on timing.
 """
@@ -32,6 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Daemon, Serve, command
 
@@ -60,9 +59,19 @@ Batches = list[bytes]
 
 def encoded(connection: penstock.Connection, epoch: int, batch: Any) -> bytes:
     """Return a batch as it enters the hash."""
-    leaves = flatten(connection.info.spec, batch)
-    shapes = " ".join(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in leaves)
-    return f"{epoch} {shapes}\n".encode() + b"".join(leaf.tobytes() for leaf in leaves)
+    arrays = [array for leaf in flatten(connection.info.spec, batch) for array in stored(leaf)]
+    shapes = " ".join(f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in arrays)
+    return f"{epoch} {shapes}\n".encode() + b"".join(array.tobytes() for array in arrays)
+
+
+def stored(leaf: Any) -> list[Any]:
+    """Return the arrays that hold a leaf in a slot: for ragged leaves and text the values and their offsets."""
+    if isinstance(leaf, penstock.Ragged):
+        return [leaf.values, leaf.row_splits]
+    if leaf.dtype == object:
+        texts = leaf.reshape(-1).tolist()
+        return [np.frombuffer(b"".join(texts), np.uint8), np.cumsum([0, *map(len, texts)], dtype=np.int64)]
+    return [leaf]
 
 
 def sha256(batches: Iterable[bytes]) -> str:

@@ -1,4 +1,7 @@
-"""The state of a connection as plain JSON: a position, and the number of batches consumed before it."""
+"""The state of a connection as plain JSON: a position, and the number of batches consumed before it.
+
+PROTOCOL.md ("A state") describes the JSON for other clients.
+"""
 
 from __future__ import annotations
 

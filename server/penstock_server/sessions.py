@@ -350,8 +350,9 @@ class Sessions:
     def _said(self, session: Session, message: m.ClientMessage) -> None:
         consumer = session.consumer
         if consumer is None:
-            if isinstance(message, m.Close):
-                self._gone(session, 0)
+            if not isinstance(message, m.Close):
+                raise ProtocolError(f"{type(message).__name__} before Open")
+            self._gone(session, 0)
             return
         match message:
             case m.Begin():
@@ -362,7 +363,7 @@ class Sessions:
                     session.sending.popleft()
                 while session.fetching and (seq := next(iter(session.fetching))) < message.handed:
                     del session.fetching[seq]
-            case m.Reaches():
+            case m.Reaches() if session.fetches:
                 if message.reached and any(message.host == where.host for where in self._hosts()):
                     session.reached.add(message.host)
                 else:

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from penstock_server import DictSpec, Feed, Leaf
+from penstock_server import DictSpec, Feed, Leaf, TupleSpec
 
 SIZES = [7, 0, 31, 1, 16, 64, 5, 12, 3, 40, 2, 9]
 """The samples of each split: uneven, one split is empty. 190 in total."""
@@ -87,6 +87,32 @@ def of_all_types(split: int) -> Iterator[Any]:
         }
 
 
+def spoken(split: int, rng: np.random.Generator) -> Iterator[Any]:
+    for i in range(SIZES[split]):
+        raw = [int(number) for number in rng.bit_generator.random_raw(4)]
+        words = ["ä" * (number % 4) + "x" * (number % 7) for number in raw]  # some are empty
+        yield {"text": words[0], "pair": np.array(words[1:3], object), "id": np.int64(1000 * split + i)}
+
+
+def of_different_lengths(split: int, rng: np.random.Generator) -> Iterator[Any]:
+    for i in range(SIZES[split]):
+        row = np.arange(int(rng.bit_generator.random_raw() % 9), dtype="float32") + 1000 * split + i  # some are empty
+        yield {"row": row, "pairs": np.stack([row, -row], -1), "id": np.int64(1000 * split + i)}
+
+
+def of_different_shapes(split: int, rng: np.random.Generator) -> Iterator[Any]:
+    for i in range(SIZES[split]):
+        length, width = (int(number % 9) for number in rng.bit_generator.random_raw(2))
+        yield np.full(length, 1000 * split + i, "int32"), np.full((length, width), i, "int16")
+
+
+def ready_text(split: int, rng: np.random.Generator) -> Iterator[Any]:
+    for _ in range(SIZES[split] % 5):
+        raw = rng.bit_generator.random_raw(int(rng.bit_generator.random_raw() % 4))
+        texts = np.array([["y" * int(number % 5), "ö" * int(number % 3)] for number in raw], object).reshape(-1, 2)
+        yield texts, np.arange(len(texts), dtype="int32")
+
+
 class Table:
     def __len__(self) -> int:
         return 101
@@ -134,6 +160,25 @@ dropping_shuffled = Feed(drawn, splits=SPLITS, batch_size=16, shuffle=64, lanes=
 # The generator makes the batches.
 ready = Feed(ready_made, splits=SPLITS, batch_size=None, lanes=4, spec=READY)
 ready_shuffled = Feed(ready_made, splits=SPLITS, batch_size=None, shuffle=6, lanes=3, seed=8, spec=READY)
+
+# Text, and samples of different lengths: padded, padded to buckets, and ragged.
+SHAPES = TupleSpec((Leaf("int32", (None,)), Leaf("int16", (None, None))))
+LENGTHS = DictSpec(
+    ("id", "pairs", "row"),
+    (Leaf("int64", ()), Leaf("float32", (None, 2), ragged=True), Leaf("float32", (None,), ragged=True)),
+)
+READY_TEXT = TupleSpec((Leaf("string", (None, 2)), Leaf("int32", (None,))))
+text = Feed(spoken, splits=SPLITS, batch_size=8, lanes=3)
+text_shuffled = Feed(spoken, splits=SPLITS, batch_size=8, shuffle=64, lanes=3, seed=5)
+text_ready = Feed(ready_text, splits=SPLITS, batch_size=None, lanes=4, spec=READY_TEXT)
+padded = Feed(of_different_shapes, splits=SPLITS, batch_size=8, batching="pad", spec=SHAPES, pad_value=-1, lanes=3)
+bucketed = Feed(
+    of_different_shapes, splits=SPLITS, batch_size=8, batching="pad", spec=SHAPES, buckets=(4, 12), shuffle=64, lanes=3
+)
+ragged = Feed(of_different_lengths, splits=SPLITS, batch_size=8, batching="ragged", spec=LENGTHS, lanes=3)
+ragged_shuffled = Feed(
+    of_different_lengths, splits=SPLITS, batch_size=7, batching="ragged", spec=LENGTHS, shuffle=64, lanes=4, seed=5
+)
 
 # Indexable.
 table = Feed(Table(), batch_size=8, turn=2)
