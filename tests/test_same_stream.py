@@ -136,7 +136,7 @@ def test_fast_order_delivers_every_sample_once(serve: Serve) -> None:
         from penstock_server import Feed
 
         def slow_first(split):
-            if split == 0:
+            if split == 1:
                 time.sleep(0.5)
             for i in range(20):
                 yield np.int64(100 * split + i)
@@ -150,7 +150,7 @@ def test_fast_order_delivers_every_sample_once(serve: Serve) -> None:
     seen = [i for batch in batches for i in batch]
     assert sorted(seen) == sorted(100 * split + i for split in range(8) for i in range(20))
     assert len(batches) == 20
-    assert min(seen.index(i) for i in range(20)) > 16, "the slow lane should not have come first"
+    assert min(seen.index(100 + i) for i in range(20)) > 16, "the slow lane should not have come first"
 
 
 @pytest.mark.parametrize("transport", ["local", "tcp"])

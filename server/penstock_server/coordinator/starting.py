@@ -18,7 +18,7 @@ from .budget import Budget
 from .events import SplitsListed
 from .failures import pause
 from .feeds import ServedFeed
-from .first_samples import FirstSampleChecks
+from .first_samples import MOST_SECONDS, FirstSampleChecks
 from .timers import Timers
 from .workers import REMOTE, Workers
 
@@ -111,6 +111,8 @@ class Starting:
             error = ProtocolError("the worker did not say what a sample looks like", feed=name)
             self._do(do.FailStart(error))
             return
+        if event.first is not None and event.first.seconds > MOST_SECONDS:
+            self._workers.begin_with(worker)
         static = plan.static_splits or plan.length is not None
         self.checks.seen(name, event.run, splits.number, not static, event.first, worker)
         self.feeds[name] = ServedFeed(plan, spec, event.sample_nbytes, splits if static else None)

@@ -41,6 +41,7 @@ class Workers:
         self.away: set[int] = set()
         self.leaving: set[int] = set()
         self.vacant = False
+        self._first: int | None = None
         self._idle = set(self.numbers) if idle else set()
         self._machines: dict[int, str] = {}
         self._update()
@@ -73,7 +74,12 @@ class Workers:
 
     def pick(self, place: int) -> int:
         """Return the worker that makes batches number `place`. Neighbouring places get different workers."""
-        return self._available[place % len(self._available)]
+        return self._available[(self._offset + place) % len(self._available)]
+
+    def begin_with(self, number: int) -> None:
+        """Let `pick` begin with this worker: it has the split open that comes first."""
+        self._first = number
+        self._update()
 
     def pick_local(self, place: int) -> int:
         """Return the daemon's own worker for work number `place`. One that is away does it when it is ready.
@@ -132,6 +138,7 @@ class Workers:
     def _update(self) -> None:
         ready = [number for number in self.makers if number not in self.away]
         self._available = [number for number in ready if number not in self.leaving] or ready or [VACANT]
+        self._offset = self._available.index(self._first) if self._first in self._available else 0
         self.vacant = self.vacant or self._available == [VACANT]
         staying = [number for number in self.own if number not in self.leaving]
         self._local = [number for number in staying if number not in self.away] or staying or self.own

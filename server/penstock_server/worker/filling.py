@@ -83,7 +83,7 @@ class Filler:
             at += 1
             if at == fill.batches:
                 break
-            if source.index < run.careful or takes_long():
+            if source.index <= run.careful or takes_long():
                 report()
             yield
         report(last=True)

@@ -46,7 +46,8 @@ class Probe:
     def look_at_splits(self, splits: Sequence[Any], epoch: int) -> tuple[Spec | None, int]:
         """Read the first sample of a feed with splits, unless its spec and its size are known.
 
-        If the feed skips splits in which user code raises, skip them here too.
+        If the feed skips splits in which user code raises, skip them here too. If the sample took long, its split
+        stays open, so that the lane that reads it need not make the sample again.
 
         Returns:
             The spec, or None if it was known; and the bytes of a sample (or ready batch), or 0 if they vary.
@@ -60,17 +61,22 @@ class Probe:
         feed.set_first(None)
         if not feed.needs_a_look:
             return None, feed.declared_nbytes
-        opener = opener_of(feed, self._randomness, self._page, self._run)
+        opener = opener_of(feed, self._randomness, self._page, self._run, on_uneven=feed.first_split.report)
         raised: list[GeneratorError] = []
         for index, split in enumerate(splits[:MAX_EMPTY] if plan.endless else splits):
             began = time.monotonic()
             try:
-                opened = opener.open(split, index, epoch)
+                opened, kept = opener.open(split, index, epoch), False
                 try:
                     for sample in opened.first():
-                        return self._seen(sample, opened.place, index, time.monotonic() - began)
+                        seconds = time.monotonic() - began
+                        found = self._seen(sample, opened.place, index, seconds)
+                        if feed.cache is None:  # a lane writes the split to the cache, from its start
+                            kept = feed.first_split.keep(split, index, epoch, opened, sample, seconds)
+                        return found
                 finally:
-                    opened.close()
+                    if not kept:
+                        opened.close()
             except GeneratorError as error:
                 raised.append(error)
                 if plan.on_error != "skip" or len(raised) > MAX_SKIPPED:

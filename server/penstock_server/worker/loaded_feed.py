@@ -20,6 +20,7 @@ from ..plan_sizes import fixed_slots
 from ..sources.reader import Reader
 from ..transforms import Transform, checked_transforms
 from .collate import Collate, CollateAlone, Rows
+from .first_split import FirstSplit
 from .items import Items, items_of
 from .keras_items import KerasItems
 from .ready_batches import ReadyBatches
@@ -43,6 +44,7 @@ class LoadedFeed:
         layout: the layout of a slot; None until the spec is known, and if batches vary in size.
         first: a report on the first sample, if this process has read it, or None.
         cache: the cache of its splits, or None.
+        first_split: the split whose first sample this process has made, if it is kept open.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class LoadedFeed:
         if plan.cache is not None:
             reader = declared.generate
             self.cache = SplitCache(plan.cache, reader.stamp if isinstance(reader, Reader) else None)
+        self.first_split = FirstSplit()
         self._items: Items | None = None
         self._collate: Collate | None = None
         self.parts: dict[str, LoadedFeed] = {}

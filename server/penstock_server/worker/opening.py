@@ -25,8 +25,10 @@ def opener_of(
     drops: Callable[[Any], bool] | None = None,
     fills_cache: bool = False,
     on_uneven: Callable[[int, int, int, str], None] = lambda *_: None,
+    takes_over: bool = False,
 ) -> SplitOpener:
-    """Return an opener for the splits of a feed, or of a component of a mix; see `SplitOpener`."""
+    """Return an opener for the splits of a feed, or of a component of a mix; see `SplitOpener`. `takes_over`: it goes
+    on with the feed's `first_split`."""
     return SplitOpener(
         feed.declared,
         feed.plan,
@@ -38,6 +40,7 @@ def opener_of(
         cache=feed.cache,
         fills_cache=fills_cache,
         on_uneven=on_uneven,
+        taken_over=feed.first_split.take if takes_over else lambda *_: None,
         component=feed.component,
         also=feed.also,
     )
@@ -88,6 +91,7 @@ class RunSplits:
             drops=drops,
             fills_cache=True,
             on_uneven=self._on_uneven,
+            takes_over=True,
         )
 
     def open(self, number: int, index: int) -> OpenSplit:

@@ -14,6 +14,7 @@ from penstock_proto import messages as m
 
 from ..activity import ActivityPage
 from ..plan_sizes import blocks_fill_slots, segment_count
+from .first_split import SLOW
 from .indexed import IndexRun
 from .lane import LaneRun
 from .loaded_feed import LoadedFeed
@@ -109,7 +110,9 @@ class RunOpener:
             )
         else:
             batches = self._lane(message, feed)
-        return Run(message.run, feed, message.epoch, message.lane, batches, batches.index + message.careful)
+        slow = feed.first is not None and feed.first.seconds > SLOW  # so the first batch does not wait for the next
+        careful = batches.index + max(message.careful, int(slow))
+        return Run(message.run, feed, message.epoch, message.lane, batches, careful)
 
     def _lane(self, message: m.StartRun, feed: LoadedFeed) -> LaneRun:
         segmented = feed.plan.segment is not None and not feed.parts
@@ -154,6 +157,8 @@ class RunOpener:
 
     def _splits_of(self, message: m.StartRun, feed: LoadedFeed, part: LoadedFeed, splits: SplitSequence) -> RunSplits:
         """Return the splits of `part`, which is a component of `feed`, or `feed` itself."""
+        if message.epoch or message.record:  # nobody begins the first epoch now, or others do
+            part.first_split.drop()
         return RunSplits(
             part,
             splits,

@@ -6,8 +6,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import filterfalse, islice
-from typing import Any
+from itertools import chain, filterfalse, islice
+from typing import Any, TypeAlias
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError
 from penstock_proto.messages import FeedPlan
@@ -27,6 +27,10 @@ from .randomness import GlobalRandomness, GlobalState
 from .shares import Share
 from .split_cache import SplitCache
 from .transforming import TransformedSamples, TransformFailed, Transforms, transform_of
+
+Report: TypeAlias = Callable[[int, str], None]
+"""Called when zipped generators yield different numbers of samples, with the smallest number, and a text for the
+log."""
 
 
 class SplitOpener:
@@ -48,6 +52,8 @@ class SplitOpener:
         fills_cache: whether splits that are read to their ends are written to the cache.
         on_uneven: called when zipped generators yield different numbers of samples, with the split's number and index,
             the number of samples of the shortest one, and a text for the log.
+        taken_over: returns the split that is to be opened, and its first sample, if it is open already. Called with the
+            split, its index, the epoch, and what to call if zipped generators yield different numbers of samples.
         component: name of the feed in a mix, for errors; None if it is not part of one.
         also: transforms of the mix, applied after those of the feed.
     """
@@ -65,6 +71,7 @@ class SplitOpener:
         cache: SplitCache | None = None,
         fills_cache: bool = False,
         on_uneven: Callable[[int, int, int, str], None] = lambda *_: None,
+        taken_over: Callable[[Any, int, int, Report], tuple[OpenSplit, Any] | None] = lambda *_: None,
         component: str | None = None,
         also: Sequence[Transform] = (),
     ) -> None:
@@ -73,6 +80,7 @@ class SplitOpener:
         self._fills_cache = fills_cache
         self._component = component
         self._on_uneven = on_uneven
+        self._taken_over = taken_over
         self._generator = generator_of(feed, plan.seed, randomness)
         self._transform = transform_of(feed, plan.seed, randomness, also)
         self._stretch = stretch if is_shared(feed) else None
@@ -89,7 +97,8 @@ class SplitOpener:
             GeneratorError: the user's code raised, or did not return an iterator.
             FeedError: with a cache, the split cannot be told from others.
         """
-        share = None
+        report, share = partial(self._on_uneven, number, index), None
+        open_already = self._taken_over(split, index, epoch, report)
         if self._stretch is not None:
             part, count = split
             share = Share(part, count, self._stretch)
@@ -97,11 +106,13 @@ class SplitOpener:
         name, place = self._generator.name, self._place(split)
 
         def start(state: GlobalState | None = None) -> Started:
-            return self._generator.start(split, index, epoch, partial(self._on_uneven, number, index), state)
+            return self._generator.start(split, index, epoch, report, state)
 
         self._page.enter(self._run, number, place or name)
         try:
-            if self._cache is None:
+            if open_already is not None:
+                started = Started(open_already[0].generator, open_already[0].state)
+            elif self._cache is None:
                 started = start()
             else:
                 started = self._started_cached(self._cache, None if share is not None else split, share, start)
@@ -113,7 +124,7 @@ class SplitOpener:
         finally:
             self._page.leave()
         return OpenSplit(
-            BatchRows(started.samples) if self._yields_batches else started.samples,
+            BatchRows(started.samples) if self._yields_batches and open_already is None else started.samples,
             name,
             place,
             started.state,
@@ -126,6 +137,7 @@ class SplitOpener:
             transform=self._transform,
             key=(epoch, index),
             drops=self._drops,
+            made=() if open_already is None else (open_already[1],),
         )
 
     def _started_cached(
@@ -177,10 +189,12 @@ class OpenSplit:
     Attributes:
         taken: samples read so far.
         place: a short text for the split, or None if the generator takes none.
+        state: the global random state that its generator draws from, or None.
 
     It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
     `CachedSamples` have only these samples, and skipping them reads nothing. `key` is the epoch and the split's index,
-    for the random numbers of `transform`.
+    for the random numbers of `transform`. `made` has the first sample if it was taken from `samples` and transformed
+    already.
     """
 
     def __init__(
@@ -199,14 +213,17 @@ class OpenSplit:
         transform: Transforms | None = None,
         key: tuple[int, int] = (0, 0),
         drops: Callable[[Any], bool] | None = None,
+        made: tuple[Any, ...] = (),
     ) -> None:
         self.taken = 0
         self.place = place
+        self.state = state
         self._generator = samples
         self._place_of: Callable[[int], int] = _same
         self._transformed: TransformedSamples | None = None
         cached = samples if isinstance(samples, CachedSamples) else None
         self._seekable = cached if drops is None else None
+        samples = chain(made, samples) if made else samples
         if transform:
             samples = page.beating(samples)
         if most is not None:
@@ -216,13 +233,14 @@ class OpenSplit:
             self._place_of = share.place_of
         self._source = self._samples = page.counting(samples)
         if transform:
-            self._transformed = TransformedSamples(samples, transform, *key, self._place_of, state, randomness)
+            self._transformed = TransformedSamples(
+                samples, transform, *key, self._place_of, state, randomness, first=len(made)
+            )
             self._samples = page.counting(self._transformed)
         self._drops = drops is not None
         if drops is not None:  # `drops` follows the transform, so replayed samples pass through that too
             self._source = self._samples = filterfalse(drops, self._samples)
         self._name = name
-        self._state = state
         self._randomness = randomness
         self._page = page
         self._run = run
@@ -336,7 +354,7 @@ class OpenSplit:
         return f"sample {self._place_of(number)} of {where}, from 0"
 
     def _enter(self) -> None:
-        self._randomness.use(self._state)
+        self._randomness.use(self.state)
         self._page.enter(self._run, self._number, self._text, self.taken)
 
 

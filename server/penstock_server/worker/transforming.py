@@ -151,6 +151,7 @@ class TransformedSamples(Iterator[Any]):
         place_of: turns a sample's number in this iterator into its number in the source.
         state: the global random state of the source, or None.
         randomness: the random numbers of this process.
+        first: how many of the first samples are transformed already.
 
     Attributes:
         number: how many samples were taken from `samples` so far. Set it after taking some from there directly.
@@ -165,8 +166,10 @@ class TransformedSamples(Iterator[Any]):
         place_of: Callable[[int], int],
         state: GlobalState | None,
         randomness: GlobalRandomness,
+        first: int = 0,
     ) -> None:
         self.number = 0
+        self._first = first
         self._samples = samples
         self._transform = transform
         self._epoch = epoch
@@ -180,4 +183,6 @@ class TransformedSamples(Iterator[Any]):
         sample = next(self._samples)
         number = self._place_of(self.number)
         self.number += 1
+        if self.number <= self._first:
+            return sample
         return self._transform(sample, self._epoch, self._split, number)

@@ -134,6 +134,9 @@ class Work:
         """Close all runs: end their generators."""
         for run in self._runs.values():
             run.batches.close()
+        for feed in self._feeds.values():
+            for one in (feed, *feed.parts.values()):
+                one.first_split.drop()
         self._tell_of_caches()
 
     def _tell_of_caches(self) -> None:
