@@ -26,6 +26,8 @@ from one_stream import digests
 import penstock
 from penstock_server import Feed, control
 from penstock_server.feed_warnings import mixing_warning
+from penstock_server.mixed import Mixed
+from penstock_server.transforms import checked_transforms
 
 FEEDS = """
     import itertools
@@ -113,6 +115,13 @@ FEEDS = """
             "noisy": Feed(rows, args=(10,), splits=S, transform=[noisy, blurred], **B),
         },
         stop="all", shuffle=50, lanes=3, transform=blurred,
+    )
+    nested = Feed.mix(
+        {
+            "m": Feed.mix({"one": one, "zipped": zipped}, weights={"one": 2, "zipped": 1}, stop="all", transform=noisy),
+            "two": two,
+        },
+        weights={"m": 3, "two": 2}, stop="all", shuffle=40, lanes=3, transform=blurred,
     )
     batches = Feed.mix(
         {f"r{k}": Feed(ready, args=(k,), splits=S, batch_size=None) for k in range(2)}, stop="all", lanes=3
@@ -435,7 +444,12 @@ AB = {"a": A, "b": A}
         ({"a": A}, {}, "needs 2 to 256 feeds, got 1"),
         ({"a": A, 3: A}, {}, "names of feeds in Feed.mix must be text"),
         ({"a": A, "b": counted}, {}, "Feed.mix combines feeds, and b is <function"),
-        ({"a": A, "b": M}, {}, "b is a mix itself: give its feeds to this one"),
+        ({"a": A, "b": M}, {"stop": "all"}, "b is a mix with stop='first', and this one has stop='all'"),
+        ({"b": M, "b/s": S}, {}, "two feeds of this mix have the name b/s"),
+        ({"a": A, "b": Feed.mix(AB, seed=3)}, {}, "b sets seed=3, .* to Feed.mix"),
+        ({"a": A, "b": Feed.mix({f"{k}": A for k in range(256)})}, {}, "got 257, with those of the mixes in it"),
+        ({"a": A, "b" * 127: M}, {}, "more than 128 characters"),
+        ({"a": A, "b": Feed.mix(AB, weights={"a": 1, "b": 1e-8})}, {"weights": {"a": 99, "b": 1}}, "of b/b is less"),
         ({"a": A, "b": Feed([1, 2], batch_size=4)}, {}, "b is an object that can be indexed, .* ranges of indices"),
         ({"a": A, "b": Feed(counted, splits=[1], batch_size=4, shuffle=9)}, {}, "b sets shuffle=9, .* to Feed.mix"),
         ({"a": A, "b": Feed(counted, splits=[1], batch_size=4, samples=9)}, {}, "b sets samples=9"),
@@ -464,6 +478,31 @@ AB = {"a": A, "b": A}
 def test_what_cannot_be_mixed_is_refused_when_the_feed_is_declared(feeds: Any, options: Any, text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         Feed.mix(feeds, **options)
+
+
+def test_a_mix_of_mixes_is_one_mix_with_the_weights_multiplied() -> None:
+    inner = Feed.mix({"a": A, "s": S}, weights={"a": 3, "s": 1}, transform=double)
+    deeper = Feed.mix({"m": inner, "a": Feed(counted, splits=[1], batch_size=4, transform=double)}, transform=double)
+    mix = Feed.mix({"n": deeper, "s": S}, weights={"n": 4, "s": 1}, seed=3)
+    assert isinstance(mix.generate, Mixed)
+    assert mix.generate.weights == pytest.approx({"n/m/a": 0.3, "n/m/s": 0.1, "n/a": 0.4, "s": 0.2})
+    transforms = [len(checked_transforms(part.transform)) for part in mix.generate.parts.values()]
+    assert transforms == [2, 2, 2, 0]
+    flat = Feed.mix(mix.generate.parts, weights={"n/m/a": 3, "n/m/s": 1, "n/a": 4, "s": 2}, seed=3)
+    with penstock.connect(mix, workers=0) as one, penstock.connect(flat, workers=0) as other:
+        assert digests(one.batches()) == digests(other.batches())
+
+
+def double(sample: Any) -> Any:
+    return 2 * sample
+
+
+def test_a_mix_of_mixes_without_an_end_is_endless() -> None:
+    endless_mix = Feed.mix({"a": S, "b": Feed.mix({"c": S, "d": S})})
+    assert endless_mix.segment == 20, "of the rarest feed"
+    counted_mix = Feed(endless, segment=5, samples=40, batch_size=4)
+    mix = Feed.mix({"a": counted_mix, "b": Feed.mix({"c": counted_mix, "d": counted_mix}, stop="all")}, stop="all")
+    assert (mix.segment, mix.samples) == (None, 120)
 
 
 def test_a_mix_cannot_be_zipped() -> None:

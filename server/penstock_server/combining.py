@@ -57,7 +57,8 @@ class Combining:
 
         Args:
             feeds: two feeds or more, by name. They have splits or segments, or take `shard`, and may be endless;
-                indexable objects are refused. Their samples have the same structure, dtypes and shapes. Each may have
+                indexable objects are refused. The feeds of a mix take its place, as "its name/their name", with the
+                weights multiplied. Their samples have the same structure, dtypes and shapes. Each may have
                 its own `cache`, `cache_version` and `rebatch`; the mix has none.
             weights: how often each feed is drawn, by name: any numbers greater than 0. By default all are equal.
             stop: what happens when a drawn feed has no more samples. "first": the lane ends. So the weights hold to the

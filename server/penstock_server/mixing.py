@@ -1,7 +1,11 @@
-"""Checks the feeds that `Feed.mix` combines, and makes the options of the mix. Each error says what to do."""
+"""Checks the feeds that `Feed.mix` combines, and makes the options of the mix. Each error says what to do.
+
+A mix of mixes is one mix: the feeds of a mix within it take its place, with the weights multiplied.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +14,7 @@ from penstock_proto.reprs import shown
 
 from .component_options import agreed_batch_size, check_component
 from .endless_items import EndlessItems
-from .feed_options import MAX_INTERLEAVE
+from .feed_options import MAX_INTERLEAVE, FeedOptions
 from .indexables import is_indexable, is_keras
 from .mixed import NAME, Mixed, is_mix
 
@@ -42,16 +46,18 @@ def mixed(feeds: Any, weights: Any, stop: str, options: Mapping[str, Any]) -> di
         if refused in options:
             raise ValueError(f"{refused}= belongs to the feeds that Feed.mix combines: give it to those that need it")
     for label, feed in feeds.items():
-        own = ("samples", *_OWN) if getattr(feed, "segment", None) is not None else _OWN
-        check_component(label, feed, NAME, also=own)
+        counted = isinstance(feed, FeedOptions) and (feed.segment is not None or is_mix(feed))
+        check_component(label, feed, NAME, also=("samples", *_OWN) if counted else _OWN)
         _check_source(label, feed)
+    batch_size = agreed_batch_size(feeds, NAME, options)
+    feeds, weights = _without_mixes(feeds, _normalised(weights, list(feeds)), stop)
     if (options.get("interleave") or 1) * len(feeds) > MAX_INTERLEAVE:
         raise ValueError(
             f"interleave={options['interleave']} splits of each of {len(feeds)} feeds are more than {MAX_INTERLEAVE}: "
             "make interleave= smaller"
         )
-    source = Mixed(feeds, _normalised(weights, list(feeds)), stop)
-    found = {**options, "generate": source, "batch_size": agreed_batch_size(feeds, NAME, options)}
+    source = Mixed(feeds, weights, stop)
+    found = {**options, "generate": source, "batch_size": batch_size}
     if "samples" in options and options["samples"] is not None:
         _check_samples(source, options["samples"])
     elif options.get("on_error") != "skip" and options.get("too_long") != "drop":
@@ -70,10 +76,6 @@ _ENDING = "give samples= to a feed with segment= (with stop='all', to each of th
 
 
 def _check_source(label: str, feed: Any) -> None:
-    if is_mix(feed):
-        raise ValueError(
-            f"{label} is a mix itself: give its feeds to this one, with its weights multiplied by {label}'s"
-        )
     if is_keras(feed.generate) or isinstance(feed.generate, EndlessItems):
         raise ValueError(
             f"{label} is a Keras dataset, whose items are whole batches and change from epoch to epoch: give a "
@@ -106,10 +108,55 @@ def _normalised(weights: Any, labels: list[str]) -> dict[str, float]:
                 f"the weight of {label} must be greater than 0, got {weight}: leave out a feed to mix none of it"
             )
     total = math.fsum(weights[label] for label in labels)
-    found = {label: weights[label] / total for label in labels}
+    return {label: weights[label] / total for label in labels}
+
+
+def _without_mixes(
+    feeds: Mapping[str, Any], weights: Mapping[str, float], stop: str
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the feeds and their weights, with the feeds of each mix in its place, as "its name/their name".
+
+    They get its transforms after their own.
+    """
+    found: dict[str, tuple[Any, float]] = {}
+    for label, feed in feeds.items():
+        inner = {label: (feed, weights[label])}
+        if is_mix(feed):
+            if feed.generate.stop != stop:
+                raise ValueError(
+                    f"{label} is a mix with stop={feed.generate.stop!r}, and this one has stop={stop!r}: a mix of "
+                    "mixes is one mix, so give all of them the same stop="
+                )
+            inner = {
+                f"{label}/{name}": (_transformed(part, feed), weights[label] * feed.generate.weights[name])
+                for name, part in feed.generate.parts.items()
+            }
+        if taken := sorted(inner.keys() & found.keys()):
+            raise ValueError(f"two feeds of this mix have the name {taken[0]}: give one of them another name")
+        found |= inner
+    if len(found) > _MOST:
+        raise ValueError(f"Feed.mix needs 2 to {_MOST} feeds, got {len(found)}, with those of the mixes in it")
+    if long := [label for label in found if len(label) > 128]:
+        raise ValueError(f"the name {long[0]} of a feed in a mix has more than 128 characters: give shorter names")
+    _check_weights({label: weight for label, (_, weight) in found.items()})
+    return {label: feed for label, (feed, _) in found.items()}, {label: weight for label, (_, weight) in found.items()}
+
+
+def _transformed(feed: Any, mix: Any) -> Any:
+    if mix.transform is None:
+        return feed
+    return dataclasses.replace(feed, transform=[*_listed(feed.transform), *_listed(mix.transform)])
+
+
+def _listed(transform: Any) -> list[Any]:
+    if transform is None:
+        return []
+    return list(transform) if isinstance(transform, list | tuple) else [transform]
+
+
+def _check_weights(found: Mapping[str, float]) -> None:
     if least := [label for label, weight in found.items() if weight < 1e-9]:
         raise ValueError(f"the weight of {least[0]} is less than a billionth of all: it would never be drawn")
-    return found
 
 
 def _check_samples(source: Mixed, samples: Any) -> None:

@@ -208,4 +208,5 @@ zipped = Feed.zip(_drawn, _global, lanes=3, turn=2, shuffle=40, seed=5, uneven="
 mixed = Feed.mix({"a": _drawn, "b": _drawn}, weights={"a": 2, "b": 1}, lanes=3, turn=1, seed=6)
 mixed_all = Feed.mix({"a": _drawn, "b": _drawn}, weights={"a": 2, "b": 1}, stop="all", lanes=3, turn=1, seed=6)
 mixed_shuffled = Feed.mix({"a": _global, "b": _global}, stop="all", shuffle=60, lanes=3, turn=2, seed=6)
+mixed_nested = Feed.mix({"a": _drawn, "m": Feed.mix({"b": _drawn, "c": _drawn})}, lanes=3, shuffle=30, seed=6)
 mixed_endless = Feed.mix({"a": _endless, "b": _endless}, weights={"a": 3, "b": 1}, lanes=3, turn=1, seed=7)
