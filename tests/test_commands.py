@@ -153,7 +153,7 @@ worker   3: starting, restarted 3 times
 worker   4: given up, restarted 4 times: its processes died before they were ready, see the log
 worker   5: pid 45, restarted 0 times, stopped by a signal, files(), which lists the splits, for 3.2 s
 feed     tcp://127.0.0.1:5555/train  int64[], batch size 10
-skipped  train, epoch 2: split b.h5 after 17 samples: ValueError: not [31m a scene
+skipped  train, epoch 2: split b.h5 after 17 samples: ValueError: not\\x1b[31m a scene
 skipped  train: 4 more splits
 stream   train to x:1 (tcp): epoch 3, 1 batch sent, 4 slots
 stream   train to y:1 (local): not begun, 0 slots, FAILED: it broke

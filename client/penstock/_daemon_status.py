@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from typing import Any
 
-from penstock_proto import PenstockError, ProtocolError
+from penstock_proto import PenstockError, ProtocolError, status_text
 from penstock_proto.codec import encode, from_server
 from penstock_proto.keys import ClientKeys
 from penstock_proto.messages import VERSION, Status, StatusRequest
@@ -75,5 +74,4 @@ def _status(url: str, keys: ClientKeys | None, deadline: float) -> dict[str, Any
         dealer.close(0)
     if not isinstance(reply, Status):
         raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
-    state: dict[str, Any] = json.loads(reply.json)
-    return state
+    return status_text.parse(reply.json)

@@ -21,6 +21,7 @@ from .messages import (
     ToWorker,
 )
 from .reprs import shown
+from .text import one_line
 
 MAX_MESSAGE = 128 * 1024
 """Largest control message in bytes; below the 208 KiB that a SOCK_SEQPACKET datagram may have on an untuned Linux."""
@@ -65,11 +66,6 @@ def _type_of(data: bytes | memoryview) -> str:
         return ""
 
 
-def _one_line(error: Exception) -> str:
-    """Make the decoder's text safe to log: it may hold names that the peer chose."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(error)[:400])
-
-
 class Decoder(Generic[M]):
     """Decodes one set of messages."""
 
@@ -87,7 +83,7 @@ class Decoder(Generic[M]):
         try:
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-            raise ProtocolError(f"malformed message{_type_of(data)}: {_one_line(error)}") from None
+            raise ProtocolError(f"malformed message{_type_of(data)}: {one_line(str(error)[:400])}") from None
 
 
 from_client: Decoder[ClientMessage] = Decoder(ClientMessage)

@@ -25,9 +25,11 @@ An error crosses the wire as an `ErrorReport` (see messages/base.py) and is rais
 
 from __future__ import annotations
 
+from .text import printable
+
 
 class PenstockError(Exception):
-    """Base of all errors that Penstock raises on purpose.
+    """Base of all errors that Penstock raises on purpose. Its texts are safe to print (text.py), whoever wrote them.
 
     Attributes:
         feed: name of the feed, or None.
@@ -45,11 +47,11 @@ class PenstockError(Exception):
         split: str | None = None,
         remote_traceback: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.feed = feed
+        super().__init__(printable(message))
+        self.feed = None if feed is None else printable(feed)
         self.worker = worker
-        self.split = split
-        self.remote_traceback = remote_traceback
+        self.split = None if split is None else printable(split)
+        self.remote_traceback = None if remote_traceback is None else printable(remote_traceback)
 
     @property
     def message(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import SpecError
-from .reprs import printable, shown
+from .reprs import shown
 from .spec import (
     DTYPES,
     MAX_DEPTH,
@@ -26,6 +26,7 @@ from .spec import (
     check,
     numpy_dtype,
 )
+from .text import is_unicode
 
 
 def infer(sample: Any) -> Spec:
@@ -66,16 +67,12 @@ def _key(key: Any, path: str) -> str:
     if not isinstance(key, str):
         raise SpecError(f"sample{path} is a dict with a key that is not text, {shown(key)}: use str keys")
     text = str.__str__(key)  # of a subclass, such as an Enum's
-    if len(text) > MAX_KEY or not _is_unicode(text):
+    if len(text) > MAX_KEY or not is_unicode(text):
         what = f"of {len(text)} characters" if len(text) > MAX_KEY else "that is not valid Unicode"
         raise SpecError(
             f"sample{path} is a dict with a key {what}, {shown(text, 60)}: use keys of up to {MAX_KEY} characters"
         )
     return text
-
-
-def _is_unicode(text: str) -> bool:
-    return printable(text) == text
 
 
 def _refuse_list_of_arrays(value: Any, path: str) -> None:

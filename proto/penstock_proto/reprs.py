@@ -1,4 +1,4 @@
-"""Values as short texts for messages: any value, even of user code, and texts that cannot be sent as they are."""
+"""Values as short texts for messages: any value, even of user code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+
+from .text import printable
 
 
 def shown(value: Any, limit: int = 120) -> str:
@@ -32,8 +34,3 @@ def _shown(value: Any) -> str:
         first = islice(value.items(), 8)
         return f"{{{', '.join(f'{shown(key, 40)}: {shown(item, 40)}' for key, item in first)}}}"
     return repr(value)
-
-
-def printable(text: str) -> str:
-    """Escape characters that cannot be sent or printed: lone surrogates, which undecodable file names contain."""
-    return text.encode(errors="backslashreplace").decode()

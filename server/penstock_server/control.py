@@ -24,6 +24,7 @@ from penstock_proto import (
     codec,
     libzmq,
     seqpacket,
+    status_text,
     unix_address,
 )
 from penstock_proto import messages as m
@@ -62,7 +63,7 @@ def _parsed(url: str) -> tuple[str, str]:
 
 
 def status(url: str, timeout: float, keys: ClientKeys | None = None) -> str:
-    """Return the daemon's status as JSON text.
+    """Return the daemon's status as JSON text, whose texts are safe to print.
 
     Args:
         url: the daemon's or a feed's address.
@@ -73,12 +74,14 @@ def status(url: str, timeout: float, keys: ClientKeys | None = None) -> str:
         Unreachable: no answer within `timeout` seconds.
         KeyRefused: the daemon requires a key, does not know this one, or uses none.
         UnknownFeed: the URL names a feed that the daemon does not serve.
+        ProtocolError: the answer is not a status.
         PenstockError: the daemon's answer, if it was an error.
     """
     reply = _ask(url, m.StatusRequest(m.VERSION), timeout, keys)
     if isinstance(reply, m.Status):
-        _check_feed(url, reply.json)
-        return reply.json
+        state = status_text.parse(reply.json)
+        _check_feed(url, state)
+        return json.dumps(state, ensure_ascii=False)
     raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
 
 
@@ -234,10 +237,9 @@ def _check_processes(url: str, state: dict[str, Any], connection: socket.socket)
         )
 
 
-def _check_feed(url: str, text: str) -> None:
+def _check_feed(url: str, state: dict[str, Any]) -> None:
     """Refuse a URL with a feed that the daemon does not serve. Accept any name until the daemon is ready."""
     endpoint, feed = _parsed(url)
-    state = json.loads(text)
     served = [one["name"] for one in state["feeds"]]
     if feed and state["ready"] and feed not in served:
         raise UnknownFeed(f"no feed {feed!r} is served at {endpoint}; there are: {', '.join(sorted(served))}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock_proto import StartError
 from penstock_proto.messages import Environment
-from penstock_proto.reprs import printable
+from penstock_proto.text import is_unicode
 
 DEFAULTS: dict[str, str | None] = {
     **dict.fromkeys(
@@ -74,7 +74,7 @@ def checked(environment: Any, option: str) -> Environment:
                 f"{option} must have text as names and values (None removes a variable), got {name!r}: {value!r}"
             )
         text = name + (value or "")
-        if not name or "=" in name or "\0" in text or printable(text) != text or len(name) > 256:
+        if not name or "=" in name or "\0" in text or not is_unicode(text) or len(name) > 256:
             raise ValueError(f"{option} has a variable that no environment can hold: {name[:80]!r}")
         if name == "PYTHONHASHSEED" or name.startswith("PENSTOCK_"):
             raise ValueError(f"{option} cannot set {name}: Penstock needs its own value there")

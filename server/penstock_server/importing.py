@@ -15,7 +15,8 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock_proto import StartError, distribution
-from penstock_proto.reprs import printable, shown
+from penstock_proto.reprs import shown
+from penstock_proto.text import printable
 
 from .file_target import is_file_target, load_target
 

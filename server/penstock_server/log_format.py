@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from penstock_proto import PenstockError
+from penstock_proto.text import printable
 
 FIELDS = ("event", "feed", "epoch", "lane", "split", "worker", "consumer")
 """The fields of `extra`, besides `traceback` (a text) and `error` (a PenstockError, which knows its feed, worker and
@@ -54,18 +55,19 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**line, "traceback": traceback} if traceback else line, default=str)
 
 
-class _TextFormatter(logging.Formatter):
-    """Writes a record as a line for people, followed by the traceback of user code, if there is one."""
+class TextFormatter(logging.Formatter):
+    """Writes a record as a line for people, followed by the traceback of user code, if there is one. Names and messages
+    of others are in it, so it is made safe to print."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         traceback = record.__dict__.get("traceback")
-        return f"{text}\n{traceback.rstrip()}" if traceback else text
+        return printable(f"{text}\n{traceback.rstrip()}" if traceback else text)
 
 
 def configure(level: str, form: str) -> logging.Handler:
     """Send the log of this process to stderr, and return the handler that writes it. `form` is "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else _TextFormatter(TEXT))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     return handler

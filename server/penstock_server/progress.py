@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from penstock_proto.figures import count
-from penstock_proto.reprs import printable
+from penstock_proto.text import printable
 
 from .service_manager import Phase, ServiceManager
 from .terminal import Line

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock_proto.figures import count, percent
+from penstock_proto.text import one_line
 
 from .coordinator import size
 
@@ -137,4 +138,4 @@ def _stream(stream: dict[str, Any]) -> str:
 
 def _word(text: object) -> str:
     """Return text of other programs on one line, without control characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(text))
+    return one_line(str(text))

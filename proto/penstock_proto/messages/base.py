@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from .. import errors, unix_address
-from ..reprs import printable
+from ..text import printable
 
 VERSION = 11
 """The protocol's version. Both ends must have the same."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock_proto.messages import FeedPlan
-from penstock_proto.reprs import printable
+from penstock_proto.text import printable
 
 from ..activity import ActivityPage
 from ..worker.indexed import IndexRun

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError, seqpacket
 from penstock_proto.messages import ErrorReport
-from penstock_proto.reprs import printable
+from penstock_proto.text import printable
 
 from ..activity import ActivityPage
 from ..environment import missing

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_proto.messages import FeedPlan
+from penstock_proto.text import printable
 
 from ..coordinator import size
 from ..coordinator.budget import enough
@@ -61,7 +62,7 @@ def shown(about: Iterable[tuple[str, str]], findings: Sequence[Finding]) -> Iter
             yield from _wrapped("", f"-> {finding.fix}")
         if finding.traceback:
             last = finding.traceback.rstrip().splitlines()[-_TRACEBACK:]
-            yield from (f"{'':{_INDENT}}| {line}" for line in last)
+            yield from (f"{'':{_INDENT}}| {printable(line)}" for line in last)
     yield _verdict(findings)
 
 
@@ -206,7 +207,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 def _wrapped(head: str, text: str) -> Iterator[str]:
     indent = " " * _INDENT
-    for paragraph in text.splitlines() or [""]:
+    for paragraph in printable(text).splitlines() or [""]:
         yield from textwrap.wrap(
             paragraph, _WIDTH, initial_indent=head or indent, subsequent_indent=indent, break_on_hyphens=False,
             break_long_words=False,

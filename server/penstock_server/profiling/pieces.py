@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal, cast
 
 from penstock_proto import messages as m
+from penstock_proto.text import one_line
 
 from .folding import Frame
 from .profile import Sampled, Stack
@@ -87,4 +88,4 @@ def _bytes(text: str) -> bytes:
 
 def shown(text: str) -> str:
     """Return a text of another host without control characters, which a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return one_line(text)

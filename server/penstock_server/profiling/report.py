@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from penstock_proto.text import one_line
+
 from .folding import IDLE, Frame
 from .profile import Profile, Times
 
@@ -125,7 +127,7 @@ def source_of(frame: Frame) -> str:
     """Return the text of a frame's line, if the file can be read here. Another host names any file; it is read only if
     its name is that of a module."""
     text = linecache.getline(frame.file, frame.line).strip() if frame.file.endswith(".py") and frame.line else ""
-    return "".join(letter for letter in text if letter.isprintable())
+    return one_line(text)
 
 
 def extent(profile: Profile) -> str:
