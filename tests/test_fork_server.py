@@ -152,9 +152,47 @@ def test_a_library_that_forks_would_share_is_left_to_each_worker(
     assert sorted(importers(tmp_path, "bad")[1:]) == workers
     assert importers(tmp_path, "last") == [server]
     assert (
-        "imported by each worker separately: bad (importing them raises, starts threads or opens files)"
-        in daemon.stderr()
+        "imported by each worker separately: bad (importing them raises, starts threads, opens files or keeps random "
+        "numbers)" in daemon.stderr()
     )
+
+
+KEEPS_RANDOMNESS = {
+    "numpy_generator": ("import numpy as np\nRNG = np.random.default_rng()", "RNG.random()"),
+    "of_a_class": ("import numpy as np\nclass Flip:\n    states = [np.random.RandomState()]", "Flip.states[0].rand()"),
+    "of_an_object": (
+        "import numpy as np\nclass Augmenter:\n    def __init__(self): self.inner = {'rng': np.random.default_rng()}\n"
+        "augment = Augmenter()",
+        "augment.inner['rng'].random()",
+    ),
+    "by_clock": ("import random, time\nRNG = random.Random(time.time_ns())", "RNG.random()"),
+    "seeds": (
+        "import numpy as np\nSEEDS = np.random.SeedSequence()",
+        "__import__('numpy').random.default_rng(SEEDS.spawn(1)[0]).random()",
+    ),
+    "a_salt": (
+        "import secrets, random\nSALT = secrets.token_hex(8)\ncalls = []",
+        "random.Random(f'{SALT} {calls.append(0) or len(calls)}').random()",
+    ),
+    "an_id": ("import uuid\nID = uuid.uuid4()\ncalls = []", "hash((ID.int, calls.append(0) or len(calls))) / 2**61"),
+    "plain": ("import random\nRNGS = [random.Random()]\nRNGS[0].random()", "RNGS[0].random()"),
+}
+"""Libraries with random numbers of their own since their import, and an expression that draws from them."""
+
+
+def test_forked_workers_never_repeat_the_random_numbers_that_a_library_keeps_from_its_import(
+    start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    libraries = {name: f"{body}\ndef draw():\n    return {draw}\n" for name, (body, draw) in KEEPS_RANDOMNESS.items()}
+    value = f"np.array([m.draw() for m in ({', '.join(libraries)})])"
+    daemon = start(f"import numpy as np\nimport {', '.join(libraries)}\n", value=value, workers=3, **libraries)
+    assert forked(daemon)
+    with penstock.connect(daemon.url) as connection:
+        drawn = [batch[0].tolist() for batch in connection.batches()]
+    repeated = {name: 200 - len(set(column)) for name, column in zip(libraries, zip(*drawn, strict=True), strict=True)}
+    assert repeated == dict.fromkeys(libraries, 0)
+    server = fork_server(daemon).pid
+    assert {name for name in libraries if set(importers(tmp_path, name)) == {server}} == {"plain"}
 
 
 def test_a_library_that_cannot_be_imported_is_the_workers_error(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 It imports the libraries of the user's modules once (preload.py) and then forks each worker. N workers then start as
 quickly as one, and share the memory of the libraries. Each worker runs the user's own modules itself, as a new process
-would. Forking is safe if the process has one thread, and if no library holds an open file or writable shared memory.
-The fork server checks this after each import. If a library breaks the rule, the fork server starts again without that
-library, and leaves it to the workers.
+would. Forking is safe if the process has one thread, and if no library holds an open file, writable shared memory or
+random numbers that workers would repeat (forked_randomness.py). The fork server checks this after each import. If a
+library breaks the rule, the fork server starts again without that library, and leaves it to the workers.
 
 FD is a SOCK_SEQPACKET connection. The fork server first sends ForkServerReady. The daemon sends the fds of a worker,
 each in a datagram of its own, and then Fork. Forked answers with a pidfd, and WorkerEnded follows when the worker has
@@ -34,6 +34,7 @@ from penstock_proto import seqpacket
 from ..activity import ActivityPage
 from . import import_seeding, start
 from .fork_messages import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
+from .forked_randomness import ForkedRandomness
 from .preload import ImportFailed, preload
 
 _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
@@ -63,10 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(connection, CannotFork("Python starts with several threads"))
         return 0
     imported: list[str] = []
+    randomness = ForkedRandomness()
     try:
-        with import_seeding.seeded_imports():  # a feed's own module may be an installed one
+        # A feed's own module may be an installed one.
+        with import_seeding.seeded_imports(), randomness.watching():
             for name in preload(options.feeds, options.without):
-                if _threads() != 1 or not _shared() <= before:
+                if _threads() != 1 or not _shared() <= before or randomness.must_be_left():
                     _again(connection, name)
                 if name.partition(".")[0] not in _KNOWN:
                     imported.append(name)
@@ -79,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # otherwise each worker would print it again
     _say(connection, ForkServerReady((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
-    worker = _Server(connection).serve()
+    worker = _Server(connection, randomness).serve()
     return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
 
 
@@ -91,8 +94,9 @@ def _again(connection: socket.socket, name: str) -> None:
 
 
 class _Server:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, randomness: ForkedRandomness) -> None:
         self._connection = connection
+        self._randomness = randomness
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._fds: list[int] = []
@@ -158,6 +162,7 @@ class _Server:
         os.environ["PENSTOCK_WORKER"] = str(asked.number)
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()  # as `random` does on its own
+        self._randomness.seed()
         return connection, asked.number, ActivityPage.inherited(fds[1], ticks=asked.ticks), fds[2]
 
     def _reap(self, pidfd: int) -> None:
