@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -25,6 +25,7 @@ from .host import cpus
 from .host.arena import Arena
 from .host.worker_handle import WorkerHandle
 from .joining.joined_host import JoinedHost
+from .json_text import json_text
 from .session import Session
 from .sessions import Sessions
 from .waits import Waits
@@ -39,27 +40,47 @@ _MOST_A_SECOND = 10
 _OLD = 0.2
 
 
+_CHEAP = 0.005
+"""CPU seconds that a status takes in most daemons. A large cluster's takes longer, some 40 us for each worker."""
+SHARE = 0.05
+"""Maximum share of the thread's time for statuses that take longer."""
+
+
 class Text:
     """The status as text, which clients may request often.
 
     Args:
         status: returns the status as JSON types.
+        clock: returns the time in seconds.
+        cpu: returns the CPU time of this thread in seconds.
     """
 
-    def __init__(self, status: Callable[[], dict[str, object]]) -> None:
+    def __init__(
+        self,
+        status: Callable[[], dict[str, object]],
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._status = status
+        self._clock = clock
+        self._cpu = cpu
         self._text = ""
-        self._made_at = 0.0
+        self._made_at = -math.inf
+        self._pause = 0.0
+        """Seconds for which this text is used, however many requests come."""
         self._asked = 0
         """Number of requests in this second."""
 
     def get(self) -> str:
-        """Return the status, or a recent copy if there are too many requests."""
-        now = time.monotonic()
+        """Return the status, or a recent copy if there are too many requests or it takes long."""
         self._asked += 1
-        if self._asked <= _MOST_A_SECOND or now - self._made_at > _OLD:
-            text = json.dumps(self._status(), ensure_ascii=False)
-            self._text, self._made_at = text.encode(errors="replace").decode(), now  # replaces lone surrogates
+        age = self._clock() - self._made_at
+        if age >= self._pause and (self._asked <= _MOST_A_SECOND or age > _OLD):
+            began = self._cpu()
+            self._text = json_text(self._status())
+            took = self._cpu() - began
+            self._pause = took / SHARE if took > _CHEAP else 0.0
+            self._made_at = self._clock()
         return self._text
 
     def another_second(self) -> None:

@@ -27,10 +27,13 @@ MOST_LEAVES = 64
 """Maximum number of leaves to copy."""
 
 _MOST_NBYTES = 8 << 20
-"""Maximum bytes of these samples together. One sample is always copied, without rows that are larger than
-`_LARGEST`."""
+"""Maximum cost of these samples together, in bytes. One sample is always copied, up to `_LARGEST`."""
 
 _LARGEST = 32 << 20
+"""Maximum cost of one sample. Leaves that would exceed it are left out."""
+
+_END_COST = 16
+"""Cost of each byte of the ends of text and ragged rows, which become Python numbers, in bytes that are only copied."""
 
 _SMALL = 256 << 10
 """Bytes of a leaf up to which further rows are copied, for its histogram."""
@@ -107,13 +110,18 @@ def copy_batch(feed: ServedFeed, slab: SendSlab, memfd: Memfd) -> CopiedBatch:
         one = len(counts) != 1 or None in counts
         rows = 1 if one else counts.pop() or 0
     shown = stored[:MOST_LEAVES]
-    nbytes = [leaf.row_nbytes(rows) for leaf in shown]
-    samples = min(rows, MOST_SAMPLES, max(1, _MOST_NBYTES // max(1, sum(each for each in nbytes if each <= _LARGEST))))
+    total, costs = 0, []
+    for leaf in shown:
+        cost = leaf.row_cost(rows)
+        fits = total + cost <= _LARGEST
+        total += cost if fits else 0
+        costs.append(cost if fits else None)
+    samples = min(rows, MOST_SAMPLES, max(1, _MOST_NBYTES // max(1, total)))
     leaves = [
-        leaf.rows(memfd.fd, slab.first, rows, min(rows, max(samples, _SMALL // max(1, each))), one=one)
-        if each <= _LARGEST
-        else None
-        for leaf, each in zip(shown, nbytes, strict=True)
+        None
+        if cost is None
+        else leaf.rows(memfd.fd, slab.first, rows, min(rows, max(samples, _SMALL // max(1, cost))), one=one)
+        for leaf, cost in zip(shown, costs, strict=True)
     ]
     return CopiedBatch(slab.epoch, slab.lane, slab.index, rows, samples, slab.nbytes // slab.batches, leaves, one)
 
@@ -135,9 +143,10 @@ class _Stored:
             return shape[0] if shape else None
         return (self.ends.shape[0] - 1) // max(1, math.prod(dim or 1 for dim in shape[1:]))
 
-    def row_nbytes(self, rows: int) -> int:
-        """Return the average number of bytes of a row."""
-        return -(-(self.values.nbytes + (self.ends.nbytes if self.ends else 0)) // max(1, rows))
+    def row_cost(self, rows: int) -> int:
+        """Return what it costs on average to copy a row, in bytes."""
+        ends = _END_COST * self.ends.nbytes if self.ends else 0
+        return -(-(self.values.nbytes + ends) // max(1, rows))
 
     def rows(self, fd: int, number: int, rows: int, count: int, *, one: bool) -> CopiedRows:
         """Read `count` of the `rows` rows of batch `number`; with `one`, read all of it as one row."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from typing import Any
 
+from ..json_text import json_text
 from ..worker_looks import EVERY, WorkerLooks
 from .notices import Notices
 from .rates import FeedLook, Rates
@@ -89,7 +89,7 @@ class Live:
             self._look_at_workers()
             self._task = asyncio.get_running_loop().create_task(self._run())
             self._task.add_done_callback(self._nobody_looks)
-        return json.dumps(
+        return json_text(
             {
                 "now": self._watched.seconds(),
                 "status": self._status,

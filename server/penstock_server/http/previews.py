@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..coordinator.commands import SendSlab
 from ..host.arena import Memfd
+from .budget import Budget
 from .copied_rows import CopiedBatch, copy_batch
 from .preview import preview
 from .watched import Watched
@@ -33,10 +34,16 @@ class _Made:
 
 
 class Previews:
-    """See the file's head."""
+    """See the file's head.
 
-    def __init__(self, watched: Watched) -> None:
+    Args:
+        watched: what it may look at in the daemon.
+        budget: pays for the copies.
+    """
+
+    def __init__(self, watched: Watched, budget: Budget | None = None) -> None:
         self._watched = watched
+        self._budget = budget or Budget()
         self._wanted: set[str] = set()
         self._taken: dict[str, float] = {}
         self._asked: dict[str, float] = {}
@@ -79,7 +86,8 @@ class Previews:
         self._want_no_more(feed)
         self._taken[feed] = time.monotonic()
         try:
-            batch = copy_batch(self._watched.feeds[feed], slab, memfd)
+            with self._budget:
+                batch = copy_batch(self._watched.feeds[feed], slab, memfd)
         except Exception as error:
             self._watched.bugs.note(error)
             return

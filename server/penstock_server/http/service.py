@@ -8,13 +8,13 @@ only this host may see. So a server on a loopback address answers only requests 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from penstock_proto import StartError
@@ -22,6 +22,8 @@ from penstock_proto import StartError
 from ..host.addresses import is_loopback
 from ..rate_limited_log import RateLimitedLog
 from . import metrics
+from .budget import Budget
+from .connections import Connections
 from .files import HEADERS, File, files
 from .live import Live
 from .previews import Previews
@@ -29,9 +31,6 @@ from .request_log import RequestLog
 from .watched import Watched
 
 log = logging.getLogger(__name__)
-
-MOST_CONNECTIONS = 64
-"""Maximum number of connections. Further ones are closed at once."""
 
 MOST_ANSWERS = 40
 """Maximum number of answers to pages per second: 30 pages that show everything. Further requests are refused."""
@@ -55,13 +54,17 @@ class HttpService:
         self._port = port
         self._watched = watched
         self._live = Live(watched)
-        self._previews = Previews(watched)
+        self._budget = Budget()
+        self._previews = Previews(watched, self._budget)
         self._files = files()
         self._log = RateLimitedLog(log)
         self._answers = 0
         """How many answers were given to pages in this second."""
+        self._read_text = ""
+        self._status: dict[str, Any] = {}
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._connections = Connections(self._answerer, lambda: self._budget.left, HEADERS, self._refused, watched.bugs)
 
     async def start(self) -> str:
         """Listen, and return the URL.
@@ -86,14 +89,14 @@ class HttpService:
             app,
             handle_signals=False,
             access_log=None,
-            keepalive_timeout=30,
+            auto_decompress=False,
             logger=RequestLog(self._log, self._watched.bugs),
         )
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            self._server = await loop.create_server(self._protocol, str(found[0][4][0]), self._port)
+            self._server = await loop.create_server(self._connections.new, str(found[0][4][0]), self._port)
         except (OSError, UnicodeError) as error:
             await self._runner.cleanup()
             raise StartError(
@@ -126,15 +129,19 @@ class HttpService:
     def another_second(self, _: int) -> None:
         """Do the work of each second. The daemon's clock calls this."""
         self._answers = 0
+        self._budget.another_second()
         self._live.another_second()
         self._log.look_at_the_clock(time.monotonic())
         self._previews.forget_old()
 
-    def _protocol(self) -> asyncio.Protocol:
+    def _answerer(self) -> asyncio.Protocol:
         assert self._runner is not None
         server = self._runner.server
         assert server is not None
-        return server() if len(server.connections) < MOST_CONNECTIONS else _Full()
+        return server()
+
+    def _refused(self, why: str) -> None:
+        self._log.warning("refused a request over HTTP: %s", why, event="message_refused")
 
     @web.middleware
     async def _check(
@@ -147,8 +154,10 @@ class HttpService:
             response = await handler(request)
         except web.HTTPException as error:
             error.headers.update(HEADERS)
+            error.force_close()
             raise
         response.headers.update(HEADERS)
+        response.force_close()  # a connection carries one request
         return response
 
     async def _page(self, request: web.Request) -> web.Response:
@@ -164,7 +173,8 @@ class HttpService:
         self._count_answer()
         names = ("seconds", "minutes", "looks", "changes")
         seconds, minutes, looks, changes = (_number(request, name) for name in names)
-        text = self._live.ask(seconds=seconds, minutes=minutes, looks=looks, changes=changes)
+        with self._budget:
+            text = self._live.ask(seconds=seconds, minutes=minutes, looks=looks, changes=changes)
         return web.json_response(text=text)
 
     async def _preview(self, request: web.Request) -> web.Response:
@@ -172,11 +182,14 @@ class HttpService:
         feed = request.query.get("feed", "")
         if feed not in self._watched.feeds:
             raise web.HTTPNotFound(text="there is no such feed, or it is still being started\n")
-        return web.json_response(text=self._previews.ask(feed, _number(request, "number")))
+        with self._budget:
+            text = self._previews.ask(feed, _number(request, "number"))
+        return web.json_response(text=text)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         await self._watched.memory.wait()
-        body, content_type = metrics.render(self._read(), request.headers.get("Accept", ""))
+        with self._budget:
+            body, content_type = metrics.render(self._read(), request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _ready(self, request: web.Request) -> web.Response:
@@ -195,18 +208,16 @@ class HttpService:
 
     async def _state(self, request: web.Request) -> web.Response:
         await self._watched.memory.wait()
-        return web.json_response(text=self._watched.status_text())
+        with self._budget:
+            text = self._watched.status_text()
+        return web.json_response(text=text)
 
     def _read(self) -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(self._watched.status_text())
-        return status
-
-
-class _Full(asyncio.Protocol):
-    """Closes a connection beyond the limit."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+        """Return the status. It is decoded only once for each text, since a text answers many requests."""
+        text = self._watched.status_text()
+        if text is not self._read_text:
+            self._read_text, self._status = text, msgspec.json.decode(text)
+        return self._status
 
 
 def _is_local(host: str) -> bool:
