@@ -19,7 +19,7 @@ from conftest import Daemon, Serve
 
 import penstock
 from penstock_proto import StartError
-from penstock_server import control
+from penstock_server import control, saved_sources
 from penstock_server.reloading.reloader import Reloader
 from penstock_server.reloading.sources import Sources, changed
 
@@ -76,10 +76,10 @@ def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve
         write(daemon.folder, "2")
         says(daemon, "the next epoch is read from the new code")
 
-        # A worker that starts meanwhile would have the new code.
+        # A worker that starts meanwhile has the old code, too.
         first, _ = daemon.workers()
         first.kill()
-        says(daemon, "is not used: its code is newer than that of the epochs that are being read")
+        says(daemon, "is ready", 3)
         values += [batch.item() for batch in batches]
         assert values == [1] * 100
         assert read_epoch(validation) == {2}
@@ -114,6 +114,69 @@ def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve
         daemon.process.send_signal(signal.SIGTERM)  # the user wants it to end, and no other daemon instead
         assert sum(1 for _ in batches) == 99
         assert daemon.process.wait(50) == 0
+
+
+@pytest.mark.parametrize("edit", ["2", ""], ids=["good", "bad"])
+def test_the_only_worker_is_replaced_with_the_old_code_after_an_edit(serve: Serve, tmp_path: Path, edit: str) -> None:
+    folder = tmp_path / "daemon0"
+    folder.mkdir()
+    write(folder, "1")
+    daemon = serve(FEED, words=("--reload",), workers=1)
+    with penstock.connect(daemon.url) as connection:
+        batches = connection.batches()
+        values = [next(batches).item()]
+        write(folder, edit)
+        for times in (2, 3):
+            (worker,) = daemon.workers()
+            worker.kill()
+            says(daemon, "worker 0 is ready", times)
+            values += [next(batches).item() for _ in range(20)]
+        if edit:
+            says(daemon, "the next epoch is read from the new code")
+        else:
+            says(daemon, "the new code cannot be served, so the old code goes on: ")
+        values += [batch.item() for batch in batches]
+        assert values == [1] * 100
+        if not edit:
+            daemon.workers()[0].kill()
+        assert read_epoch(connection) == {2 if edit else 1}
+
+
+def test_workers_import_what_was_saved_and_not_what_is_on_the_disk(tmp_path: Path) -> None:
+    def write_all(value: int) -> None:
+        for name in ("feeds.py", "one/__init__.py", "one/two.py", "space/three.py"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(f"VALUE = {value}\n")
+        (tmp_path / "one" / "__init__.py").write_text("")
+        text = f"import one.two, space.three\ndef late():\n    import later\n    return later.VALUE\nVALUE = {value}\n"
+        (tmp_path / "feeds.py").write_text(text)
+        (tmp_path / "later.py").write_text(f"VALUE = {value}\n")
+
+    write_all(1)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "."], cwd=tmp_path, check=True)
+    saved_sources.write(tmp_path / "saved", Sources([f"{tmp_path}/feeds.py:feed"]).texts())
+    write_all(2)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-f", "."], cwd=tmp_path, check=True)
+    (tmp_path / "one" / "two.py").unlink()
+    code = """
+        from penstock_server import importing, saved_sources
+        saved_sources.use()
+        module = importing._load_file("feeds", importing.os.path.abspath("feeds.py"))
+        print(module.VALUE, module.one.two.VALUE, module.space.three.VALUE, module.late())
+        try:
+            exec("import absent")
+        except ModuleNotFoundError:
+            print("absent")
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        env={**os.environ, saved_sources.VARIABLE: str(tmp_path / "saved")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stdout == "1 1 1 1\nabsent\n", run.stderr
 
 
 def test_a_feed_that_cannot_be_started_waits_for_a_change(tmp_path: Path) -> None:
@@ -225,7 +288,7 @@ def test_the_daemon_goes_over_when_the_code_is_tried_and_no_epoch_is_read(tmp_pa
         trials.append(FakeTrial())
         return trials[-1]
 
-    reloader, daemon = Reloader([f"{file}:feed"], trial), FakeDaemon()
+    reloader, daemon = Reloader([f"{file}:feed"], trial, tmp_path / "saved"), FakeDaemon()
 
     def look(times: int = 1) -> tuple[int, bool, bool]:
         for _ in range(times):

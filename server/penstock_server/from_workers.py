@@ -16,6 +16,7 @@ from .coordinator import Coordinator
 from .coordinator import commands as do
 from .coordinator import events as on
 from .coordinator.feeds import SplitsInfo
+from .coordinator.workers import REMOTE
 from .dispatch import Dispatch
 from .host.supervisor import Supervisor
 from .rate_limited_log import RateLimitedLog
@@ -185,8 +186,8 @@ class FromWorkers:
                 if message.warning:
                     self._feeds.warn_once(message.warning)
                 log.debug("a first sample was compared with another worker's")
-            case m.Imported() if self._stale():
-                text = "worker %d is not used: its code is newer than that of the epochs that are being read"
+            case m.Imported() if worker >= REMOTE and self._stale():
+                text = "worker %d is not used: the code of its host is newer than that of the epochs being read"
                 log.error(text, worker, extra={"event": "worker_rejected", "worker": worker})
                 self._to_workers.say(worker, m.Shutdown())
             case m.Imported():

@@ -18,6 +18,7 @@ from penstock_proto import StartError, distribution
 from penstock_proto.reprs import shown
 from penstock_proto.text import printable
 
+from . import saved_sources
 from .file_target import is_file_target, load_target
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 def _load_file(name: str, path: str) -> ModuleType:
-    if not os.path.isfile(path):
+    if not saved_sources.exists(path):
         raise StartError(f"{path}: no such file")
     if not path.endswith(".py"):
         raise _not_python(path)
@@ -129,7 +130,7 @@ def _load_file(name: str, path: str) -> ModuleType:
         where = getattr(known, "__file__", None) or "the interpreter"
         raise StartError(f"{path}: a module of this name is already loaded from {where}: rename the file")
     join_path(os.path.dirname(path))
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = saved_sources.spec_of(name, path)
     assert spec is not None  # any path that ends in .py has a loader
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from penstock_proto import PenstockError
 
+from . import saved_sources
 from .access import Access
 from .daemon import Daemon
 from .host import descriptors
@@ -49,7 +53,22 @@ def serve(
     # Python takes a .pyc file as fresh if its source has the same second and size, so it could miss a quick second
     # change.
     options["environment"] = {"PYTHONDONTWRITEBYTECODE": "1", **(options["environment"] or {})}
-    reloader = Reloader(feeds, lambda: Trial(feeds, options["memory"], options["environment"]))
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        _serve_and_reload(feeds, until_stdin_closes, Path(folder) / "sources", each_second, options)
+
+
+def _serve_and_reload(
+    feeds: list[str],
+    until_stdin_closes: bool,
+    sources: Path,
+    each_second: Callable[[Daemon], None],
+    options: dict[str, Any],
+) -> None:
+    import uvloop
+
+    trial = partial(Trial, feeds, options["memory"], options["environment"])
+    reloader = Reloader(feeds, trial, sources)
+    options["environment"] = {**options["environment"], saved_sources.VARIABLE: str(sources)}
 
     def look(daemon: Daemon) -> None:
         each_second(daemon)

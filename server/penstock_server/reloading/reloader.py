@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from penstock_proto import PenstockError
 
-from .sources import Contents, Sources, changed
+from .. import saved_sources
+from .sources import Contents, Sources, changed, digests
 from .trial import Trial
 
 log = logging.getLogger(__name__)
@@ -40,12 +43,14 @@ class Reloader:
     Args:
         targets: MODULE:ATTR of each feed, or the strings of data files.
         trial: starts a trial of the code as it is now.
+        saved: the file from which workers import the code.
 
     Attributes:
         pending: whether the next epoch has to be read from new code.
     """
 
-    def __init__(self, targets: Sequence[str], trial: Callable[[], Trial]) -> None:
+    def __init__(self, targets: Sequence[str], trial: Callable[[], Trial], saved: Path) -> None:
+        self._saved = saved
         self._sources = Sources(targets)
         self._new_trial = trial
         self._trial: Trial | None = None
@@ -54,7 +59,10 @@ class Reloader:
 
     def begin(self) -> None:
         """A daemon is about to start: what it serves is the code as it is now."""
-        self._served: Contents = self._sources.contents()
+        texts = self._sources.texts()
+        readable = {file: data for file, data in texts.items() if os.access(file, os.R_OK)}
+        saved_sources.write(self._saved, readable)
+        self._served: Contents = digests(texts)
         self._seen = self._served
         self._tried: Contents | None = None
         self._compared = False
@@ -66,7 +74,7 @@ class Reloader:
         return bool(self._served)
 
     def stale(self) -> bool:
-        """Whether a worker that imports the feeds now may get other code than those before it."""
+        """Whether the code has changed since the daemon started. Its own workers do not get the new code."""
         return self._sources.contents() != self._served
 
     def look(self, daemon: Renewable) -> None:

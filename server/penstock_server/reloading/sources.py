@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -39,7 +39,11 @@ class Sources:
 
     def contents(self) -> Contents:
         """Return which files these are now, and what is in them."""
-        found: Contents = {}
+        return digests(self.texts())
+
+    def texts(self) -> dict[Path, bytes]:
+        """Return which files these are now, with what is in them; nothing for one that cannot be read."""
+        found: dict[Path, bytes] = {}
         for name, path in self._places:
             root = Path(os.getcwd() if path is None else os.path.dirname(path))
             todo = [Path(path)] if path is not None else list(_files(root, name))
@@ -47,8 +51,8 @@ class Sources:
                 file = todo.pop()
                 if file in found:
                     continue
-                data = _read(file)
-                found[file] = digest = hashlib.blake2b(data, digest_size=16).digest() if data else b""
+                found[file] = data = _read(file)
+                digest = _digest(data)
                 if digest not in self._imports:
                     self._imports[digest] = list(_imported(data))
                 for dots, module in self._imports[digest]:
@@ -58,10 +62,19 @@ class Sources:
         return found
 
 
+def digests(texts: Mapping[Path, bytes]) -> Contents:
+    """Return the digests of these files."""
+    return {file: _digest(data) for file, data in texts.items()}
+
+
 def changed(before: Contents, now: Contents) -> str:
     """Name the files that differ, in words."""
     names = sorted({path.name for path in before.keys() | now.keys() if before.get(path) != now.get(path)})
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest() if data else b""
 
 
 def _read(file: Path) -> bytes:

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from .. import saved_sources
 from ..activity import ActivityPage
 from . import start
 
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     connection.set_inheritable(False)
     start.end_with_the_daemon(connection, f"penstock-w{options.number}")
     start.quiet()
+    saved_sources.use()
     page = (
         ActivityPage()
         if options.activity_fd is None

@@ -31,6 +31,7 @@ import msgspec
 
 from penstock_proto import seqpacket
 
+from .. import saved_sources
 from ..activity import ActivityPage
 from . import import_seeding, start
 from .fork_messages import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     connection.set_inheritable(False)
     start.end_with_the_daemon(connection, "penstock-forks")
     start.quiet()
+    saved_sources.use()
 
     before = _shared()
     if _threads() != 1:

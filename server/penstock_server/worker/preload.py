@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
+from .. import saved_sources
 from ..file_target import is_file_target, library_of, transforms_of
 from ..importing import is_installed, join_path, place_of
 
@@ -66,7 +67,7 @@ class _Search:
             return True
         self._read.add(path)
         try:
-            body = ast.parse(path.read_bytes()).body
+            body = ast.parse(saved_sources.read(str(path))).body
         except (OSError, SyntaxError, ValueError, RecursionError):
             return False  # the worker reports what is wrong with it
         for statement in body:
