@@ -209,6 +209,8 @@ Dataset.__module__ = IterableDataset.__module__ = "torch.utils.data.dataset"
     "torch/utils/data/_utils/worker.py": "_worker_info = None\ndef get_worker_info():\n    return _worker_info\n",
 }
 DATASETS = """
+    import random
+
     import numpy as np
     import torch
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -248,7 +250,40 @@ DATASETS = """
         def __next__(self):
             return tensor(1)
 
+    class Counting(IterableDataset):
+        "Every worker must count the same epochs, and shuffle in the same way, or rows are lost."
+        def __init__(self):
+            self.epoch, self.order, self.rng = 0, list(range(203)), random.Random(1)
+            self.table = np.arange(1 << 18)  # too large to copy
+            self.bump = self.next_epoch
+        def next_epoch(self):
+            self.epoch += 1
+        def __iter__(self):
+            self.bump()
+            self.rng.shuffle(self.order)
+            np.random.default_rng(self.epoch).shuffle(self.order)
+            info = get_worker_info()
+            for i in self.order[info.id :: info.num_workers]:
+                yield tensor(self.table[i])
+
+    class Holding(IterableDataset):
+        def __init__(self, held):
+            self.held = held
+        def __iter__(self):
+            get_worker_info().id
+            yield from map(tensor, self.held)
+
+    class Unpickled(Divided):
+        def __getstate__(self):
+            raise TypeError("it stays here")
+
     items = Feed(Map(), batch_size=8, shuffle=103)
+    counting = Feed(Counting(), batch_size=8, lanes=7)
+    counting_shuffled = Feed(Counting(), batch_size=8, lanes=3, shuffle=40)
+    generating = Feed(Holding(i for i in range(203)), batch_size=8)
+    reading = Feed(Holding(open(__file__)), batch_size=8)
+    unpickled = Feed(Unpickled(), batch_size=8)
+    unpickled_in_one_lane = Feed(Unpickled(), batch_size=8, lanes=1)
     divided = Feed(Divided(), batch_size=8)
     late = Feed(Late(), batch_size=8, shuffle=50, lanes=5)
     undivided = Feed(Undivided(), batch_size=8)
@@ -271,7 +306,7 @@ def path_with_torch(folder: Path, real: bool) -> dict[str, str]:
 @pytest.mark.parametrize("real", [False, True], ids=["a stand-in", "PyTorch"])
 def test_torch_datasets_are_read_once_by_any_number_of_workers(serve: Serve, tmp_path: Path, real: bool) -> None:
     env = path_with_torch(tmp_path, real)
-    names = ("items", "divided", "late", "one_lane")
+    names = ("items", "divided", "late", "one_lane", "counting", "counting_shuffled", "unpickled_in_one_lane")
     streams = []
     for workers in (1, 3):
         daemon = serve(DATASETS, *names, workers=workers, env=env)
@@ -297,6 +332,9 @@ def test_torch_datasets_are_read_once_by_any_number_of_workers(serve: Serve, tmp
     [
         ("undivided", "Undivided does not divide itself: .*get_worker_info.*16 lanes.*or give Feed\\(lanes=1\\)"),
         ("itself", "Itself.__iter__ returns the dataset itself"),
+        ("generating", "Holding holds <generator object .*, which cannot be copied, and each of 16 lanes needs a dat"),
+        ("reading", "Holding holds <_io.TextIOWrapper .*open files and start generators in __iter__, or give Feed"),
+        ("unpickled", "Unpickled cannot be copied, and each of 16 lanes needs a dataset of its own, as each worker "),
     ],
 )
 def test_an_iterable_dataset_that_would_be_duplicated_is_refused(

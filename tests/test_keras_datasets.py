@@ -16,9 +16,8 @@ from conftest import Daemon, Serve, StartTrainer
 
 import penstock
 from penstock_proto import FeedError, GeneratorError
-from penstock_server import Feed, control
+from penstock_server import Feed, control, object_states
 from penstock_server.indexables import as_structure
-from penstock_server.worker import object_states
 from penstock_server.worker.keras_items import KerasItems
 
 KERAS = """

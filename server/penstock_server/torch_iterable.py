@@ -2,7 +2,9 @@
 
 Such a dataset divides itself with `torch.utils.data.get_worker_info()`, which here tells it the lane and the number of
 lanes. A dataset that never asks would yield all its samples in every lane, so it is refused if there are several lanes.
-This file does not import torch: the dataset has imported it.
+
+A dataset may change while it is read, for example to count its epochs. So each lane of each epoch reads a copy of its
+own, as each worker of torch does. This file does not import torch: the dataset has imported it.
 """
 
 from __future__ import annotations
@@ -10,11 +12,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import IOBase
+from types import GeneratorType
 from typing import Any
 
 from penstock_proto import FeedError
+from penstock_proto.reprs import shown
+from penstock_proto.text import printable
 
 from .indexables import as_structure
+from .object_states import own_copy
 
 
 class _Info:
@@ -55,15 +62,16 @@ class TorchIterable:
         """Yield the lane's samples.
 
         Raises:
-            FeedError: the dataset does not divide itself, or can only be read once.
+            FeedError: the dataset does not divide itself, or can only be read once, or cannot be copied.
         """
         lane, lanes = shard
-        info = _Info(lane, lanes, self._dataset)
+        dataset = self._copied(lanes)
+        info = _Info(lane, lanes, dataset)
         with _told(info):
-            if hasattr(self._dataset, "set_epoch"):
-                self._dataset.set_epoch(epoch)
-            samples = iter(self._dataset)
-        if samples is self._dataset:
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(epoch)
+            samples = iter(dataset)
+        if samples is dataset:
             raise FeedError(
                 f"{self.__name__}.__iter__ returns the dataset itself, so it can be read only once, and by one lane: "
                 "let __iter__ be a generator function, or return a new iterator each time"
@@ -82,6 +90,24 @@ class TorchIterable:
                     "which one worker reads it all"
                 )
             yield as_structure(sample)
+
+    def _copied(self, lanes: int) -> Any:
+        """Return a copy of the dataset. If there is only one lane, it may share what cannot be copied."""
+        try:
+            dataset, shared = own_copy(self._dataset)
+        except Exception as error:
+            dataset, shared, reason = self._dataset, [self._dataset], printable(f" ({type(error).__name__}: {error})")
+        else:
+            reason = ""
+        for value in shared if lanes > 1 else ():
+            if value is self._dataset or isinstance(value, GeneratorType | IOBase):
+                holds = "" if value is self._dataset else f" holds {shown(value)}, which"
+                raise FeedError(
+                    f"{self.__name__}{holds} cannot be copied{reason}, and each of {lanes} lanes needs a dataset of "
+                    "its own, as each worker of torch does: open files and start generators in __iter__, or give "
+                    "Feed(lanes=1)"
+                )
+        return dataset
 
 
 @contextmanager

@@ -117,10 +117,12 @@ class Probe:
             enter_epoch(items, 0, self._randomness, self._page, self._run, warm=warm)
         seed = self._feed.plan.seed
         transform = transform_of(self._feed.declared, seed, self._randomness)
+        state, variables = self._randomness.of(items)
+        self._randomness.use(state)
         self._randomness.seed(seed, 0, index)
         self._page.enter(self._run, -1, f"item {index}")
         try:
-            sample = next(items.read([index]))
+            sample = variables.run(next, items.read([index]))
             return transform(sample, 0, 0, index) if transform else sample
         except BaseException as error:
             raise item_failed(f"item {index}", error) from error

@@ -1,14 +1,15 @@
 """Starts the generator of a feed with the arguments that it takes. Zipped generators run in step.
 
 A generator has an `rng` of its own, or draws from global random states that belong to its split. Zipped generators
-share these states: they always run in the same order, and exchanging the states for each sample would take 80 us. This
-file knows nothing of lanes or runs.
+share these states, and the settings of the process: they always run in the same order, and exchanging the states for
+each sample would take 80 us. Each of them has its own context variables. This file knows nothing of lanes or runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from contextvars import Context
 from typing import Any, NamedTuple
 
 from penstock_proto import GeneratorError
@@ -36,11 +37,13 @@ class Started(NamedTuple):
 
     Attributes:
         samples: the iterator over its samples.
-        state: the global random state that it draws from, or None.
+        state: the random states and settings of the process that it runs with.
+        variables: the context variables that it runs with.
     """
 
     samples: Iterator[Any]
-    state: GlobalState | None
+    state: GlobalState
+    variables: Context
 
 
 class OneGenerator:
@@ -83,7 +86,7 @@ class OneGenerator:
             index: of the split, for its random numbers.
             epoch: from 0.
             report: not needed.
-            state: the global random state to draw from; by default one of its own, if it needs one.
+            state: the global state to run with; by default one of its own.
 
         Raises:
             CallFailed: the user's code raised.
@@ -92,21 +95,20 @@ class OneGenerator:
         arguments = {"split": split, "shard": split, "epoch": epoch}
         if self.wants.rng:
             arguments["rng"] = generator(self._seed, epoch, index)
-        if not self.draws_globally:
-            state = None
-        elif state is None:
-            state = GlobalState(seeds("split", self._seed, epoch, index))
+        if state is None:
+            state = GlobalState(seeds("split", self._seed, epoch, index) if self.draws_globally else None)
+        variables = self._randomness.variables.new()
         calling = self._call.constructor or self.name
         self._randomness.use(state)
         try:
-            start = self._call.prepare(arguments)
+            start = variables.run(self._call.prepare, arguments)
             calling = self.name
-            samples = start()
+            samples = variables.run(start)
         except BaseException as error:
             raise CallFailed(calling, error) from error
         if not hasattr(samples, "__next__"):
             raise GeneratorError(f"{self.name} must return an iterator, got {shown(samples)}: {_hint(samples)}")
-        return Started(samples, state)
+        return Started(samples, state, variables)
 
 
 class ZippedGenerators:
@@ -115,6 +117,7 @@ class ZippedGenerators:
     def __init__(self, zipped: Zipped, seed: int, randomness: GlobalRandomness) -> None:
         self._zipped = zipped
         self._seed = seed
+        self._randomness = randomness
         self._parts = {
             label: generator_of(feed, seed_of(seed, label), randomness) for label, feed in zipped.parts.items()
         }
@@ -139,22 +142,22 @@ class ZippedGenerators:
         If the generators yield different numbers of samples, and the feed should warn of that, `report` is called with
         the number of samples and the reason why there are no more.
         """
-        if state is None and self.draws_globally:
-            state = GlobalState(seeds("split", self._seed, epoch, index))
+        if state is None:
+            state = GlobalState(seeds("split", self._seed, epoch, index) if self.draws_globally else None)
         pairs = self.wants.split and isinstance(split, tuple)
-        started: dict[str, Iterator[Any]] = {}
+        started: dict[str, Started] = {}
         samples = ZippedSamples(self._zipped, self._parts, started, report)
         for number, (label, part) in enumerate(self._parts.items()):
             try:
                 each = split[number] if pairs else split
-                started[label] = part.start(each, index, epoch, report, state).samples
+                started[label] = part.start(each, index, epoch, report, state)
             except CallFailed as failed:
                 samples.close()
                 raise CallFailed(f"{failed.name} of {label}", failed.error) from failed.error
             except BaseException:
                 samples.close()
                 raise
-        return Started(samples, state)
+        return Started(samples, state, self._randomness.variables.new())
 
 
 class ZippedSamples(Iterator[Any]):
@@ -164,7 +167,7 @@ class ZippedSamples(Iterator[Any]):
         self,
         zipped: Zipped,
         generators: Mapping[str, OneGenerator | ZippedGenerators],
-        started: dict[str, Iterator[Any]],
+        started: dict[str, Started],
         report: Callable[[int, str], None],
     ) -> None:
         self._zipped = zipped
@@ -188,11 +191,11 @@ class ZippedSamples(Iterator[Any]):
         """End the generators. If the clean-up of one raises, raise its error after all have ended."""
         with ExitStack() as closing:
             for part in reversed(self._started.values()):
-                closing.callback(getattr(part, "close", _nothing))
+                closing.callback(part.variables.run, getattr(part.samples, "close", _nothing))
 
-    def _next(self, label: str, part: Iterator[Any]) -> Any:
+    def _next(self, label: str, part: Started) -> Any:
         try:
-            return next(part)
+            return part.variables.run(next, part.samples)
         except (StopIteration, GeneratorError):
             raise
         except CallFailed as failed:

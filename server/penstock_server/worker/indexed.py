@@ -71,6 +71,7 @@ class IndexRun:
         self._batch_rows = plan.batch_size or 1
         self._collate = collate
         self._randomness = randomness
+        self._state, self._variables = randomness.of(items)
         self._page = page
         self._run = run
         self._transform = transform or None
@@ -101,10 +102,11 @@ class IndexRun:
             enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
         self._reads, self._transforms = self._indices(start, start + rows), None
         items = self._page.counting(self._samples())
+        self._randomness.use(self._state)
         self._randomness.seed(self._seed, self._epoch, self.index)
         self._page.enter(self._run, self.index, f"batch {self.index}")
         try:
-            self._collate.timed_fill(target, 0, rows, items)
+            self._variables.run(self._collate.timed_fill, target, 0, rows, items)
         except BadSample as error:
             raise SpecError(error.message, split=self._place()) from None
         except Raised as raised:
@@ -170,10 +172,11 @@ def enter_epoch(
         GeneratorError: user code raised.
         FeedError: user code changed the number of batches.
     """
-    randomness.use(None)
+    state, variables = randomness.of(items)
+    randomness.use(state)
     page.enter(run, -1, f"item 0 of epoch {epoch}" if warm else f"the beginning of epoch {epoch}")
     try:
-        items.enter(epoch, warm=warm)
+        variables.run(items.enter, epoch, warm=warm)
     finally:
         page.leave()
 

@@ -25,8 +25,8 @@ from penstock_proto import FeedError, GeneratorError
 
 from ..importing import user_traceback
 from ..indexables import as_structure, is_keras_base, length_of
+from ..object_states import State, copied, read_only, share_equal
 from .failures import describe
-from .object_states import State, copied, read_only, share_equal
 from .randomness import put_states, seed_all, seeds, take_states
 
 _LIVE = 8

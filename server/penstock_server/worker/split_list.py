@@ -53,13 +53,15 @@ def list_splits(
         splits = list(feed.splits)
     else:
         name = _name(feed.splits)
+        state, variables = randomness.of(feed.splits)
+        randomness.use(state)
         randomness.seed(plan.seed, epoch)
         page.enter(run, -1, f"{name}(), which lists the splits")
         try:
-            answer = feed.splits()
+            answer = variables.run(feed.splits)
             if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
                 raise FeedError(f"{name}, given as splits=, must return a list, got {shown(answer)}")
-            splits = list(page.counting(iter(answer)))
+            splits = variables.run(list, page.counting(iter(answer)))
         except FeedError:
             raise
         except BaseException as error:

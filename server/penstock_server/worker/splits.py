@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
 from functools import partial
 from itertools import chain, filterfalse, islice
 from typing import Any, TypeAlias
@@ -111,7 +112,8 @@ class SplitOpener:
         self._page.enter(self._run, number, place or name)
         try:
             if open_already is not None:
-                started = Started(open_already[0].generator, open_already[0].state)
+                first = open_already[0]
+                started = Started(first.generator, first.state, first.variables)
             elif self._cache is None:
                 started = start()
             else:
@@ -128,6 +130,7 @@ class SplitOpener:
             name,
             place,
             started.state,
+            started.variables,
             self._randomness,
             self._page,
             self._run,
@@ -151,10 +154,11 @@ class SplitOpener:
             cache.counters.opened(hit=found is not None)
         if found is not None:
             # A share has rows of batches, not whole batches.
-            return Started(CachedSamples(found, key.name, None if self._yields_batches else share), None)
+            cached = CachedSamples(found, key.name, None if self._yields_batches else share)
+            return Started(cached, GlobalState(), self._randomness.variables.new())
         started = start(key.global_state())
         writer = cache.writer(key) if self._fills_cache else None
-        return started if writer is None else Started(RecordedSamples(started.samples, writer), started.state)
+        return started if writer is None else started._replace(samples=RecordedSamples(started.samples, writer))
 
     def _most(self, index: int) -> int | None:
         """Return the number of samples after which the split is ended if it is a segment, else None."""
@@ -189,7 +193,8 @@ class OpenSplit:
     Attributes:
         taken: samples read so far.
         place: a short text for the split, or None if the generator takes none.
-        state: the global random state that its generator draws from, or None.
+        state: the random state and the settings of the process that its generator continues with.
+        variables: the context variables that its code sees.
 
     It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
     `CachedSamples` have only these samples, and skipping them reads nothing. `key` is the epoch and the split's index,
@@ -202,7 +207,8 @@ class OpenSplit:
         samples: Iterator[Any],
         name: str,
         place: str | None,
-        state: GlobalState | None,
+        state: GlobalState,
+        variables: Context,
         randomness: GlobalRandomness,
         page: ActivityPage,
         run: int,
@@ -218,6 +224,7 @@ class OpenSplit:
         self.taken = 0
         self.place = place
         self.state = state
+        self.variables = variables
         self._generator = samples
         self._place_of: Callable[[int], int] = _same
         self._transformed: TransformedSamples | None = None
@@ -241,6 +248,7 @@ class OpenSplit:
         if drops is not None:  # `drops` follows the transform, so replayed samples pass through that too
             self._source = self._samples = filterfalse(drops, self._samples)
         self._name = name
+        self._run_code = variables.run
         self._randomness = randomness
         self._page = page
         self._run = run
@@ -263,7 +271,7 @@ class OpenSplit:
         """
         self._enter()
         try:
-            end = collate.timed_fill(store, row, stop, self._samples)
+            end = self._run_code(collate.timed_fill, store, row, stop, self._samples)
         except BadSample as error:
             made = "" if self._transformed is None else "the output of transform= for "
             which = self._which(self.taken + error.row - row)
@@ -284,7 +292,7 @@ class OpenSplit:
         """
         self._enter()
         try:
-            return list(islice(self._samples, 1))
+            return self._run_code(list, islice(self._samples, 1))
         except BaseException as error:
             raise self._error_of(error) from error
         finally:
@@ -302,23 +310,20 @@ class OpenSplit:
         try:
             if self._seekable is not None:
                 self.taken = self._seekable.seek(until)
-            for _ in islice(self._source, until - self.taken):
-                self.taken += 1
-                if time.monotonic() >= deadline:
-                    return self.taken == until
+            late = self._run_code(self._drop, until, deadline)
         except BaseException as error:
             raise self._error_of(error) from error
         finally:
             self._page.leave()
             if self._transformed is not None and not self._drops:  # with `drops` it has counted on its own
                 self._transformed.number = self.taken
-        if self.taken < until:
+        if self.taken < until and not late:
             raise FeedError(
                 f"{self._name} yielded {until} samples of a {self._piece}, and only {self.taken} when it was run "
                 f"again: a stream can continue elsewhere only if a {self._piece} always yields the same samples",
                 split=self.place,
             )
-        return True
+        return self.taken == until
 
     def close(self) -> None:
         """End the generator; an error in its clean-up is only logged."""
@@ -327,11 +332,21 @@ class OpenSplit:
             return
         self._enter()
         try:
-            close()
+            self._run_code(close)
         except BaseException:
+            self._randomness.use(None)  # it may have replaced sys.stderr
             traceback.print_exc()
         finally:
             self._page.leave()
+
+    def _drop(self, until: int, deadline: float) -> bool:
+        """Drop samples until `until` samples were read in all, or the split has ended. Return whether the deadline came
+        first."""
+        for _ in islice(self._source, until - self.taken):
+            self.taken += 1
+            if time.monotonic() >= deadline:
+                return True
+        return False
 
     def _error_of(self, error: BaseException) -> PenstockError:
         if isinstance(error, NoRows):

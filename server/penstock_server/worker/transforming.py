@@ -2,7 +2,8 @@
 
 The random numbers of a transform depend on the seed, the epoch and the place of the sample in its source. They do not
 depend on the worker, the batch, or whether earlier samples were transformed too. So samples that are read again after a
-fault, only to be dropped, need no transform.
+fault, only to be dropped, need no transform. A transform does not see what the generator holds while it yields, such as
+`decimal.localcontext()` or another working directory.
 
 This file knows nothing of lanes or runs.
 """
@@ -22,7 +23,7 @@ from ..importing import user_traceback
 from ..transforms import Transform, checked_transforms
 from ..zipped import Form, Zipped, ZippedItems
 from .failures import describe
-from .randomness import GlobalRandomness, GlobalState, seed_all, seeds
+from .randomness import GlobalRandomness, GlobalState, seeds
 
 
 class TransformFailed(Exception):
@@ -61,6 +62,7 @@ class SampleTransform:
         self._randomness = randomness
         self._takes_rng = any(transform.takes_rng for transform in transforms)
         self._draws_globally = not all(transform.takes_rng for transform in transforms)
+        self._run_code = [randomness.of(transform.function)[1].run for transform in transforms]
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
@@ -83,11 +85,13 @@ class SampleTransform:
         if self._takes_rng:
             rng = np.random.default_rng(seeds("transform rng", self._seed, epoch, split, number))
         if self._draws_globally:
-            self._randomness.use(None)
-            seed_all(seeds("transform", self._seed, epoch, split, number))
-        for transform in self._transforms:
+            self._randomness.seed_for_call(seeds("transform", self._seed, epoch, split, number))
+        for transform, run_code in zip(self._transforms, self._run_code, strict=True):
             try:
-                sample = transform.function(sample, rng=rng) if transform.takes_rng else transform.function(sample)
+                if transform.takes_rng:
+                    sample = run_code(transform.function, sample, rng=rng)
+                else:
+                    sample = run_code(transform.function, sample)
             except BaseException as error:  # a StopIteration would look like the end of the split
                 raise TransformFailed(transform.name, error) from error
             if sample is None:
@@ -149,7 +153,7 @@ class TransformedSamples(Iterator[Any]):
         epoch: from 0.
         split: index of the split.
         place_of: turns a sample's number in this iterator into its number in the source.
-        state: the global random state of the source, or None.
+        state: the global state of the source.
         randomness: the random numbers of this process.
         first: how many of the first samples are transformed already.
 
@@ -164,7 +168,7 @@ class TransformedSamples(Iterator[Any]):
         epoch: int,
         split: int,
         place_of: Callable[[int], int],
-        state: GlobalState | None,
+        state: GlobalState,
         randomness: GlobalRandomness,
         first: int = 0,
     ) -> None:
@@ -181,6 +185,7 @@ class TransformedSamples(Iterator[Any]):
     def __next__(self) -> Any:
         self._randomness.use(self._state)
         sample = next(self._samples)
+        self._randomness.put_aside()
         number = self._place_of(self.number)
         self.number += 1
         if self.number <= self._first:

@@ -1,4 +1,4 @@
-"""Copies the attributes of an object, so that they can be restored after user code has changed it.
+"""Copies an object or its attributes, so that user code can change the copy.
 
 Some values cannot be copied, so the copies share them: open files, locks, generators, functions, models, read-only
 arrays and memory-mapped ones.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import io
 import pickle
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..indexables import is_keras
+from .indexables import is_keras
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -54,11 +54,27 @@ def copied(state: State, owner: object, *, share_large: bool) -> tuple[State, li
         owner: the object. Where `state` refers to it, so does the copy.
         share_large: share arrays of `LARGE` bytes or more.
     """
+    result, shared = _copy(state, lambda value: value is owner or _is_shared(value, share_large))
+    return result, [value for value in shared if _is_large(value) and value.flags.writeable]
+
+
+def own_copy(value: Any) -> tuple[Any, list[Any]]:
+    """Return a deep copy of an object, and the objects that both share, because they cannot be copied or are large:
+    arrays of `LARGE` bytes, tensors, modules, functions.
+
+    Raises:
+        Exception: it cannot be pickled.
+    """
+    return _copy(value, lambda found: not _is_state_of_torch(found) and _is_shared(found, share_large=True))
+
+
+def _copy(value: Any, is_shared: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
+    """Return a deep copy of `value`, and what it shares with `value`."""
     shared: list[Any] = []
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: Any) -> int | None:
-            if type(value) in _PLAIN or (value is not owner and not _is_shared(value, share_large)):
+            if type(value) in _PLAIN or not is_shared(value):
                 return None
             shared.append(value)
             return len(shared) - 1
@@ -69,10 +85,10 @@ def copied(state: State, owner: object, *, share_large: bool) -> tuple[State, li
 
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(state)
+    Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     stream.seek(0)
-    result: State = Unpickler(stream, buffers=[bytearray(buffer.raw()) for buffer in buffers]).load()
-    return result, [value for value in shared if _is_large(value) and value.flags.writeable]
+    result = Unpickler(stream, buffers=[bytearray(buffer.raw()) for buffer in buffers]).load()
+    return result, shared
 
 
 @contextmanager
@@ -108,6 +124,12 @@ def _is_shared(value: Any, share_large: bool) -> bool:
     except Exception:  # it says that it cannot be copied
         return True
     return False
+
+
+def _is_state_of_torch(value: Any) -> bool:
+    """Return whether `value` is one of torch's own datasets or random generators, which have a state."""
+    module = type(value).__module__
+    return module.startswith("torch.utils.data.") or (module == "torch._C" and type(value).__name__ == "Generator")
 
 
 def _is_large(value: Any) -> bool:

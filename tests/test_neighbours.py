@@ -1,0 +1,325 @@
+"""A generator does not see what its neighbours hold while they yield: each split has the samples that it has alone."""
+
+from __future__ import annotations
+
+import decimal
+import locale
+import os
+import random
+import sys
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Serve
+
+import penstock
+
+FEEDS = """
+    import contextlib, decimal, io, locale, os, random, sys, warnings
+
+    import numpy as np
+    from penstock_server import Feed
+
+    SPLITS, SAMPLES = range(5), range(7)
+    HERE = os.path.dirname(os.path.abspath(__file__))
+    for _split in SPLITS:
+        os.makedirs(f"{HERE}/folder{_split}", exist_ok=True)
+        with open(f"{HERE}/folder{_split}/data", "w") as _file:
+            _file.write(f"contents {_split}")
+
+    def third():
+        return str(decimal.Decimal(1) / 3)
+
+    def divided():
+        try:
+            return str(np.float64(1) / np.float64(0))
+        except FloatingPointError:
+            return "raised"
+
+    def warned():
+        try:
+            warnings.warn("odd")
+            return "warned"
+        except UserWarning:
+            return "raised"
+
+    def precision(split):
+        with decimal.localcontext() as context:
+            context.prec = 4 + split
+            for i in SAMPLES:
+                yield f"{split} {i} {third()}"
+
+    def precision_for_good(split):
+        decimal.getcontext().prec = 4 + split
+        for i in SAMPLES:
+            yield f"{split} {i} {third()}"
+
+    def division(split):
+        with np.errstate(divide="ignore" if split % 2 else "raise"):
+            for i in SAMPLES:
+                yield f"{split} {i} {divided()}"
+
+    def division_for_good(split, rng):
+        np.seterr(divide="ignore" if split % 2 else "raise")
+        for i in SAMPLES:
+            yield f"{split} {i} {divided()}"
+
+    def filters(split):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if split % 2 else "error")
+            for i in SAMPLES:
+                yield f"{split} {i} {warned()}"
+
+    def filters_for_good(split):
+        warnings.simplefilter("ignore" if split % 2 else "error")
+        for i in SAMPLES:
+            yield f"{split} {i} {warned()}"
+
+    def recorded(split):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for i in SAMPLES:
+                warnings.warn("odd")
+                yield f"{split} {i} {len(seen)}"
+
+    def folder(split):
+        with contextlib.chdir(f"{HERE}/folder{split}"):
+            for i in SAMPLES:
+                with open("data") as file:
+                    yield f"{split} {i} {file.read()}"
+
+    def environment(split):
+        assert "OF_SPLIT" not in os.environ
+        os.environ["OF_SPLIT"] = str(split)
+        for i in SAMPLES:
+            yield f"{split} {i} {os.environ['OF_SPLIT']}"
+
+    def output(split):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            for i in SAMPLES:
+                print(i, end="")
+                yield f"{split} {i} {printed.getvalue()}"
+
+    def language(split):
+        locale.setlocale(locale.LC_ALL, ("C", "C.UTF-8")[split % 2])
+        for i in SAMPLES:
+            yield f"{split} {i} {locale.setlocale(locale.LC_ALL)}"
+
+    def depth(split):
+        sys.setrecursionlimit(2000 + split)
+        for i in SAMPLES:
+            yield f"{split} {i} {sys.getrecursionlimit()}"
+
+    def seeded(split):
+        random.seed(split)
+        np.random.seed(split)
+        for i in SAMPLES:
+            yield f"{split} {i} {random.gauss(0, 1)} {np.random.normal()}"
+
+    def seeded_beside_rng(split, rng):
+        yield from seeded(split)
+
+    def seeded_in_the_middle(split, rng):
+        for i in SAMPLES:
+            if i == 3:
+                random.seed(split)
+                np.random.seed(split)
+            yield f"{split} {i} {random.gauss(0, 1) if i > 2 else 0} {np.random.normal() if i > 2 else 0}"
+
+    class Reader:
+        def __init__(self, digits):
+            decimal.getcontext().prec = digits
+
+        def read(self, split):
+            for i in SAMPLES:
+                with decimal.localcontext() as context:
+                    context.prec += split
+                    yield f"{split} {i} {third()}"
+
+    def everything(split):
+        with contextlib.ExitStack() as held:
+            held.enter_context(decimal.localcontext()).prec = 4 + split
+            held.enter_context(np.errstate(divide="raise"))
+            held.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("error")
+            held.enter_context(contextlib.chdir(f"{HERE}/folder{split}"))
+            os.environ["OF_SPLIT"] = str(split)
+            for i in SAMPLES:
+                yield f"{split} {i}"
+
+    def seen_by_transform(sample):
+        return " ".join([sample, third(), divided(), warned(), str(os.getcwd() == HERE), str("OF_SPLIT" in os.environ)])
+
+    def seen_by_transform_with_rng(sample, rng):
+        return seen_by_transform(sample)
+
+    def precision_in_transform(sample):
+        decimal.getcontext().prec = 5  # not set elsewhere
+        return f"{sample} {third()}"
+
+    def names(split):
+        for i in SAMPLES:
+            yield f"{split} {i}"
+
+    class Items:
+        def __len__(self):
+            return len(SPLITS) * len(SAMPLES)
+
+        def __getitem__(self, index):
+            os.chdir(f"{HERE}/folder{index // len(SAMPLES)}")
+            with open("data") as file:
+                return f"{index // len(SAMPLES)} {index % len(SAMPLES)} {file.read()} {third()} {divided()}"
+
+    def feeds(generate, name=None, **options):
+        for label, how in ("", {}), ("_shuffled", {"lanes": 2, "shuffle": 20}):
+            made = Feed(generate, **{"splits": SPLITS, "batch_size": 2, "lanes": 3, **options, **how})
+            globals()[f"feed_{name or generate.__name__}{label}"] = made
+
+    for _generate in [precision, precision_for_good, division, division_for_good, filters, filters_for_good, recorded,
+                      folder, environment, output, language, depth, seeded, seeded_beside_rng, seeded_in_the_middle]:
+        feeds(_generate)
+    feeds(Reader, method="read", args=(4,), name="of_a_class")
+    feeds(everything, transform=seen_by_transform, name="transformed")
+    feeds(everything, transform=seen_by_transform_with_rng, name="transformed_with_rng")
+    feeds(names, transform=precision_in_transform, name="set_in_transform")
+    items = Feed(Items(), batch_size=2, shuffle=35)
+    zipped = Feed.zip(
+        Feed(precision, splits=SPLITS, batch_size=2),
+        Feed(division, splits=SPLITS, batch_size=2),
+        batch_size=2, lanes=3)
+    mixed = Feed.mix(
+        {"one": Feed(folder, splits=SPLITS, batch_size=2),
+         "other": Feed(everything, splits=SPLITS, transform=seen_by_transform, batch_size=2)},
+        stop="all", batch_size=2, lanes=3, shuffle=20)
+
+    def segment(number):
+        yield from precision(number)
+
+    segments = Feed(segment, segment=7, samples=35, batch_size=2, lanes=3, shuffle=20)
+"""
+
+
+def third(digits: int) -> str:
+    return "0." + "3" * digits
+
+
+def raised(split: int, otherwise: str) -> str:
+    return otherwise if split % 2 else "raised"
+
+
+def seeded(split: int, number: int) -> str:
+    python, numpys = random.Random(split), np.random.RandomState(split)
+    drawn = [(python.gauss(0, 1), numpys.normal()) for _ in range(number + 1)]
+    return f"{drawn[-1][0]} {drawn[-1][1]}"
+
+
+OUTSIDE = f"{third(28)} inf warned True False"
+
+# What a sample of each feed shows, by its split and its number.
+KINDS: dict[str, Callable[[int, int], str]] = {
+    "precision": lambda split, _: third(4 + split),
+    "precision_for_good": lambda split, _: third(4 + split),
+    "division": lambda split, _: raised(split, "inf"),
+    "division_for_good": lambda split, _: raised(split, "inf"),
+    "filters": lambda split, _: raised(split, "warned"),
+    "filters_for_good": lambda split, _: raised(split, "warned"),
+    "recorded": lambda _, number: str(number + 1),
+    "folder": lambda split, _: f"contents {split}",
+    "environment": lambda split, _: str(split),
+    "output": lambda _, number: "".join(map(str, range(number + 1))),
+    "language": lambda split, _: ("C", "C.UTF-8")[split % 2],
+    "depth": lambda split, _: str(2000 + split),
+    "seeded": seeded,
+    "seeded_beside_rng": seeded,
+    "seeded_in_the_middle": lambda split, number: seeded(split, number - 3) if number > 2 else "0 0",
+    "of_a_class": lambda split, _: third(4 + split),
+    "transformed": lambda *_: OUTSIDE,
+    "transformed_with_rng": lambda *_: OUTSIDE,
+    "set_in_transform": lambda *_: third(5),
+}
+NAMES = [f"feed_{name}{how}" for name in KINDS for how in ("", "_shuffled")]
+OTHERS = ("items", "zipped", "mixed", "segments")
+
+_numbers = count()
+
+
+def rows(expected: Callable[[int, int], str]) -> Counter[str]:
+    return Counter(f"{split} {number} {expected(split, number)}" for split in range(5) for number in range(7))
+
+
+def read(connection: penstock.Connection) -> Counter[str]:
+    """Return how often each row comes in an epoch."""
+    return Counter(row for batch in connection.batches() for row in rows_of(batch))
+
+
+def rows_of(batch: Any) -> list[str]:
+    leaves = batch if isinstance(batch, tuple) else (batch,)
+    return [" | ".join(leaf.decode() for leaf in row) for row in zip(*leaves, strict=True)]
+
+
+def expected(name: str) -> Counter[str]:
+    if name == "items":
+        return rows(lambda split, _: f"contents {split} {third(28)} inf")
+    if name == "zipped":
+        pairs = [
+            f"{split} {number} {third(4 + split)} | {split} {number} {raised(split, 'inf')}"
+            for split in range(5)
+            for number in range(7)
+        ]
+        return Counter(pairs)
+    if name == "mixed":
+        return rows(KINDS["folder"]) + rows(KINDS["transformed"])
+    if name == "segments":
+        return rows(KINDS["precision"])
+    return rows(KINDS[name.removeprefix("feed_").removesuffix("_shuffled")])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_split_has_the_samples_that_it_has_alone_whatever_open_generators_hold(serve: Serve, workers: int) -> None:
+    daemon = serve(FEEDS, *NAMES, *OTHERS, workers=workers)
+    for name in (*NAMES, *OTHERS):
+        with penstock.connect(daemon.urls[name]) as connection:
+            assert read(connection) == expected(name), name
+
+
+def test_without_workers_neither_neighbours_nor_the_trainer_see_what_a_generator_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = module_of(FEEDS, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in (*NAMES, *OTHERS):
+            before = of_this_process()
+            with penstock.connect(f"{module}:{name}", workers=0) as connection:
+                found: Counter[str] = Counter()
+                for batch in connection.batches():
+                    assert of_this_process() == before, name
+                    found.update(rows_of(batch))
+                assert found == expected(name), name
+            assert of_this_process() == before, name
+
+
+def module_of(source: str, folder: Path) -> Path:
+    module = folder / f"neighbours_{next(_numbers)}.py"
+    module.write_text(textwrap.dedent(source))
+    return module
+
+
+def of_this_process() -> list[Any]:
+    context = decimal.getcontext()
+    return [
+        os.getcwd(),
+        dict(os.environ),
+        list(warnings.filters),
+        (sys.stdout, sys.stderr, sys.getrecursionlimit()),
+        (locale.setlocale(locale.LC_ALL), np.geterr(), context.prec),
+        (random.getstate(), np.random.get_state()[1].tolist()),  # type: ignore[index]
+    ]
