@@ -1230,9 +1230,10 @@ class World:
         rank: int = 0,
         world_size: int = 0,
         pad: bool = False,
+        made: Callable[..., Consumer] | None = None,
         **habits: Any,
     ) -> Consumer:
-        """Open a stream for a new consumer with these habits; see Consumer."""
+        """Open a stream for a new consumer with these habits; see Consumer. `made`: makes the consumer."""
         name = self.random.randbytes(16)
         ask = Ask(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
         try:
@@ -1240,7 +1241,7 @@ class World:
         except PenstockError:
             self._carry_out()
             raise
-        opened = Consumer(self, reader, reads, ask=ask, position=position, **habits)
+        opened = (made or Consumer)(self, reader, reads, ask=ask, position=position, **habits)
         self.consumers[reader.number] = opened
         self._carry_out()
         return opened
