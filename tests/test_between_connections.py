@@ -20,11 +20,11 @@ from fake_daemon import Fail, FakeDaemon, Stall, Vanish, dealt
 from test_client_resume import LANES, TOTAL, both, seen
 
 import penstock
-from penstock import _reconnecting, _state_dict
+from penstock import _receiver, _reconnecting, _state_dict
 from penstock._connecting import Connector, Link
 from penstock._handoff import HandOff
 from penstock._mailbox import Mailbox
-from penstock_proto.messages import ErrorReport, Failed
+from penstock_proto.messages import Close, ErrorReport, Failed, Open
 from penstock_proto.position import Position
 
 
@@ -380,6 +380,40 @@ def test_batches_before_an_error_come_even_if_the_connection_is_lost_between_the
             with pytest.raises(penstock.GeneratorError, match="the disk is away"):
                 next(connection.batches())
         del batches, x
+
+
+@both
+@pytest.mark.parametrize("point", ["before the attempt", "before the request", "before the reply"])
+def test_a_member_of_a_group_that_closes_during_a_reconnection_says_what_it_was_handed(
+    transport: str, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = _held(monkeypatch, point)
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, Losing(epoch)) as daemon:
+        connection = penstock.connect(daemon.url, transport=transport, group="g")
+        batches = connection.batches()
+        seen(itertools.islice(batches, 3))
+        daemon.go_on()
+        with held:
+            closing = threading.Thread(target=connection.close)
+            closing.start()
+            daemon.wait_for(lambda: connection._handle.handoff.mailbox.closing)
+        closing.join(60)
+        daemon.wait_for(lambda: daemon.count(Close) == 1)
+        opened = [message for message in daemon.got if isinstance(message, Open)]
+        assert [(message.again, message.handed) for message in opened] == [(False, 0), (True, 3)]
+        assert opened[1].last
+        del batches
+
+
+def test_a_member_of_a_group_that_closes_while_no_daemon_runs_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_receiver, "FAREWELL", 0.3)
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, lambda e: [*epoch(e)[:5], Stall()]) as daemon:
+        connection = penstock.connect(daemon.url, group="g")
+        next(connection.batches())
+    connection.close()
+    assert not connection._handle.receiver._thread.is_alive()
 
 
 def test_arrays_stay_as_they_are_if_the_daemon_lives_and_the_connection_cannot_be_replaced() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import select
+import time
 
 
 class WakeupPipe:
@@ -57,12 +59,14 @@ class Mailbox:
         wakeup: wakes the receiver thread; None when the thread has ended.
         left: epochs whose iterator is gone.
         closing: whether the stream is to be closed, because nobody can read it any longer.
+        closed_at: the time (monotonic) since when it is, or infinity.
     """
 
     def __init__(self) -> None:
         self.wakeup: WakeupPipe | None = WakeupPipe()
         self.left: collections.deque[int] = collections.deque()
         self.closing = False
+        self.closed_at = math.inf
 
     def leave(self, epoch: int) -> None:
         """Ask the receiver thread to leave `epoch`."""
@@ -71,6 +75,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Ask the receiver thread to close the stream."""
+        self.closed_at = min(self.closed_at, time.monotonic())
         self.closing = True
         self.wake()
 

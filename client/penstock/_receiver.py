@@ -30,6 +30,8 @@ STOOD = 5.0
 """If two steps are this many seconds apart, this process stood still: usually they are at most a second apart."""
 _LOOK = 0.1
 """Seconds between two looks whether arrays still lie over the slots of lost connections."""
+FAREWELL = 2.0
+"""Seconds for which a member of a group that was closed during a loss tries to tell the daemon what it was handed."""
 _CLOSE = 1.0
 """Seconds that `close` waits for the thread to end, after waiting up to twice as long for the connection to close."""
 
@@ -53,7 +55,8 @@ class Receiver:
         self._session = link.session
         self._info = link.info
         self._connector = connector
-        self._reconnector = Reconnector(self._mailbox, reconnect)
+        self._farewell = FAREWELL if connector.identity.shares else 0.0
+        self._reconnector = Reconnector(self._mailbox, reconnect, self._farewell)
         self._ending = False
         self._stepped = time.monotonic()
         self._apart = 0.0
@@ -209,7 +212,7 @@ class Receiver:
 
     def _may_reconnect(self) -> bool:
         daemon = self._connector.daemon
-        if self._ending or not self._handoff.readable:
+        if self._ending or not (self._handoff.readable or (self._farewell and self._handoff.error is None)):
             return False
         return self._reconnector.seconds > 0 and not (daemon is not None and daemon.stopping)
 

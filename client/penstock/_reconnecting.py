@@ -89,6 +89,8 @@ class Reconnector:
     Args:
         mailbox: the mailbox of the stream.
         seconds: how long a loss may last.
+        farewell: how many seconds to go on after the stream was closed. In a group the daemon must learn which batches
+            were handed over, or others get them again.
 
     Attributes:
         seconds: how long a loss may last.
@@ -97,12 +99,13 @@ class Reconnector:
         turn: says when this stream may connect.
     """
 
-    def __init__(self, mailbox: Mailbox, seconds: float) -> None:
+    def __init__(self, mailbox: Mailbox, seconds: float, farewell: float = 0.0) -> None:
         self.seconds = seconds
         self.cause: PenstockError | None = None
         self.connections = 0
         self.turn = Turn()
         self._mailbox = mailbox
+        self._farewell = farewell
         self._newest = ""
         self._began = self._connected = 0.0
         self._pause = FIRST_PAUSE
@@ -194,7 +197,7 @@ class Reconnector:
                 raise self._too_late(cause, said)
 
     def _check_wanted(self) -> None:
-        if self._mailbox.closing:
+        if time.monotonic() >= self._mailbox.closed_at + self._farewell:
             raise GivenUp
 
     def _attempt(
