@@ -429,3 +429,21 @@ def test_arrays_stay_as_they_are_if_the_daemon_lives_and_the_connection_cannot_b
         assert daemon.ended_sessions == 0
         held.clear()
         daemon.wait_for(lambda: daemon.ended_sessions == 1)
+
+
+@both
+def test_without_reconnection_an_error_of_an_epoch_that_was_left_is_raised_by_the_next(transport: str) -> None:
+    info, epoch = dealt(LANES)
+    with (
+        FakeDaemon(info, lambda e: [*epoch(e)[:3], Fail(penstock.GeneratorError("the disk is away"))]) as daemon,
+        penstock.connect(daemon.url, transport=transport, reconnect=0) as connection,
+    ):
+        held = list(itertools.islice(connection.batches(), 1))
+        daemon.wait_for(lambda: not connection._handle.handoff._state._reads(0))  # the error has come
+        for _ in range(2):
+            with pytest.raises(penstock.GeneratorError, match="the disk is away"):
+                next(connection.batches())
+        assert isinstance(connection.error, penstock.GeneratorError)
+        assert seen(held) == [0]  # the connection stays open while arrays lie over its slots
+        assert daemon.ended_sessions == 0
+        held.clear()

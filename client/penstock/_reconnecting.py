@@ -54,8 +54,12 @@ class Turn:
         with self._changed:
             self.taken = True
             wake()
-            while self._connecting:
-                self._changed.wait(STEP)  # in steps, so that Ctrl-C works
+            try:
+                while self._connecting:
+                    self._changed.wait(STEP)  # in steps, so that Ctrl-C works
+            except BaseException:
+                self.taken = False
+                raise
 
     def give_back(self) -> None:
         """Give the turn back: the other stream could not be opened."""
