@@ -393,5 +393,6 @@ def test_the_page_on_security_names_these_bounds() -> None:
         f"{connections.LINGER_SECONDS:.0f} s or {connections.MOST_DISCARDED >> 20} MiB",
         f"{100 * budgets.SHARE:.0f} % of the daemon's thread",
         f"{100 * status.SHARE:.0f} % of the thread",
+        f"at most {status.MOST_WORKERS} workers, {status.MOST_HOSTS} hosts",
     ):
         assert said in text, said

@@ -138,8 +138,8 @@ def _hosts(status: dict[str, Any]) -> Table:
         state = "" if host["state"] == "working" else host["state"]
         figures = (str(host["workers"]), str(host["lanes"]), number(host["rates"]["bytes"] / 1e6), awaited)
         table.add_row(_shortened(host["name"]), *figures, Text(state, "yellow"))
-    if len(hosts) > _MOST_ROWS:
-        table.add_row(f"and {len(hosts) - _MOST_ROWS} more")
+    if (more := len(hosts) - _MOST_ROWS + status.get("more_hosts", 0)) > 0:
+        table.add_row(f"and {more} more")
     return table
 
 
@@ -155,8 +155,8 @@ def _workers(status: dict[str, Any], unicode: bool) -> Table:
         if worker["restarts"]:
             what = Text.assemble(what, (f" (restarted {count(worker['restarts'], 'time')})", "yellow"))
         table.add_row(_name_of(worker), *figures, what)
-    if len(workers) > _MOST_ROWS:
-        table.add_row("", f"and {len(workers) - _MOST_ROWS} more")
+    if (more := len(workers) - _MOST_ROWS + status.get("more_workers", 0)) > 0:
+        table.add_row("", f"and {more} more")
     return table
 
 

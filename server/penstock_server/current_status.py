@@ -74,7 +74,7 @@ class CurrentStatus:
         another container."""
         self._started = time.monotonic()
         self._history = History()
-        self._text = status.Text(self.described)
+        self._text = status.Text(self.shown)
 
     @property
     def seconds(self) -> float:
@@ -85,8 +85,12 @@ class CurrentStatus:
         """Return the answer to `penstock status`, as JSON types."""
         return self._history.described(self._counts())
 
+    def shown(self) -> dict[str, Any]:
+        """Return the same for others than this process: a large cluster's is shortened."""
+        return self._history.described(status.shortened(self._counts()))
+
     def text(self) -> str:
-        """Return the same as JSON text. Frequent calls get a recent copy."""
+        """Return that as JSON text. Frequent calls get a recent copy."""
         return self._text.get()
 
     def figures(self, since: float, least: float) -> dict[Key, Figures]:

@@ -232,7 +232,7 @@ class Parts:
     def watched(self) -> Watched:
         """Return the parts that the HTTP server may read."""
         return Watched(
-            status=self.status.described,
+            status=self.status.shown,
             status_text=self.status.text,
             waits=self.looks.of_feed,
             seconds=lambda: self.status.seconds,

@@ -40,6 +40,10 @@ _MOST_A_SECOND = 10
 _OLD = 0.2
 
 
+MOST_WORKERS = 400
+"""Maximum number of workers in a status: its own first, then those of hosts. With more it would not fit a message."""
+MOST_HOSTS = 100
+"""Maximum number of joined hosts in a status."""
 _CHEAP = 0.005
 """CPU seconds that a status takes in most daemons. A large cluster's takes longer, some 40 us for each worker."""
 SHARE = 0.05
@@ -86,6 +90,27 @@ class Text:
     def another_second(self) -> None:
         """Begin to count the requests of the next second."""
         self._asked = 0
+
+
+def shortened(status: dict[str, Any]) -> dict[str, Any]:
+    """Return a status with at most `MOST_WORKERS` workers and `MOST_HOSTS` hosts, and the numbers of those left out."""
+    workers, hosts = status["workers"], status["hosts"]
+    return {
+        **status,
+        "workers": [_shortened_worker(worker) for worker in workers[:MOST_WORKERS]],
+        "more_workers": max(0, len(workers) - MOST_WORKERS),
+        "hosts": hosts[:MOST_HOSTS],
+        "more_hosts": max(0, len(hosts) - MOST_HOSTS),
+    }
+
+
+def _shortened_worker(worker: dict[str, Any]) -> dict[str, Any]:
+    doing = worker["doing"]
+    if doing is None:
+        return worker
+    split = doing["split"]
+    short = {"what": doing["what"][:_MOST_TEXT], "split": None if split is None else split[:_MOST_TEXT]}
+    return {**worker, "doing": {**doing, **short}}
 
 
 def of_process(daemon: str, endpoint: str, unix: str, seconds: float) -> dict[str, object]:

@@ -19,14 +19,18 @@ def status_lines(state: dict[str, Any]) -> Iterator[str]:
     arena, reserved, allowed = (size(memory[key]) for key in ("arena", "reserved", "allowed"))
     yield f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed"
     if state.get("adjusts_workers"):
-        yield f"workers  {len(state['workers'])}, adjusted to the load"
+        yield f"workers  {len(state['workers']) + state.get('more_workers', 0)}, adjusted to the load"
     if engine := state.get("engine"):
         adjusted = ", adjusted to the load from {} to {}".format(*engine["adjusts"]) if engine["adjusts"] else ""
         yield f"hosts    {engine['hosts']} on {engine['name'].capitalize()}{adjusted}"
     for host in state.get("hosts", []):
         yield f"host     {_word(host['name'])}: {_host(host)}"
+    if more := state.get("more_hosts", 0):
+        yield f"host     {more} more"
     for worker in state["workers"]:
         yield f"worker   {_word(worker.get('name', worker['number']))}: {_worker(worker)}"
+    if more := state.get("more_workers", 0):
+        yield f"worker   {more} more"
     for feed in state.get("failing", []):
         times = count(feed["times"], "try", "tries")
         yield f"feed     {feed['feed']}: not ready after {times}, trying again: {_word(feed['error'])}"

@@ -148,8 +148,9 @@ class _Stored:
         ends = _END_COST * self.ends.nbytes if self.ends else 0
         return -(-(self.values.nbytes + ends) // max(1, rows))
 
-    def rows(self, fd: int, number: int, rows: int, count: int, *, one: bool) -> CopiedRows:
-        """Read `count` of the `rows` rows of batch `number`; with `one`, read all of it as one row."""
+    def rows(self, fd: int, number: int, rows: int, count: int, *, one: bool) -> CopiedRows | None:
+        """Read `count` of the `rows` rows of batch `number`; with `one`, read all of it as one row. Return None if
+        these rows are much larger than the average, and so too large."""
         shape = self.values.shape
         if self.ends is None:
             shape = (1, *shape) if one else (count, *shape[1:])
@@ -157,6 +158,8 @@ class _Stored:
         strings = (self.ends.shape[0] - 1) // max(1, rows) if self.column.kind is TEXT else None
         ends = _read(fd, self.ends, number, count * (1 if strings is None else strings) + 1).tolist()
         shape = (ends[-1], *(() if strings is not None else shape[1:]))
+        if math.prod(shape) * self.values.dtype.itemsize > _LARGEST:
+            return None
         return CopiedRows(_read(fd, self.values, number, math.prod(shape)).reshape(shape), ends, strings)
 
 

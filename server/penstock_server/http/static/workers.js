@@ -18,7 +18,7 @@ export function show({now, status, timeline}) {
   until = now;
   take(timeline);
   const found = status.workers.filter((worker) => looks.has(worker.number));
-  const more = status.workers.length - found.length;
+  const more = status.workers.length - found.length + status.more_workers;
   setText(byId("more-workers"), more > 0 ? `and ${more} more` : "");
   byId("worker-rows").classList.toggle("many", found.length > 12);
   keyed(
