@@ -23,6 +23,7 @@ from penstock_proto import codec
 from penstock_proto import messages as m
 from penstock_proto.columns import RAGGED, STACKED, TEXT, Column
 from penstock_proto.layout import LeafPlace
+from penstock_proto.messages import WorkerActivity
 from penstock_proto.spec import Leaf
 from penstock_proto.status_history import History
 from penstock_server import control, status
@@ -30,6 +31,8 @@ from penstock_server.coordinator.commands import SendSlab
 from penstock_server.coordinator.feeds import ServedFeed
 from penstock_server.host.arena import Memfd
 from penstock_server.http import copied_rows, metrics
+from penstock_server.http.rates import FeedLook, Rates, _short
+from penstock_server.http.timeline import Timeline
 from penstock_server.json_text import json_text
 from penstock_server.statefile import StateFile
 from penstock_server.status_lines import status_lines
@@ -177,3 +180,22 @@ def test_a_preview_copies_a_bounded_part_of_a_batch(kind: str, monkeypatch: pyte
     copied = [leaf is not None for leaf in batch.leaves]
     wanted = {"wide": [True] * 4 + [False] * 60, "one large leaf": [False], "many strings": [False]}
     assert copied == wanted.get(kind, [False])
+
+
+def test_the_whole_history_of_the_page_takes_milliseconds() -> None:
+    rates, timeline = Rates(), Timeline(lambda _: "train")
+    names = [f"feed{number}" for number in range(20)]
+    for second in range(3000):
+        rates.look(
+            second, {name: FeedLook(second * 7, second * 70, second * 7001, second, second / 3) for name in names}
+        )
+    for look in range(600):
+        timeline.add(look / 5, [WorkerActivity(worker, 1, 500, 100, 1, f"file {look}") for worker in range(64)])
+    took = milliseconds(lambda: json_text({"rates": rates.since(0, 0), "timeline": timeline.since(0)}))
+    assert took < 300, took
+
+
+def test_the_figures_of_the_page_have_four_digits() -> None:
+    dice = np.random.default_rng(1)
+    values = np.concatenate([[0.0, np.nan, 1.0, 9.9999e9, 123456789.0, 0.00012345], 10.0 ** dice.uniform(-9, 15, 1000)])
+    assert _short(values) == [None if value != value else float(f"{value:.4g}") for value in values.tolist()]

@@ -119,4 +119,8 @@ class _Track:
 
 def _short(values: npt.NDArray[np.float64]) -> list[float | None]:
     """Return the numbers with four digits; None for NaN, which JSON does not have."""
-    return [None if value != value else float(f"{value:.4g}") for value in values.tolist()]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponents = np.floor(np.log10(np.abs(values))) - 3
+        exponents[~np.isfinite(exponents)] = 0  # of 0 and NaN
+    above, below = 10.0 ** np.maximum(exponents, 0), 10.0 ** np.maximum(-exponents, 0)  # both are whole, so exact
+    return [None if value != value else value for value in (np.round(values / above * below) / below * above).tolist()]
