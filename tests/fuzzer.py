@@ -210,7 +210,15 @@ class Fuzzer:
                     ("", f"?seconds={dice.choice((0, -1, 10**9, 10**30))}", "?feed=x&number=1", "?" + "a" * 9000)
                 )
                 head = dice.choice(
-                    ("", "Upgrade: websocket\r\n", "Transfer-Encoding: chunked\r\n", "Content-Length: 99999999\r\n")
+                    (
+                        "",
+                        "",
+                        "Upgrade: websocket\r\n",
+                        "Transfer-Encoding: chunked\r\n",
+                        "Content-Length: 99999999\r\n",
+                        "Content-Encoding: gzip\r\nContent-Length: 3000\r\n",
+                        "Expect: 100-continue\r\n",
+                    )
                 )
                 more = "".join(
                     f"X{i}: {'y' * dice.choice((1, 1, 20_000))}\r\n" for i in range(dice.choice((0, 1, 200)))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from planted_state import KEEP, SCHEMA, run, use, write
 
 from penstock_proto import DaemonStopped, StartError
-from penstock_server import state_path, statefile
+from penstock_server import group_reader, state_path, statefile
 from penstock_server.coordinator import groups as coordinator_groups
 from penstock_server.coordinator.group_log import SavedGroup
 from penstock_server.state_path import check_option
@@ -97,7 +97,7 @@ def test_the_number_of_groups_has_a_bound_when_the_file_is_read_and_written(
     assert {group for _, group in file.load()} == {"g", "i", "j"}
     file.close()
     run(path, "INSERT INTO groups SELECT 99, feed, 'k', info, epoch, batches, rows, digest, merged FROM groups LIMIT 1")
-    damaged(path, "more than 3 rows")
+    damaged(path, "it has 4 groups, and a state file has at most 3")
 
 
 def test_a_group_that_occurs_twice_is_refused(path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_group_that_occurs_twice_is_refused(path: Path) -> None:
 def test_the_number_of_rows_has_a_bound_and_batches_in_a_row_count_as_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statefile, "MOST_ROWS", 6)  # it has two lanes, a consumer, and a run of batches
+    monkeypatch.setattr(group_reader, "MOST_ROWS", 6)  # it has two lanes, a consumer, and a run of batches
     for rows in (
         "INSERT INTO consumers SELECT id, x'{:02x}' FROM groups",
         "INSERT INTO ahead SELECT id, 1, 2 * {}, 1 FROM groups",

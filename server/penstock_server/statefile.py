@@ -11,18 +11,16 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from penstock_proto import DaemonStopped, StartError
-from penstock_proto.messages import FeedInfo, Had
-from penstock_proto.position import Position
 from penstock_proto.reprs import shown
 
 from .coordinator import commands as do
 from .coordinator.group_log import SavedGroup
+from .group_reader import GroupReader
 from .state_path import MOST_NBYTES, check_files, damaged
 from .untrusted_database import UntrustedDatabase, one_line
 
@@ -39,9 +37,6 @@ CHANGE_SECONDS = 5.0
 """Maximum seconds that SQLite may take for one change. Meanwhile the daemon does nothing else."""
 MOST_GROUPS = 1000
 """Maximum number of groups in a file."""
-MOST_ROWS = 1 << 20
-"""Maximum number of rows of all groups together: one for each lane that has begun, for each consumer, and for each run
-of batches that was handed over out of order."""
 
 _TABLES = """
     CREATE TABLE groups (
@@ -56,8 +51,6 @@ _TABLES = """
         WITHOUT ROWID;
     CREATE TABLE consumers (id INTEGER, consumer BLOB, PRIMARY KEY (id, consumer)) WITHOUT ROWID
 """.split(";")
-_GROUP = Annotated[str, Meta(min_length=1, max_length=128)]
-_CONSUMER = Annotated[bytes, Meta(max_length=16)]
 _OF_EPOCH = ("places", "ended", "ahead")
 
 
@@ -75,13 +68,12 @@ class StateFile:
         self.path = path
         self.to_forget: set[tuple[str, str]] = set()
         self._groups: dict[tuple[str, str], int] = {}
-        self._rows_left = 0
-        """How many rows may still be read."""
         self._file: UntrustedDatabase | None = None
         if path != ":memory:":  # for tests
             check_files(path)
         try:
             self._file = UntrustedDatabase(path, PATIENCE)
+            self._reader = GroupReader(self._file)
             self._file.allow(OPEN_SECONDS)
             self._open()
         except (sqlite3.Error, StartError) as error:
@@ -123,9 +115,12 @@ class StateFile:
         """
         assert self._file is not None
         self._file.allow(OPEN_SECONDS)
-        self._rows_left = MOST_ROWS
+        self._reader.begin()
         try:
             self._file.check(_TABLES)
+            ((count,),) = self._do("SELECT count(*) FROM groups")
+            if count > MOST_GROUPS:
+                raise ValueError(f"it has {count} groups, and a state file has at most {MOST_GROUPS}")
             groups = self._file.rows(MOST_GROUPS, "SELECT id, substr(feed, 1, 129), substr(name, 1, 129) FROM groups")
             self._groups = {(feed, name): number for number, feed, name in groups}
             if len(self._groups) < len(groups):
@@ -145,79 +140,14 @@ class StateFile:
             return None
         assert self._file is not None
         self._file.allow(OPEN_SECONDS)
-        self._rows_left = MOST_ROWS
+        self._reader.begin()
         return self._read(feed, group, number)
 
     def _read(self, feed: str, group: str, number: int) -> SavedGroup:
-        """Read a group, and check its values as strictly as a peer's."""
         try:
-            kept = self._kept(number)
-            msgspec.convert(group, _GROUP)
-            if kept.position.feed.name != feed:
-                raise ValueError(f"its feed is called {kept.position.feed.name!r}")
-            return kept
+            return self._reader.read(feed, group, number)
         except (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise self._damaged(f" of group {shown(group)} of feed {shown(feed)}", error) from None
-
-    def _kept(self, number: int) -> SavedGroup:
-        ((info, epoch, batches, rows, digest, merged),) = self._do(
-            "SELECT info, epoch, batches, rows, digest, merged FROM groups WHERE id = ?", number
-        )
-        ended = self._rows("SELECT lane, idx, leftover, record, number FROM ended WHERE id = ? ORDER BY number", number)
-        position = msgspec.convert(
-            {
-                "feed": msgspec.to_builtins(msgspec.msgpack.decode(info, type=FeedInfo)),
-                "epoch": epoch,
-                "batches": batches,
-                "rows": rows,
-                "digest": digest,
-                "places": self._rows("SELECT lane, idx, record FROM places WHERE id = ? ORDER BY lane", number),
-                "ended": [lane for *lane, _ in ended],
-                "merged": merged,
-            },
-            Position,
-        )
-        ahead = self._ahead(number, position)
-        consumers = self._rows("SELECT consumer FROM consumers WHERE id = ?", number)
-        lanes = [place.lane for place in position.places] + [lane.lane for lane in position.ended]
-        most = position.feed.lanes
-        if len(position.digest) not in (0, 32):
-            raise ValueError(f"a SHA-256 of {len(position.digest)} bytes")
-        if [count for *_, count in ended] != list(range(len(ended))):
-            raise ValueError("its lanes ended in no order")
-        if len(set(lanes)) < len(lanes) or max([*lanes, *(lane for lane, *_ in ahead)], default=0) >= most:
-            raise ValueError(f"a lane occurs twice, or is not one of {most}")
-        return SavedGroup(
-            position,
-            ahead,
-            frozenset(msgspec.convert([consumer for (consumer,) in consumers], list[_CONSUMER])),
-        )
-
-    def _ahead(self, number: int, position: Position) -> tuple[tuple[int, int, int], ...]:
-        """Return the batches that were handed over beyond a position, as runs. One consumer that stops for hours leaves
-        a row for each later slab of the others, but only few runs."""
-        assert self._file is not None
-        runs: list[tuple[int, int, int]] = []
-        for row in self._file.each("SELECT lane, idx, batches FROM ahead WHERE id = ? ORDER BY lane, idx", number):
-            had = msgspec.convert((position.epoch, *row), Had)
-            if had.batches > position.feed.turn:
-                raise ValueError(f"more batches at once than the {position.feed.turn} of a turn")
-            if runs and runs[-1][0] == had.lane and sum(runs[-1][1:]) == had.index:
-                _, index, batches = runs.pop()
-                runs.append((had.lane, index, batches + had.batches))
-                continue
-            runs.append((had.lane, had.index, had.batches))
-            if len(runs) > self._rows_left:
-                raise ValueError(f"more than {MOST_ROWS} rows")
-        self._rows_left -= len(runs)
-        return tuple(runs)
-
-    def _rows(self, statement: str, number: int) -> list[tuple[Any, ...]]:
-        """Return the rows of a group in one table. All groups together have at most `MOST_ROWS`."""
-        assert self._file is not None
-        rows = self._file.rows(self._rows_left, statement, number)
-        self._rows_left -= len(rows)
-        return rows
 
     def _damaged(self, what: str, error: Exception) -> StartError:
         return damaged(self.path, what, _why(error))
