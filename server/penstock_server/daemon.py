@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NO_PROC = (
+    "/proc is hidden: each worker imports all libraries itself, all CPUs count as idle, and the CPU time and memory of "
+    "workers are unknown. If that is not meant, mount it (a proc file system, readable by this user)"
+)
+
 HOSTS_SECONDS = 60.0
 """Seconds for which a draining daemon waits for a host to join, if no worker makes batches. A host that has lost its
 connection tries to join again for the same time (`penstock join --patience`)."""
@@ -146,6 +151,8 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._broken)
+        if not os.path.exists("/proc/self/stat"):
+            log.warning("%s", _NO_PROC, extra={"event": "no_proc"})
         self._router = Router(self._bind, self._frame, self._connection_ended, self._access.keys)
         self._access.say(self._router.endpoint)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -73,15 +74,22 @@ class ImportWatch(MetaPathFinder):
 
 
 def resident() -> int:
-    """Return the resident memory of this process in bytes."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    """Return the resident memory of this process in bytes; without /proc, the most that it ever had."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def open_paths() -> dict[int, str]:
-    """Return the path of each regular file and device that this process has open."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
+    """Return the path of each regular file and device that this process has open; none without /proc."""
+    found: dict[int, str] = {}
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return found
+    for name in names:
         with contextlib.suppress(OSError):  # the fd of the listing itself
             path = os.readlink(f"/proc/self/fd/{name}")
             if path.startswith("/") and (os.path.isfile(path) or path.startswith("/dev/")):

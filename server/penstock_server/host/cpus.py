@@ -37,7 +37,7 @@ def usable(root: Path = CGROUPS, own: Path = OWN) -> int:
 def read(seconds: float, root: Path = CGROUPS, own: Path = OWN, stat: Path = STAT) -> CpuReading:
     """Read the counters at the time `seconds`. `stat`: the statistics of the system; the rest is as for
     `cgroups.limits`."""
-    return CpuReading(seconds, _idle_seconds(stat), quotas(root, own))
+    return CpuReading(seconds, _idle_seconds(stat, seconds), quotas(root, own))
 
 
 def idle(before: CpuReading, after: CpuReading) -> float:
@@ -58,9 +58,13 @@ def idle(before: CpuReading, after: CpuReading) -> float:
     return max(0.0, min(left))
 
 
-def _idle_seconds(stat: Path) -> float:
-    """Return the idle seconds of the CPUs that this process may run on. Waiting for a disk counts as idle."""
+def _idle_seconds(stat: Path, seconds: float) -> float:
+    """Return the idle seconds of the CPUs that this process may run on. Waiting for a disk counts as idle. If the
+    statistics cannot be read, all CPUs count as idle."""
     names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    rows = {words[0]: words for line in stat.read_text().splitlines() if (words := line.split())}
+    try:
+        rows = {words[0]: words for line in stat.read_text().splitlines() if (words := line.split())}
+    except OSError:
+        return seconds * len(names)
     found = [rows[name] for name in names if name in rows] or [rows["cpu"]]
     return sum(int(row[4]) + int(row[5]) for row in found) / os.sysconf("SC_CLK_TCK")

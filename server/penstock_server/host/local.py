@@ -20,6 +20,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from penstock_proto import ledger, unix_address
 from penstock_proto.codec import encode
@@ -31,6 +32,8 @@ from .peer import Peer
 log = logging.getLogger(__name__)
 
 _REFUSED = {"event": "connection_refused"}
+_OVERFLOW = 65534
+"""The usual overflow id."""
 
 SECONDS = 30.0
 """Seconds that a connection has to open a session."""
@@ -223,13 +226,16 @@ class Listener:
         self.drop(peer)
 
 
-def _users() -> set[int]:
+def _users(proc: Path = Path("/proc")) -> set[int]:
     """Return the ids of the users that are admitted: root and our own.
 
     In a user namespace, all users without an id there appear as the overflow id, which is also the id of the user
-    nobody. So if our own id is the overflow id, it identifies no one.
+    nobody. So if our own id is the overflow id, it identifies no one. Without `proc` we may be in such a namespace.
     """
     users = {0, os.geteuid()}
-    with open("/proc/self/uid_map") as mapped, open("/proc/sys/kernel/overflowuid") as overflow:
-        everybody = mapped.read().split() == ["0", "0", "4294967295"]  # the first namespace: all users have ids
-        return users if everybody else users - {int(overflow.read())}
+    try:
+        mapped, overflow = (proc / "self/uid_map").read_text(), int((proc / "sys/kernel/overflowuid").read_text())
+    except OSError:
+        return users - {_OVERFLOW}
+    everybody = mapped.split() == ["0", "0", "4294967295"]  # the first namespace: all users have ids
+    return users if everybody else users - {overflow}

@@ -6,6 +6,7 @@ processes instead of returning an error. So the arena asks here before it grows.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .cgroups import of_process
@@ -27,8 +28,14 @@ def default_memory() -> int:
     return max(64 << 20, min(available() // 4, 8 << 30))
 
 
-def _machine() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+def _machine(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the bytes that the machine has left. `meminfo`: if it cannot be read, what the kernel could reclaim does
+    not count."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in lines:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 1 << 62

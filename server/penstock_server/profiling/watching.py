@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock_proto import PenstockError
+from penstock_proto import PenstockError, StartError
 from penstock_proto.keys import ClientKeys
 
 from .. import control
@@ -50,9 +51,12 @@ def profile(
         keys: for a daemon with keys.
 
     Raises:
+        StartError: /proc is hidden, so nobody knows whether a signal would end a worker.
         Unreachable: the daemon is not on this host, belongs to another user, or does not answer.
         PenstockError: the daemon's answer, if it was an error.
     """
+    if not os.path.exists("/proc/self/status"):
+        raise StartError("profiling needs /proc, which is hidden here: mount it (a proc file system)")
     state = json.loads(control.status(url, ANSWER, keys))
     result = Profile(url)
     rate = rate_of(seconds, len(state["workers"]))

@@ -61,7 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start.quiet()
     saved_sources.use()
 
-    before = _shared()
+    try:
+        before = _shared()
+    except OSError as error:
+        _say(connection, CannotFork(f"without /proc nobody knows what the libraries share with a fork ({error})"))
+        return 0
     if _threads() != 1:
         _say(connection, CannotFork("Python starts with several threads"))
         return 0

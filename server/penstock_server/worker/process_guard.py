@@ -10,11 +10,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import socket
 from collections.abc import Callable
 from typing import NoReturn
 
 from ..activity import ActivityPage
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Each memfd of Penstock has these seals."""
+_MOST_FDS = 65536
+"""How many descriptors are looked at if nobody lists those that are open."""
 
 CUT_OFF = 1
 """The exit status of a worker whose connection user code has closed; its activity page says why it ended."""
@@ -71,10 +77,8 @@ class ProcessGuard:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             os.dup2(null, self._fd, inheritable=False)
             os.close(null)
-        for name in os.listdir("/proc/self/fd"):
-            fd = int(name)
-            if _target(fd).startswith("/memfd:penstock"):
-                os.close(fd)
+        for fd in _memfds():
+            os.close(fd)
 
     def _end(self, why: str) -> NoReturn:
         with contextlib.suppress(OSError):  # closed as well
@@ -82,9 +86,25 @@ class ProcessGuard:
         os._exit(CUT_OFF)
 
 
-def _target(fd: int) -> str:
+def _memfds(proc: str = "/proc/self/fd") -> list[int]:
+    """Return the descriptors of Penstock's memfds in this process."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        return [int(name) for name in os.listdir(proc) if _target(f"{proc}/{name}").startswith("/memfd:penstock")]
+    except OSError:  # without /proc their seals tell them from other files
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return [fd for fd in range(3, min(soft, _MOST_FDS)) if _is_sealed(fd)]
+
+
+def _is_sealed(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:  # it is not open, or no memfd
+        return False
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
     except OSError:  # the fd of the listing itself
         return ""
 

@@ -291,5 +291,9 @@ def _entries(directory: str) -> Iterator[os.DirEntry[str]]:
 
 @cache
 def _boot() -> str:
-    """Return a text that is the same in all processes of the running kernel, containers included, and in no others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    """Return a text that is the same in all processes of the running kernel, containers included, and in no others. If
+    the kernel does not say, it is one of this process alone, and two processes may write the same split."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return os.urandom(4).hex()

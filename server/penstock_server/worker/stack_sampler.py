@@ -101,20 +101,23 @@ class StackSampler:
         log = _Log(file)
         chance = random.Random(0)  # so that samples do not fall into step with the work
         last = time.monotonic_ns()
-        state = os.open(f"/proc/self/task/{self._pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        state: int | None = None
         try:
+            with contextlib.suppress(OSError):
+                state = os.open(f"/proc/self/task/{self._pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
             while last < until:
                 pause = int(max(1_000_000, min(interval, 10**9)) * (0.5 + chance.random()))
                 time.sleep(pause / 1e9)
                 now = time.monotonic_ns()
                 stack = log.stack(sys._current_frames().get(self._main))
                 # This releases the GIL, so a main thread that was about to run does so.
-                on_cpu = _runs(os.pread(state, 128, 0))
+                on_cpu = state is None or _runs(os.pread(state, 128, 0))
                 log.write([[stack, now, now - last, on_cpu]])
                 last = now
                 until, interval = _BESIDE.unpack_from(file, stacks.UNTIL)
         finally:
-            os.close(state)
+            if state is not None:
+                os.close(state)
             with contextlib.suppress(OSError, ValueError):
                 file.madvise(mmap.MADV_REMOVE, stacks.START, stacks.LOG)
                 log.begin()
