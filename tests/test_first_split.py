@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,13 @@ from conftest import Serve
 import penstock
 from penstock_proto.spec import flatten
 from penstock_server import Feed
+from penstock_server.activity import ActivityPage
+from penstock_server.coordinator.workers import VACANT, Workers
 from penstock_server.worker import first_split
 from penstock_server.worker.first_split import FirstSplit
+from penstock_server.worker.loaded_feed import LoadedFeed
+from penstock_server.worker.slots import Memfds
+from penstock_server.worker.work import Work
 
 FEED = """
     import os, time
@@ -173,3 +179,34 @@ def test_a_split_is_kept_for_the_one_that_asks_for_it_in_time() -> None:
     assert other.closed == 1
     kept.drop()
     assert other.closed == 1
+
+
+def test_a_worker_ends_the_generator_that_no_lane_of_it_reads_in_time() -> None:
+    now = 10.0
+    loaded = LoadedFeed(DRAWN, DRAWN.plan("drawn"))
+    loaded.first_split = FirstSplit(lambda: now)
+    daemon: Any = SimpleNamespace(send=None)
+    work = Work(None, {"drawn": loaded}, Memfds(), ActivityPage(), daemon)
+    assert work.patience is None
+    opened = Opened()
+    loaded.first_split.keep(0, 0, 0, opened, 1, 0.3)  # type: ignore[arg-type]
+    assert work.patience == first_split.KEEP_SECONDS
+    now += 1
+    assert work.patience == first_split.KEEP_SECONDS - 1
+    work.tidy()
+    assert not opened.closed
+    now += first_split.KEEP_SECONDS
+    assert work.patience == 0
+    work.tidy()
+    assert (opened.closed, work.patience) == (1, None)
+
+
+def test_lanes_begin_with_the_worker_that_has_the_first_split_open() -> None:
+    workers = Workers(3)
+    workers.begin_with(1)
+    assert [workers.pick(lane) for lane in range(4)] == [1, 2, 0, 1]
+    workers.died(1)
+    assert [workers.pick(lane) for lane in range(3)] == [0, 2, 0]
+    workers.leave([0, 2])
+    workers.gone(0, 2)
+    assert workers.pick(0) == VACANT

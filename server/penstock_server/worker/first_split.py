@@ -75,13 +75,18 @@ class FirstSplit:
         """
         if self._kept is None:
             return None
-        if self._clock() >= self._kept.until:
+        if self.left == 0:
             self.drop()
             return None
         if self._kept.key != _key(split, index, epoch):
             return None
         kept, self._kept, self._report = self._kept, None, report
         return kept.split, kept.sample
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the kept split is too old; None if there is none."""
+        return None if self._kept is None else max(0.0, self._kept.until - self._clock())
 
     def drop(self) -> None:
         """End the generator of the kept split, if there is one."""

@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import sys
+from functools import partial
 
 import msgspec
 
@@ -56,8 +57,9 @@ class WorkerLoop:
         """Serve until Shutdown. If the daemon is gone, end the process at once."""
         while not self._stopping:
             if not self._work.step():
-                self._page.idle(self._readable.poll)
-                self._receive()
+                patience = self._work.patience
+                self._page.idle(partial(self._readable.poll, None if patience is None else 1000 * patience))
+                self._work.tidy()
             while not self._stopping and self._readable.poll(0):
                 self._receive()
         self._work.close()

@@ -110,9 +110,10 @@ class RunOpener:
             )
         else:
             batches = self._lane(message, feed)
-        slow = feed.first is not None and feed.first.seconds > SLOW  # so the first batch does not wait for the next
-        careful = batches.index + max(message.careful, int(slow))
-        return Run(message.run, feed, message.epoch, message.lane, batches, careful)
+        careful = message.careful
+        if feed.first is not None and feed.first.seconds > SLOW and not message.record and not message.ahead:
+            careful = max(careful, 1)  # so the lane's first batch does not wait for the next slow sample
+        return Run(message.run, feed, message.epoch, message.lane, batches, batches.index + careful)
 
     def _lane(self, message: m.StartRun, feed: LoadedFeed) -> LaneRun:
         segmented = feed.plan.segment is not None and not feed.parts

@@ -73,7 +73,8 @@ class Work:
         self._daemon = daemon
         self._lists: dict[int, SharedSplits] = {}
         self._runs: dict[int, Run] = {}
-        each = (one for feed in feeds.values() for one in (feed, *feed.parts.values()))
+        each = [one for feed in feeds.values() for one in (feed, *feed.parts.values())]
+        self._first_splits = [feed.first_split for feed in each]
         self._cached = [feed for feed in each if feed.cache is not None]
         self._told_of_caches = 0.0
         self._scheduler = Scheduler[Run](
@@ -130,13 +131,23 @@ class Work:
             self._close(opened)
         self._daemon.run_failed(run, error)
 
+    @property
+    def patience(self) -> float | None:
+        """Seconds after which a worker without work calls `tidy`; None: never."""
+        return min((left for split in self._first_splits if (left := split.left) is not None), default=None)
+
+    def tidy(self) -> None:
+        """End the generators that were kept for lanes, and that no lane of this worker has read in time."""
+        for split in self._first_splits:
+            if split.left == 0:
+                split.drop()
+
     def close(self) -> None:
         """Close all runs: end their generators."""
         for run in self._runs.values():
             run.batches.close()
-        for feed in self._feeds.values():
-            for one in (feed, *feed.parts.values()):
-                one.first_split.drop()
+        for split in self._first_splits:
+            split.drop()
         self._tell_of_caches()
 
     def _tell_of_caches(self) -> None:
