@@ -48,7 +48,6 @@ def test_who_is_refused_leaves_nothing_behind(ask: Ask) -> None:
         (SimFeed(samples=36), {"batches": 10, "rows": 40}),
         (SimFeed(samples=36, dynamic=True), {"batches": 8, "rows": 32, "skip": 2}),
         (SimFeed(dynamic=True), {"batches": 2, "rows": 8, "merged": 3}),
-        (SimFeed(shuffle=8, turn=2), {"places": (Place(0, 0, b"", b"r"),)}),  # PoolBegun was applied on arrival
     ],
 )
 def test_a_position_beyond_what_the_feed_has_is_refused_before_its_splits_are_listed(

@@ -26,8 +26,6 @@ def check_counts(position: Position, info: FeedInfo) -> None:
         why = f"{batches} batches, and an epoch of the feed has {info.batches}"
     elif position.merged > position.batches:
         why = f"{position.merged} merged batches among {position.batches}"
-    elif info.pool > 1 and not position.skip and any(place.ahead for place in position.places):
-        why = "it names records ahead and skips no batch: was PoolBegun applied before the slab that follows it?"
     else:
         return
     raise StateMismatch(f"{_DAMAGED} ({why})", feed=info.name)
