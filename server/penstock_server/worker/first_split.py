@@ -90,7 +90,7 @@ class FirstSplit:
 
     def drop(self) -> None:
         """End the generator of the kept split, if there is one."""
-        kept, self._kept, self._report = self._kept, None, _nobody
+        kept, self._kept = self._kept, None
         if kept is not None:
             kept.split.close()
 
