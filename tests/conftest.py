@@ -96,7 +96,7 @@ def _is_ours(target: str) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a socket, a memfd or any other file descriptor."""
-    for keeps in {"tf", "launcher", "consumer_launcher", "daemon_launchers"} & {
+    for keeps in {"tf", "launcher", "consumer_launcher", "daemon_launchers", "clients"} & {
         *request.fixturenames
     }:  # these fixtures open things that stay open
         request.getfixturevalue(keeps)

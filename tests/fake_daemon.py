@@ -7,6 +7,7 @@ overwrites each slot as soon as it is released, so that a test notices a slot th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import secrets
@@ -53,6 +54,14 @@ from penstock_proto.position import EndedLane, Place, Position, unpack
 from penstock_proto.spec import Spec, flatten, leaf_list
 
 RUBBISH = 0xEE
+
+
+def sealed_memfd(nbytes: int, seals: int = fcntl.F_SEAL_SHRINK) -> int:
+    """Return a memfd of `nbytes` bytes with these seals."""
+    fd = os.memfd_create("fake", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
 
 
 @dataclass
@@ -317,9 +326,7 @@ class FakeDaemon:
         first = [made for made in epoch(0) if isinstance(made, Made)]
         self._slot = max([len(made.data) for made in first] or [64])
         self.free = list(range(slots))
-        self.memfds = [os.memfd_create("fake") for _ in self.free]
-        for memfd in self.memfds:
-            os.ftruncate(memfd, self._slot)
+        self.memfds = [sealed_memfd(self._slot) for _ in self.free]
         self._stop = False
         self._commands: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="fake-daemon")
@@ -423,16 +430,19 @@ class FakeDaemon:
 
     def _greet(self) -> None:
         connection, _ = self._listener.accept()
-        fd = os.memfd_create("ledger")
-        os.ftruncate(fd, ledger.NBYTES)
+        fd = sealed_memfd(ledger.NBYTES)
         os.pwrite(fd, secrets.token_bytes(16), ledger.NONCE.start)
         page = np.frombuffer(mmap.mmap(fd, ledger.NBYTES), np.uint8)
-        seqpacket.send(connection, encode(Greeting(VERSION)), fd)
+        with contextlib.suppress(OSError):  # the client does not want to be greeted
+            seqpacket.send(connection, encode(Greeting(VERSION)), fd)
         os.close(fd)
         self._fresh.append((connection, page))
 
     def _from_fresh(self, connection: socket.socket, page: np.ndarray) -> None:
-        data, _ = seqpacket.receive(connection)
+        try:
+            data, _ = seqpacket.receive(connection)
+        except ConnectionResetError:  # the client did not read the greeting
+            data = b""
         message = from_client(data) if data else None
         if isinstance(message, PositionPart):
             self.got.append(message)

@@ -25,6 +25,7 @@ from reference import batches_of_index, batches_of_lanes, batches_of_pools
 from simulated_attacker import Attacker
 from simulated_hosts import Host, Hosts, machine_of
 
+from penstock._epoch_bounds import EpochBounds
 from penstock._progress import EpochCheck, Progress
 from penstock_proto import (
     ConnectionLost,
@@ -760,11 +761,16 @@ class Consumer:
         self.lost = False
         self._before: list[m.LaneEnded | m.PoolBegun | m.SentElsewhere] = []
         self._tally = EpochCheck(position)
+        self._bounds = self._bounds_from(position)
         self._ends = self._ends_said = 0
         self._begin_again = False
         self._outlived = 0
         self._untold: deque[m.Had] = deque(maxlen=ask.credit)
         self._opening = False
+
+    def _bounds_from(self, position: Position | None) -> EpochBounds:
+        ranks = self._ask.world_size or 1
+        return EpochBounds(self.stream.feed.info, position, ranks=ranks, shares=self._shares)
 
     @property
     def _shares(self) -> bool:
@@ -817,6 +823,7 @@ class Consumer:
             slab.before = tuple(self._before)
             self._before.clear()
             self._tally.came(slab.message)
+            self._bounds.came(slab.message)
             self._queue.append(slab)
         else:
             hold(
@@ -843,13 +850,16 @@ class Consumer:
             case m.SentElsewhere() if message.epoch == self._epoch:
                 self._before.append(message)
                 self._tally.came(message)
+                self._bounds.passed(message)
             case m.LaneEnded() if message.epoch == self._epoch:
                 self._before.append(message)
                 self._tally.ended(message)
+                self._bounds.passed(message)
                 self.cuts[message.epoch, message.lane] = message.record
             case m.PoolBegun() if message.epoch == self._epoch:
                 self._before.append(message)
                 self._tally.pooled(message)
+                self._bounds.passed(message)
                 for lane in message.lanes:
                     if lane.number >= 0:
                         self.cuts[message.epoch, lane.lane] = lane.record
@@ -899,7 +909,9 @@ class Consumer:
         newest = self.track.newest()
         self._begin_again = False
         self._before.clear()
-        self._tally = EpochCheck(newest if newest.epoch == self._epoch and not self._shares else None)
+        start = newest if newest.epoch == self._epoch and not self._shares else None
+        self._tally = EpochCheck(start)
+        self._bounds = self._bounds_from(start)
         self._say(on.Begin(self.number, self._epoch))
 
     def cut(self) -> None:

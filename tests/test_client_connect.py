@@ -15,7 +15,7 @@ from clock import Clock
 from free_ports import free_port
 
 import penstock
-from penstock import _tcp_connection
+from penstock import _deadline, _tcp_connection
 from penstock_proto import DictSpec, Leaf
 from penstock_proto.codec import encode
 from penstock_proto.inferring import infer
@@ -51,7 +51,8 @@ def test_local_without_a_unix_socket_says_why() -> None:
 
 def test_nobody_there_names_the_address_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, port = Clock(), free_port()
-    monkeypatch.setattr(_tcp_connection, "time", clock)
+    for module in (_tcp_connection, _deadline):
+        monkeypatch.setattr(module, "time", clock)
     with pytest.raises(penstock.Unreachable) as caught:
         penstock.connect(f"tcp://127.0.0.1:{port}/feed", timeout=0.5)
     assert 1000.4 <= clock.now <= 1000.6

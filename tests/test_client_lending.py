@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_daemon import FakeDaemon, Made, numbers
+from fake_daemon import FakeDaemon, Made, numbers, sealed_memfd
 from test_client_delivery import first
 from test_client_fetching import FakeHost, KeepingDaemon
 
@@ -84,7 +84,7 @@ class FakeLender:
 
     def memfd(self, made: Made) -> int:
         """Return a memfd with the slab's slot."""
-        fd = os.memfd_create("penstock-test")
+        fd = sealed_memfd(len(made.data))
         self._fds.append(fd)
         os.pwrite(fd, bytes(made.data), 0)
         return fd

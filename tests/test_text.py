@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -59,13 +62,148 @@ def test_a_line_of_the_log_is_safe_to_print(formatter: logging.Formatter) -> Non
     assert all(letter.isprintable() or letter in "\n\t" for letter in line)
 
 
+WAITS = dict.fromkeys(("reading", "production", "ranks", "sending", "holding_up"), 0.5)
+NUMBERS = {"batches": 1, "samples": 4, "bytes": 64.5}
+STATUS = {
+    "id": "ab",
+    "pid": 7,
+    "endpoint": "tcp://127.0.0.1:5555",
+    "unix": "penstock-0-ab",
+    "seconds": 1.5,
+    "window_seconds": 1,
+    "cpus": 2,
+    "cpu_seconds": 0.5,
+    "ready": True,
+    "draining": False,
+    "failing": [{"feed": "b", "times": 1, "error": "no"}],
+    "adjusts_workers": False,
+    "engine": {"name": "ray", "hosts": 1, "adjusts": [1, 2]},
+    "memory": {"allowed": 1, "reserved": 1, "arena": 1},
+    "feeds": [
+        {
+            "name": "train",
+            "url": "tcp://127.0.0.1:5555/train",
+            "spec": "int64[]",
+            "batch_size": 4,
+            "batches": 3,
+            "lanes": 4,
+            "splits": None,
+            "segment": None,
+            "indexable": False,
+            "consumers": 1,
+            "sent": NUMBERS,
+            "rates": NUMBERS,
+            "cache": None,
+            "skipped_count": 1,
+            "part_caches": {"b": {"directory": "/c", "bytes": 1, "hits": 1, "misses": 1, "problem": None}},
+            "skipped": [{"epoch": 0, "split": "a", "samples": 1, "why": "no"}],
+        }
+    ],
+    "workers": [
+        {
+            "number": 0,
+            "name": "0",
+            "host": None,
+            "makes_batches": True,
+            "pid": 8,
+            "restarts": 0,
+            "ready": True,
+            "leaving": False,
+            "given_up": False,
+            "stopped": False,
+            "memory": 1,
+            "doing": {"what": "a", "split": "a", "samples": 1, "seconds": 0.5},
+            "spent": {f"{name}seconds": 1 for name in ("", "idle_", "user_", "cpu_", "cpu_wait_")},
+            "shares": dict.fromkeys(("generating", "collating", "cpu_wait", "idle"), 0.25),
+        }
+    ],
+    "hosts": [
+        {
+            "name": "b",
+            "address": "b:1",
+            "state": "working",
+            "workers": 1,
+            "ready": 1,
+            "lanes": 1,
+            "slots": 1,
+            "rates": {"bytes": 1},
+            "awaited": 0.5,
+            "received_bytes": 1,
+            "fetched_bytes": 1,
+            "lent_bytes": 1,
+            "silent_seconds": 0.1,
+            "memory": {"used": 1, "allowed": 1},
+            "unsent_bytes": 1,
+        }
+    ],
+    "streams": [
+        {
+            "stream": 1,
+            "feed": "train",
+            "client": "b:9",
+            "key": None,
+            "transport": "tcp",
+            "epoch": 0,
+            "reading": True,
+            "batches": 1,
+            "sent": 1,
+            "handed": 1,
+            "slots": 4,
+            "production": {"slots": 2},
+            "rank": None,
+            "made_near": False,
+            "made_anywhere_because": None,
+            "error": None,
+            "unsent": False,
+            "waits": WAITS,
+            "waiting": 0.5,
+            "limit": "",
+            "headline": "",
+            "verdict": "",
+        }
+    ],
+    "more_streams": 0,
+}
+
+
 def test_the_texts_of_a_status_are_safe_to_print() -> None:
-    hostile = json.dumps({"endpoint": HOSTILE, HOSTILE: [{"deep": HOSTILE}, 1, None, 2.5, True]})
-    assert status_text.parse(hostile) == {"endpoint": SAFE, SAFE: [{"deep": SAFE}, 1, None, 2.5, True]}
+    assert status_text.parse(json.dumps(STATUS)) == STATUS
+    hostile = {**STATUS, "endpoint": HOSTILE, HOSTILE: [{"deep": HOSTILE}, 1, None, 2.5, True]}
+    assert status_text.parse(json.dumps(hostile)) == {
+        **STATUS,
+        "endpoint": SAFE,
+        SAFE: [{"deep": SAFE}, 1, None, 2.5, True],
+    }
+
+
+def paths(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of each value in a status, except those of optional contents."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (key,)
+            yield from ((key, *path) for path in paths(item))
+
+
+@pytest.mark.parametrize("path", [*paths(STATUS)], ids=lambda path: ".".join(map(str, path)))
+def test_a_status_in_which_something_is_missing_or_of_another_type_is_refused_in_words(path: tuple[Any, ...]) -> None:
+    *outer, last = path
+    for wrong in (None, [[]], {"x": []}):
+        state = copy.deepcopy(STATUS)
+        place: Any = state
+        for key in outer:
+            place = place[key]
+        if wrong is None and isinstance(place, dict) and path != ("feeds", 0, "part_caches", "b"):
+            del place[last]
+        else:
+            place[last] = wrong or [[]]
+        if isinstance(place, list) and wrong is None:
+            continue
+        with pytest.raises(ProtocolError, match="the daemon's status cannot be read"):
+            status_text.parse(json.dumps(state))
 
 
 def nested(depth: int) -> str:
-    return '{"a":' * depth + "1" + "}" * depth
+    return json.dumps({**STATUS, "x": 0})[:-2] + '{"a":' * (depth - 1) + "1" + "}" * depth
 
 
 def test_a_status_is_nested_up_to_its_bound() -> None:

@@ -18,8 +18,10 @@ from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolE
 from penstock_proto.keys import ClientKeys
 from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.position import Position, pack
+from penstock_proto.trusted import users
 
 from . import _address
+from ._deadline import Deadline
 from ._local_transport import LocalTransport
 from ._mailbox import Mailbox
 from ._private_daemon import PrivateDaemon
@@ -118,9 +120,10 @@ class Connector:
     Attributes:
         url: the URL as the user gave it.
         daemon: the private daemon that it has started, or None.
-        timeout: seconds that the daemon has for each answer of the handshake.
+        timeout: seconds in which a connection must be open.
         identity: identifies the consumer.
         keys: this client's keys, for a daemon that requires them, or None.
+        trusted: the users of this machine who may run the daemon; None: any, as keys say who it is.
     """
 
     def __init__(
@@ -133,8 +136,10 @@ class Connector:
         identity: Identity,
         directory: str | None = None,
         keys: ClientKeys | None = None,
+        daemon_user: str | int | None = None,
     ) -> None:
-        """`directory`: where a private daemon finds the module. Raises StartError if the URL has the wrong form."""
+        """`directory`: where a private daemon finds the module. Raises StartError if the URL has the wrong form, or if
+        there is no user `daemon_user`."""
         self.url = url
         self.identity = identity
         self.daemon: PrivateDaemon | None = None
@@ -144,6 +149,7 @@ class Connector:
         self._transport = transport
         self._directory = directory
         self.keys = keys
+        self.trusted = users(daemon_user) if keys is None else None
         self._private = _address.is_private(url)
         self._address = None if self._private else _address.parse(url)
 
@@ -166,7 +172,7 @@ class Connector:
             mailbox: the mailbox of the stream.
             start: returns the position at which the stream of the given feed begins, or None for its very beginning. It
                 may raise.
-            timeout: seconds that the daemon has for each answer.
+            timeout: seconds in which the connection must be open, after the start of a private daemon.
             watch: for attempts after a loss: called regularly while waiting; it may raise to stop the attempt.
             lost: for attempts after a loss: the lost session.
             first_answer: for attempts after a loss: seconds that the daemon has for its first answer, if fewer than
@@ -177,17 +183,29 @@ class Connector:
         """
         address = self._start(watch)
         watch = watch and self._watching(watch)
+        until = Deadline.after(timeout)
         opening = self.identity.opening(watch is not None, lost or LostSession())
-        connection = TcpConnection(address, self.keys)
+        shares = bool(self.identity.group or self.identity.world_size)
+        connection = TcpConnection(address, self.keys, self.trusted)
         try:
-            welcome = connection.hello(min(first_answer or timeout, timeout), watch)
+            welcome = connection.hello(until if first_answer is None else until.within(first_answer), watch)
             if welcome.feed.name != address.feed:
                 raise ProtocolError(f"the daemon at {address} answered with another feed, {welcome.feed.name!r}")
             views = SlabViews(welcome.feed)
             pieces = _pieces(start(welcome.feed))
             if self._transport != "tcp":
                 try:
-                    local = LocalTransport(welcome, views, mailbox, timeout, opening, pieces, watch)
+                    local = LocalTransport(
+                        welcome,
+                        views,
+                        mailbox,
+                        until,
+                        opening,
+                        pieces,
+                        watch,
+                        trusted=self.trusted,
+                        shares=shares,
+                    )
                 except OSError as error:
                     if self._transport == "local":
                         raise Unreachable(
@@ -198,7 +216,7 @@ class Connector:
                 else:
                     connection.close()
                     return Link(welcome.session, local, welcome.feed, views, local.epoch)
-            tcp = TcpTransport(connection, welcome, views, mailbox, timeout, opening, pieces, watch)
+            tcp = TcpTransport(connection, welcome, views, mailbox, until, opening, pieces, watch, shares=shares)
             return Link(welcome.session, tcp, welcome.feed, views, tcp.epoch)
         except BaseException as error:
             if isinstance(error, PenstockError):

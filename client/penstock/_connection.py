@@ -197,6 +197,7 @@ def connect(
     group: str = "",
     last_round: str = "drop",
     keys: str | os.PathLike[str] | None = None,
+    daemon_user: str | int | None = None,
 ) -> Connection:
     """Connect to a feed.
 
@@ -211,7 +212,8 @@ def connect(
         memory: limit of a private daemon's shared memory in bytes. No effect on a running daemon.
         transport: "local" (shared memory), "tcp", or "auto": shared memory if the daemon is on this host. No effect
             with `workers=0`.
-        timeout: seconds to wait for each of the daemon's answers while connecting, and for a taken rank to become free.
+        timeout: seconds in which the connection must be open, and a taken rank become free. (A private daemon may take
+            longer to start.)
         reconnect: how many seconds to try to reconnect after a connection is lost (and to restart a private daemon)
             before iterations raise ConnectionLost. After a reconnection the stream continues unchanged. A rank also
             waits this long for the other ranks to return. 0: raise ConnectionLost at once.
@@ -231,16 +233,20 @@ def connect(
         keys: the folder with this client's keys, for a daemon that was started with `--keys`: traffic over the network
             is then encrypted, and both sides prove who they are. None: the folder that the environment variable
             PENSTOCK_KEYS names, or no keys if it is not set. (`penstock keygen` makes such folders.)
+        daemon_user: without keys, the user who runs the daemon on this machine, as a name or uid, if that is neither
+            this process's own user nor root. Anybody can listen at the port of a daemon that is gone, so batches of
+            other users are refused. None: the user that the environment variable PENSTOCK_DAEMON_USER names, or none.
 
     Raises:
-        Unreachable: no daemon answered, or (with "local") it is not on this host.
+        Unreachable: no daemon answered, a user who is not trusted listens there, or (with "local") it is not on this
+            host.
         KeyRefused: the daemon requires a key, does not know this one, is not the one that the keys are for, or uses
             none.
         UnknownFeed: the daemon has no such feed; the message lists those it has.
         ProtocolError: the daemon speaks another version of the protocol.
         RankTaken: another process reads as this rank, or this rank has left the stream that the others still read.
-        StartError: the URL has the wrong form, the private daemon did not start, workers cannot import the Feed, or
-            the keys cannot be read.
+        StartError: the URL has the wrong form, the private daemon did not start, workers cannot import the Feed, the
+            keys cannot be read, or there is no user `daemon_user`.
         StateMismatch: `state` was taken from a different feed.
         ValueError: an option or `state` is invalid.
         PenstockError: any other error that the daemon reported.
@@ -263,6 +269,8 @@ def connect(
         raise StartError(
             "keys= is for the daemon at a URL: a private daemon, or workers=0, can be reached from this host only"
         )
+    if daemon_user is not None and private:
+        raise StartError("daemon_user= is for the daemon at a URL: a private daemon runs as this process's own user")
     alone = ""
     if private:
         feed = repr(url) if isinstance(url, str) else "a Feed"
@@ -272,7 +280,7 @@ def connect(
         return Connection(StreamHandle(InProcessConnector(url, memory), reconnect, state))
     if isinstance(url, str):
         own = None if private else client_keys(keys)
-        connector = Connector(url, workers, memory, transport, timeout, identity, keys=own)
+        connector = Connector(url, workers, memory, transport, timeout, identity, keys=own, daemon_user=daemon_user)
         return Connection(StreamHandle(connector, reconnect, state))
     target = find(url)
     connector = Connector(target.name, workers, memory, transport, timeout, identity, target.directory)
@@ -301,6 +309,7 @@ def dataset(
     group: str = "",
     last_round: str = "drop",
     keys: str | os.PathLike[str] | None = None,
+    daemon_user: str | int | None = None,
 ) -> tf.data.Dataset:
     """Connect to a feed and return a dataset of it: each iteration is one epoch, in order.
 
@@ -321,6 +330,7 @@ def dataset(
         group=group,
         last_round=last_round,
         keys=keys,
+        daemon_user=daemon_user,
     )
     return connection.dataset(prefetch, cached=cached)
 

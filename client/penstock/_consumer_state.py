@@ -48,6 +48,7 @@ from penstock_proto.messages import (
 )
 from penstock_proto.position import Position
 
+from ._epoch_bounds import EpochBounds
 from ._memory import Root
 from ._progress import Before, EpochCheck, Progress
 
@@ -108,10 +109,10 @@ class ConsumerState:
         start: Position | None = None,
         consumed: int = 0,
         shared_from: int | None = None,
-        rank: bool = False,
+        ranks: int = 1,
     ) -> None:
-        """Begin at `start` (None: epoch 0), after `consumed` batches; or, in a group, with epoch `shared_from`. `rank`:
-        the consumer is one of several ranks."""
+        """Begin at `start` (None: epoch 0), after `consumed` batches; or, in a group, with epoch `shared_from`. `ranks`
+        read the stream together; 1 without ranks."""
         self.info = info
         self.epoch = start.epoch - 1 if start else (shared_from or 0) - 1
         self.shared = shared_from is not None
@@ -133,9 +134,11 @@ class ConsumerState:
         self._queue: collections.deque[tuple[Received, Before]] = collections.deque()
         self._before: list[LaneEnded | PoolBegun | SentElsewhere] = []
         self._came = 0
+        self._ranks = ranks
         self._epoch_check = EpochCheck()
+        self._bounds = EpochBounds(info, ranks=ranks, shares=self.shared)
         self._ended = 0
-        self._alone = shared_from is None and not rank
+        self._alone = shared_from is None and ranks == 1
         self._failure: PenstockError | None = None
         """The failure of the open epoch that `take` has not reached yet."""
         self._left_at: int | None = None
@@ -279,7 +282,7 @@ class ConsumerState:
         """Queue a slab.
 
         Raises:
-            ProtocolError: another slab was due.
+            ProtocolError: another slab was due, or this one cannot be.
         """
         slab = received.slab
         if slab.seq != self._came or slab.epoch > self.epoch:
@@ -293,6 +296,7 @@ class ConsumerState:
             self.handed += 1
             return
         self._left_at = None
+        self._bounds.came(slab)
         self._epoch_check.came(slab)
         before, self._before = tuple(self._before), []
         self._queue.append((received, before))
@@ -301,10 +305,11 @@ class ConsumerState:
         """Note that other consumers got batches, that a lane ended, or that a pool begins.
 
         Raises:
-            ProtocolError: the epoch's End has come.
+            ProtocolError: the epoch's End has come, or the daemon must not send this.
         """
         self._check_open(message)
         if self._reads(message.epoch):
+            self._bounds.passed(message)
             if isinstance(message, SentElsewhere):
                 self._epoch_check.came(message)
             elif isinstance(message, PoolBegun):
@@ -413,6 +418,7 @@ class ConsumerState:
     def _opened(self, place: Position | None) -> None:
         self._open, self._end = True, None
         self._epoch_check = EpochCheck(place)
+        self._bounds = EpochBounds(self.info, place, ranks=self._ranks, shares=self.shared)
         self._before = []
 
     def _reads(self, epoch: int) -> bool:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from penstock_proto import PenstockError, ProtocolError, status_text
-from penstock_proto.codec import encode, from_server
+from penstock_proto.codec import MAX_STATUS, encode, from_server
 from penstock_proto.keys import ClientKeys
 from penstock_proto.messages import VERSION, Status, StatusRequest
 
@@ -17,8 +17,6 @@ from ._tcp_connection import dealer_to
 
 TIMEOUT = 5.0
 """Seconds that an answer may take."""
-_MOST = 64 << 20
-"""The largest answer in bytes."""
 
 
 class DaemonStatus:
@@ -56,15 +54,15 @@ class DaemonStatus:
 def _status(url: str, keys: ClientKeys | None, deadline: float) -> dict[str, Any]:
     """Return the daemon's status. Raises PenstockError, OSError or ValueError if it does not answer."""
     address = parse(url)
-    dealer = dealer_to(address, keys, deadline - time.monotonic(), lambda: None)
+    dealer = dealer_to(address, keys, None, deadline - time.monotonic(), lambda: None)
     try:
         dealer.send(encode(StatusRequest(VERSION)))
         while (frame := dealer.begin()) is None:
             if not dealer.wait(deadline - time.monotonic()):
                 raise TimeoutError
         nbytes, _ = frame
-        if nbytes > _MOST:
-            raise ProtocolError(f"a status of {nbytes} bytes")
+        if nbytes > MAX_STATUS:
+            raise ProtocolError(f"a status of {nbytes} bytes; at most {MAX_STATUS} are read")
         data = memoryview(bytearray(nbytes))
         while dealer.left:
             if not dealer.read_into(data[nbytes - dealer.left :]) and not dealer.wait(deadline - time.monotonic()):

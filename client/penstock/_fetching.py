@@ -20,6 +20,7 @@ from msgspec import structs
 
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError
 from penstock_proto.messages import ClientMessage, HostAt, NotKept, Reaches, Resend
+from penstock_proto.text import one_line
 
 from ._arriving import Arriving
 from ._host_connection import HostConnection
@@ -35,6 +36,8 @@ STALLED = 5.0
 """After this many seconds without a byte from a host, the client asks the daemon for the slabs instead."""
 AGAIN, _TIMES = 10.0, 6
 """Seconds before each attempt to reach a lost host, and how many attempts. (A host that rejoins has a new number.)"""
+MAX_HOSTS = 256
+"""Most hosts that are connected or being connected to. The slabs of further ones come from the daemon."""
 _STRANGER = 4
 """Leave a host that has answered this often with NotKept and sent no slab: its address may be another machine's."""
 
@@ -46,17 +49,28 @@ class Fetches:
 
     Args:
         keys: the client's keys, or None.
+        trusted: the users of this machine whose hosts may send slabs; None: any, as keys say who they are.
         say: sends the daemon a message, now or later.
         wake: wakes the thread that waits for the descriptors.
     """
 
-    def __init__(self, keys: ClientKeys | None, say: Callable[[ClientMessage], None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        keys: ClientKeys | None,
+        trusted: frozenset[int] | None,
+        say: Callable[[ClientMessage], None],
+        wake: Callable[[], None],
+    ) -> None:
         self._keys = keys
+        self._trusted = trusted
         self._say = say
         self._wake = wake
         self._hosts: dict[int, HostConnection] = {}
         self._found: collections.deque[HostConnection] = collections.deque()
         self._closed = threading.Event()
+        self._connecting = 0
+        """Threads that connect. They share it under `_count`."""
+        self._count = threading.Lock()
 
     def __bool__(self) -> bool:
         """Whether there is a connection, or a new one that `read` has not taken over yet."""
@@ -145,7 +159,7 @@ class Fetches:
 
     def _lose(self, host: HostConnection, error: Exception) -> None:
         said = "the connection to the host at %s has ended (%s); its batches come from the daemon"
-        logger.info(said, host.where.endpoint, error)
+        logger.info(said, one_line(host.where.endpoint), error)
         host.close()
         del self._hosts[host.where.host]
         self._say(Reaches(host.where.host, False))
@@ -164,10 +178,29 @@ class Fetches:
         return left
 
     def _begin(self, where: HostAt, *, again: bool) -> None:
-        threading.Thread(target=self._connect, args=(where, again), name="penstock-connector", daemon=True).start()
+        with self._count:
+            if self._connecting + len(self._hosts) >= MAX_HOSTS:
+                return
+            self._connecting += 1
+        thread = threading.Thread(target=self._run, args=(where, again), name="penstock-connector", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # this process cannot have another thread
+            self._ended()
+
+    def _run(self, where: HostAt, again: bool) -> None:
+        """Connect, on a thread of its own."""
+        try:
+            self._connect(where, again)
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        with self._count:
+            self._connecting -= 1
 
     def _connect(self, where: HostAt, again: bool) -> None:
-        """Connect to a host, or, after a pause, again to a lost one. (On a thread of its own.)"""
+        """Connect to a host, or, after a pause, again to a lost one."""
         for attempt in range(_TIMES if again else 1):
             if again and self._closed.wait(AGAIN):
                 return
@@ -176,7 +209,7 @@ class Fetches:
             except (OSError, PenstockError, ValueError) as error:
                 said = "the host at %s cannot be reached from here (%s); its batches come from the daemon"
                 if not (attempt or self._closed.is_set()):
-                    logger.info(said, where.endpoint, error)
+                    logger.info(said, one_line(where.endpoint), error)
                 continue
             self._found.append(host)
             if self._closed.is_set():
@@ -189,8 +222,8 @@ class Fetches:
         """Connect to a host. Raises as HostOverTcp."""
         if where.unix:
             with contextlib.suppress(OSError, ProtocolError):  # it is on another machine, or does not admit this user
-                return HostHere(where, CONNECT)
-        return HostOverTcp(where, self._keys, CONNECT, self._give_up_if_closed)
+                return HostHere(where, self._trusted, CONNECT)
+        return HostOverTcp(where, self._keys, self._trusted, CONNECT, self._give_up_if_closed)
 
     def _give_up_if_closed(self) -> None:
         if self._closed.is_set():

@@ -27,6 +27,7 @@ from . import _repeats
 from ._connecting import Link, Named
 from ._consumer_state import ConsumerState, Received
 from ._counters import Counters
+from ._errors import renewed
 from ._hand_overs import HandOvers
 from ._mailbox import Mailbox
 from ._memory import Pool
@@ -83,9 +84,8 @@ class HandOff:
         self.missing = Missing(identity)
         self._name = link.transport.name
         self._ready = threading.Condition()
-        self._state = ConsumerState(
-            link.info, start, consumed, link.epoch if identity.shares else None, rank=identity.world_size > 1
-        )
+        shared_from = link.epoch if identity.shares else None
+        self._state = ConsumerState(link.info, start, consumed, shared_from, identity.world_size or 1)
         self._lost = LostTransports()
         self._outbox = Outbox(self._state)
         self._pool = Pool(keep=2)
@@ -179,7 +179,11 @@ class HandOff:
         began, whole = item.began, item.whole
         if copy:
             regions = item.layout.regions(item.slab.first, item.slab.batches)
-            private = self._pool.copied(item.root, item.layout.nbytes, regions)
+            try:
+                private = self._pool.copied(item.root, item.layout.nbytes, regions)
+            except PenstockError as error:  # the batch counts as handed over, so the stream cannot go on without it
+                self.lose(renewed(error))
+                raise
             item = Received(item.slab, item.layout, private)  # drops the original, which releases the slot
             self.mailbox.wake()
         if self.hand_overs is not None:
@@ -411,4 +415,5 @@ class HandOff:
         if transport is None:
             return
         self._release()
+        transport.tell(self._state.handed)
         self._outbox.send(transport)

@@ -28,15 +28,16 @@ so that a program that collects batches does not use up the host's memory."""
 class HostHere(HostConnection):
     """A connection that borrows slabs from a host on this machine."""
 
-    def __init__(self, where: HostAt, timeout: float) -> None:
+    def __init__(self, where: HostAt, trusted: frozenset[int] | None, timeout: float) -> None:
         """Connect.
 
         Args:
             where: the host.
+            trusted: the users who may run the host; None: the one in its address.
             timeout: seconds that the host has to answer.
 
         Raises:
-            OSError: the host is on another machine, or does not admit this user.
+            OSError: the host is on another machine, does not admit this user, or belongs to a user who is not trusted.
             ProtocolError: the peer is not a host that speaks this version.
         """
         super().__init__(where)
@@ -47,7 +48,7 @@ class HostHere(HostConnection):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(timeout)
-            unix_address.connect(self._socket, where.unix)
+            unix_address.connect(self._socket, where.unix, trusted)
             self._greeted()
             seqpacket.send(self._socket, encode(Ping()))  # the host closes connections that say nothing
             self._socket.setblocking(False)

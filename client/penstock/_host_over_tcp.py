@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from penstock_proto import ProtocolError
 from penstock_proto.codec import from_keeper
 from penstock_proto.messages import Chunk, HostAt, NotKept
+from penstock_proto.trusted import check_peer
 
 from ._arriving import Arriving, Landing
 from ._frames import Frames
@@ -27,12 +28,20 @@ _AT_ONCE = 64 * 1024
 class HostOverTcp(HostConnection):
     """A connection over which a host sends slabs in chunks."""
 
-    def __init__(self, where: HostAt, keys: ClientKeys | None, timeout: float, watch: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        where: HostAt,
+        keys: ClientKeys | None,
+        trusted: frozenset[int] | None,
+        timeout: float,
+        watch: Callable[[], None],
+    ) -> None:
         """Connect.
 
         Args:
             where: the host.
             keys: the client's keys, or None.
+            trusted: the users who may run the host if it is on this machine; None: any.
             timeout: seconds that the host has to answer.
             watch: called while nothing comes; it may raise to give up.
 
@@ -40,7 +49,7 @@ class HostOverTcp(HostConnection):
             OSError, PenstockError, ValueError: the host cannot be reached, or does not admit this client.
         """
         super().__init__(where)
-        self._dealer = _dealer(where, keys, timeout, watch)
+        self._dealer = _dealer(where, keys, trusted, timeout, watch)
         self._frames = Frames(self._dealer)
         self._landing = Landing()
 
@@ -100,11 +109,24 @@ class HostOverTcp(HostConnection):
         return self._dealer.send(data)
 
 
-def _dealer(where: HostAt, keys: ClientKeys | None, timeout: float, watch: Callable[[], None]) -> Dealer | LibzmqDealer:
+def _dealer(
+    where: HostAt,
+    keys: ClientKeys | None,
+    trusted: frozenset[int] | None,
+    timeout: float,
+    watch: Callable[[], None],
+) -> Dealer | LibzmqDealer:
     place = urlsplit(where.endpoint)
     host, port = place.hostname or "", place.port or 0
     if keys is None:
-        return connected(host, port, timeout, watch)
+        dealer = connected(host, port, timeout, watch)
+        if trusted is not None:
+            try:
+                check_peer(dealer.socket, where.endpoint, trusted)
+            except BaseException:
+                dealer.forget()
+                raise
+        return dealer
     from penstock_proto import libzmq
 
     return libzmq.dealer(keys._replace(server=where.key), host, port, timeout, watch)

@@ -145,6 +145,9 @@ class InProcessTransport:
     def mark(self, handed: int) -> None:
         """Do nothing: nobody else needs to know."""
 
+    def tell(self, handed: int) -> None:
+        """Do nothing: this process makes the slabs, within its credit."""
+
     def limit(self, quota: int) -> None:
         """Do nothing: slots are private memory."""
 

@@ -11,10 +11,9 @@ import mmap
 import os
 import select
 import socket
-import time
 from collections.abc import Callable, Sequence
 
-from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable, ledger, seqpacket, unix_address
+from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable, ledger, sealed, seqpacket, unix_address
 from penstock_proto.codec import encode, from_server
 from penstock_proto.messages import (
     Failed,
@@ -30,6 +29,8 @@ from penstock_proto.messages import (
 )
 
 from ._consumer_state import Received
+from ._credit import Credit
+from ._deadline import Deadline
 from ._mailbox import Mailbox
 from ._memfds import Memfds
 from ._slab_views import SlabViews
@@ -37,6 +38,8 @@ from ._slab_views import SlabViews
 CREDIT = 4
 CREDIT_BYTES = 2**62
 QUOTA = 8
+MAX_IDLE = 131072
+"""Most messages in a row that only map or unmap memory: twice as many as memfds can be mapped."""
 STEP = 0.1
 """Longest wait in seconds for the daemon's answer before other events are checked."""
 
@@ -52,10 +55,13 @@ class LocalTransport:
         welcome: Welcome,
         views: SlabViews,
         mailbox: Mailbox,
-        timeout: float,
+        until: Deadline,
         opening: Callable[..., Open],
         start: Sequence[bytes] = (),
         watch: Callable[[], None] | None = None,
+        *,
+        trusted: frozenset[int] | None,
+        shares: bool,
     ) -> None:
         """Connect and open the session's stream.
 
@@ -63,14 +69,17 @@ class LocalTransport:
             welcome: the daemon's answer to Hello.
             views: views slabs as batches.
             mailbox: the mailbox of the stream.
-            timeout: seconds that the daemon has to answer.
+            until: when the stream must be open.
             opening: returns the Open to send.
             start: the pieces of the position at which the stream begins.
             watch: called regularly while waiting; it may raise to stop.
+            trusted: the users who may run the daemon; None: the one in its address.
+            shares: whether others read the stream too, in a group or as ranks.
 
         Raises:
-            OSError: the daemon cannot be reached this way (it is on another host), and nothing was opened.
-            PenstockError: the daemon refused, or did not answer for `timeout` seconds.
+            OSError: the daemon cannot be reached this way (it is on another host, or a user who is not trusted listens
+                there), and nothing was opened.
+            PenstockError: the daemon refused, or did not answer in time.
         """
         if not hasattr(socket, "AF_UNIX"):
             raise OSError("this system has no unix sockets")
@@ -80,19 +89,21 @@ class LocalTransport:
         self._reset = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._socket.settimeout(timeout)
-            unix_address.connect(self._socket, welcome.unix)
+            self._socket.settimeout(until.left or STEP)
+            unix_address.connect(self._socket, welcome.unix, trusted)
             self._page = self._greeted()
             self._mark = ledger.Mark(self._page)
             message = opening(welcome.session, self._page[ledger.NONCE], CREDIT, CREDIT_BYTES, QUOTA)
             try:
                 for piece in start:
+                    self._socket.settimeout(until.left or STEP)
                     seqpacket.send(self._socket, encode(PositionPart(welcome.session, piece)))
-                opened = self._opened(encode(message), timeout, watch)
+                opened = self._opened(encode(message), until, watch)
             except OSError as error:
                 raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
             self.epoch = opened.epoch
             self.limit(opened.quota)
+            self._credit = Credit.granted(opened, CREDIT, CREDIT_BYTES, shares=shares)
             self._socket.setblocking(False)
         except BaseException:
             self._socket.close()
@@ -109,20 +120,19 @@ class LocalTransport:
             greeting = from_server(data)
             if not isinstance(greeting, Greeting) or greeting.version != VERSION:
                 raise ProtocolError(f"the daemon greeted with {greeting}, but this client speaks version {VERSION}")
-            return mmap.mmap(fd, ledger.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        except ValueError as error:
-            raise OSError(f"the ledger cannot be mapped: {error}") from None
+            return sealed.mapped(fd, ledger.NBYTES)
+        except ProtocolError as error:
+            raise ProtocolError(f"the ledger is not as it must be: {error}") from None
         finally:
             os.close(fd)
 
-    def _opened(self, opening: bytes, timeout: float, watch: Callable[[], None] | None) -> Opened:
+    def _opened(self, opening: bytes, until: Deadline, watch: Callable[[], None] | None) -> Opened:
         seqpacket.send(self._socket, opening)
-        deadline = time.monotonic() + timeout
         while not select.select([self._socket], [], [], STEP)[0]:
             if watch is not None:
                 watch()
-            if time.monotonic() > deadline:
-                raise Unreachable(f"the daemon did not open the session within {timeout:g} s")
+            if not until.left:
+                raise Unreachable(f"the daemon did not open the session within {until.seconds:g} s")
         data, fd = seqpacket.receive(self._socket)
         if fd is not None:
             os.close(fd)
@@ -153,7 +163,7 @@ class LocalTransport:
             ConnectionLost: the daemon is gone.
             ProtocolError: the daemon sent something that it must not send.
         """
-        while True:
+        for _ in range(MAX_IDLE):
             try:
                 data, fd = seqpacket.receive(self._socket)
             except BlockingIOError:
@@ -179,9 +189,11 @@ class LocalTransport:
             finally:
                 if fd is not None:
                     os.close(fd)
+        raise ProtocolError(f"the daemon sent {MAX_IDLE} messages about memory in a row")
 
     def _slab(self, slab: Slab) -> Received:
         layout = self._views.layout(slab)
+        self._credit.came(slab)
         root = self._memfds.root(slab.memfd, layout.nbytes, slab.seq)
         if root is None:
             raise ProtocolError(f"{slab} refers to a slot that was not sent")
@@ -198,6 +210,10 @@ class LocalTransport:
     def silent(self) -> bool:
         """Return False: only the end of the connection means that the daemon took the slots back."""
         return False
+
+    def tell(self, handed: int) -> None:
+        """Note that the daemon is about to learn that the first `handed` slabs were handed over. Any thread."""
+        self._credit.tell(handed)
 
     def mark(self, handed: int) -> None:
         """Record in the ledger that the first `handed` slabs were handed over, in case this process dies."""

@@ -9,6 +9,9 @@ from penstock_proto.messages import Map
 
 from ._memory import Gone, Mapping, Root
 
+MAX_MEMFDS = 65536
+"""Most memfds of one connection at a time. By default Linux lets a process map about as many (vm.max_map_count)."""
+
 
 class Memfds:
     """The memfds that arrived over one connection, and the roots over them."""
@@ -21,13 +24,15 @@ class Memfds:
         """Map a memfd that has come. The caller keeps the fd.
 
         Raises:
-            ProtocolError: it came without its fd, or twice, or cannot be mapped.
+            ProtocolError: it came without its fd, or twice, or is one too many, or cannot be mapped.
         """
         if fd is None or message.memfd in self._mapped:
             raise ProtocolError(f"{message} came {'without its fd' if fd is None else 'twice'}")
+        if len(self._mapped) >= MAX_MEMFDS:
+            raise ProtocolError(f"{message} came, but {MAX_MEMFDS} memfds are mapped already")
         try:
             self._mapped[message.memfd] = Mapping(fd, message.nbytes)
-        except (OSError, ValueError, OverflowError) as error:
+        except (OSError, ProtocolError) as error:
             raise ProtocolError(f"{message} cannot be mapped: {error}") from None
 
     def unmap(self, memfd: int) -> None:

@@ -9,15 +9,20 @@ This module knows no slabs and no messages.
 from __future__ import annotations
 
 import collections
-import mmap
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock_proto import MemoryBound, sealed
+
 ALIGN = 64
+CHECKED = 64 << 20
+"""Bytes from which on a buffer is compared with the memory that this machine has left, before it is allocated."""
 
 
 class Gone(weakref.ref["Root"]):
@@ -61,10 +66,10 @@ class Mapping:
         """Map `nbytes` bytes of `fd`. The caller keeps the fd.
 
         Raises:
-            OSError, ValueError: it cannot be mapped, or is smaller than `nbytes`.
+            OSError, ProtocolError: as `sealed.mapped`.
         """
         self.nbytes = nbytes
-        self._memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._memory = sealed.mapped(fd, nbytes)
         self._address = address_of(np.frombuffer(self._memory, np.uint8))
 
     def root(self, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
@@ -79,7 +84,11 @@ class Pool:
         self._free: collections.deque[Gone] = collections.deque(maxlen=keep)
 
     def take(self, nbytes: int) -> Root:
-        """Return the root of `nbytes` bytes with undefined content."""
+        """Return the root of `nbytes` bytes with undefined content.
+
+        Raises:
+            MemoryBound: this machine does not have that much memory left.
+        """
         buffer = self._buffer(nbytes)
         return Root(buffer, address_of(buffer), nbytes, self._free.append, buffer)
 
@@ -99,9 +108,27 @@ class Pool:
         else:
             if nbytes <= buffer.nbytes <= 2 * nbytes:
                 return buffer
-        memory = np.empty(nbytes + ALIGN, np.uint8)
+        available = _available() if nbytes >= CHECKED else nbytes
+        try:
+            if nbytes > available:
+                raise MemoryError
+            memory = np.empty(nbytes + ALIGN, np.uint8)
+        except (MemoryError, ValueError):  # ValueError: more than any array can have
+            raise MemoryBound(
+                f"a slab of {nbytes} bytes came, which this process cannot hold (this machine has {_available()} bytes "
+                "left): use smaller batches, or free memory"
+            ) from None
         start = -address_of(memory) % ALIGN
         return memory[start : start + nbytes]
+
+
+def _available() -> int:
+    """Return how many bytes this machine has left, or many if that is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 1 << 62
 
 
 def address_of(array: npt.NDArray[np.uint8]) -> int:

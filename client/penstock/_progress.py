@@ -19,8 +19,12 @@ from penstock_proto.layout import POOL_LANE
 from penstock_proto.messages import End, FeedInfo, LaneEnded, PoolBegun, SentElsewhere, Slab
 from penstock_proto.position import MAX_SKIP, Position
 
+from ._epoch_bounds import nbytes_of
+
 KEEP = 4096
 """Most steps to remember."""
+KEEP_BYTES = 64 << 20
+"""Most bytes of the messages in them."""
 SPAN = MAX_SKIP
 """Most batches in one step of several slabs, which bounds `skip`."""
 
@@ -66,6 +70,7 @@ class Progress:
         self._at = consumed
         self._place = Cursor(position or Position(info, 0))
         self._steps: collections.deque[_Step] = collections.deque()
+        self._nbytes = 0
         self._digests: dict[int, bytes] = {}
 
     def ended(self, epoch: int) -> None:
@@ -89,9 +94,13 @@ class Progress:
     def handed(self, slab: Slab, before: Before) -> None:
         """Note that a slab was handed over; the messages `before` came between it and the slab before."""
         self.consumed += slab.batches
-        self._steps.append((self.consumed, slab, before))
+        step = (self.consumed, slab, before)
+        self._steps.append(step)
+        self._nbytes += _nbytes(step)
         if len(self._steps) > KEEP:
             self._thin()
+        while self._nbytes > KEEP_BYTES:
+            self._forget()
 
     def position(self, consumed: int) -> Position:
         """Return the position after `consumed` batches. From then on no older position can be asked for.
@@ -139,6 +148,7 @@ class Progress:
 
     def _forget(self) -> None:
         step = self._steps.popleft()
+        self._nbytes -= _nbytes(step)
         self._move(self._place, step)
         self._oldest = self._at = step[0]
 
@@ -159,6 +169,7 @@ class Progress:
                 thin.append(step)
             else:
                 thin[-1] = joined
+        self._nbytes -= sum(map(_nbytes, old)) - sum(map(_nbytes, thin))
         self._steps.extendleft(reversed(thin))
         while len(self._steps) > KEEP - KEEP // 8:
             self._forget()
@@ -211,6 +222,12 @@ def _joined(first: _Step, second: _Step) -> _Step | None:
     if (POOL_LANE in _slabs(a)) != (POOL_LANE in _slabs(b)):
         return None
     return consumed, _Thinned(a.batches + b.batches, a.rows + b.rows, _slabs(a) | _slabs(b)), ()
+
+
+def _nbytes(step: _Step) -> int:
+    """Return how many bytes the messages of a step take, roughly."""
+    _, what, before = step
+    return sum(map(nbytes_of, _slabs(what).values())) + sum(map(nbytes_of, before))
 
 
 def _slabs(what: Slab | _Thinned | _Next) -> dict[int, Slab]:

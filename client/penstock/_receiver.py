@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 
-from penstock_proto import ConnectionLost, DaemonStopped, PenstockError, ProtocolError
+from penstock_proto import ConnectionLost, DaemonStopped, PenstockError
 from penstock_proto.messages import Failed, FeedInfo, ServerMessage
 from penstock_proto.position import Position
 
@@ -26,6 +26,8 @@ from ._reconnecting import GivenUp, Reconnector
 
 IDLE = 1.0
 """Longest step of the thread in seconds, while no slot is held and nothing waits to be sent."""
+AT_ONCE = 256
+"""Most messages in one step of the thread, so that a daemon that never stops sending does not keep it from the rest."""
 STOOD = 5.0
 """If two steps are this many seconds apart, this process stood still: usually they are at most a second apart."""
 _LOOK = 0.1
@@ -56,6 +58,8 @@ class Receiver:
         self._info = link.info
         self._connector = connector
         self._farewell = FAREWELL if connector.identity.shares else 0.0
+        self._more = False
+        """Whether the last step left something to receive."""
         self._reconnector = Reconnector(self._mailbox, reconnect, self._farewell)
         self._ending = False
         self._stepped = time.monotonic()
@@ -129,9 +133,14 @@ class Receiver:
         assert transport is not None
         now = time.monotonic()
         self._apart, self._stepped = now - self._stepped, now
-        transport.wait(STEP if handoff.holds_slots or handoff.unsent else IDLE, handoff.unsent)
+        idle = STEP if handoff.holds_slots or handoff.unsent else IDLE
+        transport.wait(0.0 if self._more else idle, handoff.unsent)
         try:
-            while (message := transport.receive()) is not None:
+            for _ in range(AT_ONCE):
+                message = transport.receive()
+                self._more = message is not None
+                if message is None:
+                    break
                 if isinstance(message, Received):
                     handoff.came(message)
                     if self._reconnector.cause is not None:
@@ -139,7 +148,9 @@ class Receiver:
                 else:
                     self._apply(message)
                 del message
-        except ProtocolError as error:
+        except (ConnectionLost, DaemonStopped):
+            raise
+        except PenstockError as error:  # it broke the protocol, or sent more than this process can hold
             self._lose(error)
             self._mailbox.close()  # but the connection stays open while arrays lie over its slots
         self._give_up_on_ranks()

@@ -6,6 +6,7 @@ knows no connection and no TensorFlow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from penstock_proto import ProtocolError
 from penstock_proto.columns import RAGGED, TEXT, Column, Columns
-from penstock_proto.layout import SlotLayout, batch_spec, fixed_layout, is_fixed, lay_out
+from penstock_proto.layout import SlotLayout, batch_spec, fixed_layout, is_fixed, is_possible, lay_out
 from penstock_proto.messages import FeedInfo, Slab
 from penstock_proto.spec import unflatten
 
@@ -27,18 +28,30 @@ class SlabViews:
     Attributes:
         spec: the spec of a batch.
         columns: how each leaf is stored.
+        has_offsets: whether leaves are text or ragged, so that slabs have offsets.
         fixed: the layout of every slot, or None if batches differ in shape.
     """
 
     def __init__(self, info: FeedInfo) -> None:
-        """Raises SpecError if the feed has a dtype of a package that is not installed."""
+        """View the slabs of the feed `info`.
+
+        Raises:
+            SpecError: the feed has a dtype of a package that is not installed.
+            ProtocolError: its slots would be larger than any memory.
+        """
         self.spec = batch_spec(info.spec, info.batch_size, info.drop_remainder)
         self.fixed: SlotLayout | None = None
         if info.batch_size is not None and is_fixed(info.spec, info.batch_size):
             self.fixed = fixed_layout(info.spec, info.batch_size, info.turn)
+            if not is_possible(self.fixed):
+                raise ProtocolError(f"the daemon serves batches of {self.spec}, which are larger than any memory")
         self.columns = Columns(info.spec, info.batch_size).columns
         self._arrays = Columns(info.spec, info.batch_size).arrays
         self._full = info.batch_size
+        self.has_offsets = any(column.kind in (TEXT, RAGGED) for column in self.columns)
+        known = 1 if info.batch_size is None else 0  # from this dimension on
+        if any(column.kind is TEXT and None in column.leaf.shape[known:] for column in self.columns):
+            raise ProtocolError(f"the daemon serves text of an unknown shape, {self.spec}")
 
     def layout(self, slab: Slab) -> SlotLayout:
         """Return the layout of the slot that holds `slab`.
@@ -58,10 +71,32 @@ class SlabViews:
             )
             good = good and (self._full is None or self._have_rows(slab))
             layout = lay_out([array.dtype for array in self._arrays], slab.shapes) if good else SlotLayout((), 0, 0)
+            good = good and is_possible(layout)
         good = good and slab.first + slab.batches <= layout.batches
         if not good or slab.nbytes != layout.nbytes_of(slab.batches):
             raise ProtocolError(f"{slab} does not match the batches of the feed, {self.spec}")
         return layout
+
+    def check_offsets(self, layout: SlotLayout, slot: npt.NDArray[np.uint8]) -> None:
+        """Check the offsets in a slab of a feed that is not fixed: TensorFlow trusts them.
+
+        Raises:
+            ProtocolError: they lie outside the values, or the number of strings does not fit the feed.
+        """
+        rest = iter(leaf[0] for leaf in layout.leaves(slot))
+        for column in self.columns:
+            values = next(rest)
+            if column.kind not in (TEXT, RAGGED):
+                continue
+            offsets = next(rest)
+            good = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(values)
+            good = good and bool((offsets[1:] >= offsets[:-1]).all())
+            if column.kind is TEXT and self._full is None:
+                good = good and _holds(column.leaf.shape, len(offsets) - 1)
+            if not good:
+                raise ProtocolError(
+                    f"the daemon sent offsets that do not fit the {len(values)} values of {column.leaf}"
+                )
 
     def batches(self, slab: Slab, layout: SlotLayout, slot: npt.NDArray[np.uint8]) -> Iterator[Any]:
         """Yield the batches of a slab in the feed's structure: arrays over its `slot`, trimmed to their rows."""
@@ -98,6 +133,14 @@ class SlabViews:
             elif shape[0] != slab.rows:
                 return False
         return 0 < slab.rows <= (self._full or 0)
+
+
+def _holds(shape: tuple[int | None, ...], strings: int) -> bool:
+    """Return whether a text leaf of a whole batch, of which only the first dimension may vary, can have so many."""
+    known = math.prod(dim for dim in shape if dim is not None)
+    if None not in shape:
+        return strings == known
+    return strings % known == 0 if known else strings == 0
 
 
 def strings(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], column: Column, ready: bool) -> Any:

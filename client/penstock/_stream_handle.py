@@ -7,7 +7,9 @@ import time
 import weakref
 from typing import Any
 
-from penstock_proto import PenstockError, StreamClosed
+import numpy as np
+
+from penstock_proto import PenstockError, ProtocolError, StreamClosed
 from penstock_proto.messages import End, FeedInfo
 from penstock_proto.position import Position
 
@@ -168,10 +170,21 @@ class StreamHandle:
         try:
             while (item := self.handoff.take(epoch, STEP)) is None:
                 pass
+            if self.views.has_offsets and isinstance(item, Received):
+                self._check_offsets(item)
             return item
         except Refused as refused:
             error = refused.error
         raise self._raised(error)
+
+    def _check_offsets(self, item: Received) -> None:
+        """Fail the stream if the slab's offsets are wrong. Raises Refused."""
+        try:
+            self.views.check_offsets(item.layout, np.asarray(item.root))
+        except ProtocolError as error:
+            self.handoff.lose(renewed(error))
+            assert self.handoff.error is not None
+            raise Refused(self.handoff.error) from None
 
     def _raised(self, error: PenstockError) -> PenstockError:
         kept = self.error

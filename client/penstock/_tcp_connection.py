@@ -16,9 +16,11 @@ from penstock_proto import VERSION, ConnectionLost, KeyRefused, ProtocolError, U
 from penstock_proto.codec import encode, from_server
 from penstock_proto.keys import ClientKeys, needs_key
 from penstock_proto.messages import ClientMessage, Failed, Hello, Ping, Pong, ServerMessage, Welcome
+from penstock_proto.trusted import check_peer
 from penstock_proto.zmtp import Silent
 
 from ._address import Address
+from ._deadline import Deadline
 from ._frames import Frames
 from ._zmtp import Dealer, connected
 
@@ -40,12 +42,14 @@ class TcpConnection:
     Attributes:
         endpoint: the daemon's `tcp://host:port`.
         keys: the client's keys, or None.
+        trusted: the users who may run the daemon if it is on this machine; None: any, as keys say who it is.
     """
 
-    def __init__(self, address: Address, keys: ClientKeys | None = None) -> None:
+    def __init__(self, address: Address, keys: ClientKeys | None = None, trusted: frozenset[int] | None = None) -> None:
         self.endpoint = address.endpoint
         self._address = address
         self.keys = keys
+        self.trusted = trusted
         self._dealer: Dealer | LibzmqDealer | None = None
         self._frames: Frames | None = None
 
@@ -55,22 +59,22 @@ class TcpConnection:
         assert self._dealer is not None  # `hello` was called
         return self._dealer
 
-    def hello(self, timeout: float, watch: Callable[[], None] | None = None) -> Welcome:
+    def hello(self, until: Deadline, watch: Callable[[], None] | None = None) -> Welcome:
         """Introduce this client and ask for the feed.
 
         Args:
-            timeout: seconds that the daemon has to answer.
+            until: when the daemon must have answered.
             watch: called regularly while waiting; it may raise to stop. With `watch` a connection that breaks is an
                 error; without it, the client connects and asks again.
 
         Raises:
-            Unreachable: no daemon answered within `timeout` seconds.
+            Unreachable: no daemon answered in time, or a user who is not trusted listens there.
             KeyRefused: the daemon requires a key, does not know this one, or uses none.
             ConnectionLost: with `watch`, the connection broke.
             PenstockError: the daemon refused: no such feed, another version.
         """
-        deadline = time.monotonic() + timeout
-        where = f"{self.endpoint}, tried for {timeout:g} s"
+        deadline = until.at
+        where = f"{self.endpoint}, tried for {until.seconds:g} s"
         hello = Hello(VERSION, self._address.feed, f"{socket.gethostname()}:{os.getpid()}")
         answer: ServerMessage | None = None
         asked = False
@@ -157,7 +161,7 @@ class TcpConnection:
         with contextlib.suppress(OSError, ProtocolError):
             if not dealer.send(encode(Ping())):
                 return
-            while (data := dealer.message(deadline - time.monotonic())) is not None:
+            while (left := deadline - time.monotonic()) > 0 and (data := dealer.message(left)) is not None:
                 if isinstance(from_server(data), Pong | Failed):
                     return
 
@@ -173,7 +177,7 @@ class TcpConnection:
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
-                return dealer_to(self._address, self.keys, min(left, _CONNECT), watch or (lambda: None))
+                return dealer_to(self._address, self.keys, self.trusted, min(left, _CONNECT), watch or (lambda: None))
             except OSError:
                 if left <= _AGAIN:
                     raise
@@ -200,15 +204,30 @@ class TcpConnection:
 
 
 def dealer_to(
-    address: Address, keys: ClientKeys | None, timeout: float, watch: Callable[[], None]
+    address: Address,
+    keys: ClientKeys | None,
+    trusted: frozenset[int] | None,
+    timeout: float,
+    watch: Callable[[], None],
 ) -> Dealer | LibzmqDealer:
-    """Connect to a daemon once. For `timeout`, `watch` and errors, see `libzmq.dealer`."""
+    """Connect to a daemon once. For `trusted`, see TcpConnection; for `timeout`, `watch` and errors, `libzmq.dealer`.
+
+    Raises:
+        Unreachable: a user who is not trusted listens there.
+    """
     host, port = address.host.strip("[]"), address.port
     if keys is not None:
         from penstock_proto import libzmq
 
         return libzmq.dealer(keys, host, port, timeout, watch)
     try:
-        return connected(host, port, timeout, watch)
+        dealer = connected(host, port, timeout, watch)
     except KeyRefused:
         raise KeyRefused(needs_key("the daemon")) from None
+    if trusted is not None:
+        try:
+            check_peer(dealer.socket, address.endpoint, trusted)
+        except BaseException:
+            dealer.forget()
+            raise
+    return dealer

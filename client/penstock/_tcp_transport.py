@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from msgspec import structs
 
@@ -33,6 +32,9 @@ from penstock_proto.zmtp import Silent
 
 from ._arriving import Arriving, Landing
 from ._consumer_state import Received
+from ._credit import Credit
+from ._deadline import Deadline
+from ._epoch_bounds import MAX_BETWEEN
 from ._fetching import Fetches
 from ._mailbox import Mailbox
 from ._memory import Pool
@@ -44,6 +46,8 @@ _LOOK = 0.05
 CREDIT = 16
 CREDIT_BYTES = 64 << 20
 PING_AFTER = 5.0
+MAX_IDLE = 4096
+"""Most messages in a row that say nothing of the stream, without a wait for more."""
 LOST_AFTER = 30.0
 """Seconds without a byte after which the connection counts as lost. A Ping after 5 s asks the daemon for one."""
 
@@ -66,16 +70,19 @@ class TcpTransport:
         welcome: Welcome,
         views: SlabViews,
         mailbox: Mailbox,
-        timeout: float,
+        until: Deadline,
         opening: Callable[..., Open],
         start: Sequence[bytes] = (),
         watch: Callable[[], None] | None = None,
+        *,
+        shares: bool,
     ) -> None:
-        """Open the session's stream on this connection, at the position in the pieces of `start`.
+        """Open the session's stream on this connection, at the position in the pieces of `start`. `shares`: others read
+        the stream too, in a group or as ranks.
 
         Raises:
             ConnectionLost: the connection broke since `hello`.
-            PenstockError: the daemon refused, or did not answer for `timeout` seconds.
+            PenstockError: the daemon refused, or did not answer before `until`.
         """
         self._connection = connection
         self._dealer = connection.dealer
@@ -84,26 +91,28 @@ class TcpTransport:
         self._pool = Pool(keep=CREDIT)
         self._arriving: dict[int, Arriving] = {}
         """The slabs whose bytes come from the daemon, by number."""
-        self._due: deque[Arriving | ServerMessage] = deque()
-        """Slabs and messages in the order of the stream, from the first unfinished slab on."""
+        self._due: deque[tuple[Arriving | ServerMessage, int]] = deque()
+        """Slabs and messages in the order of the stream, from the first unfinished slab on, and the messages' bytes."""
+        self._due_nbytes = 0
         self._landing = Landing()
+        self._idle = 0
         self._unsaid: deque[bytes] = deque()
-        self._fetches = Fetches(connection.keys, self._say, mailbox.wake)
-        deadline = time.monotonic() + timeout
+        self._fetches = Fetches(connection.keys, connection.trusted, self._say, mailbox.wake)
         try:
             for piece in start:
-                connection.say(PositionPart(welcome.session, piece), deadline)
+                connection.say(PositionPart(welcome.session, piece), until.at)
             asked = opening(welcome.session, b"", CREDIT, CREDIT_BYTES, 0)
-            answer = connection.ask(structs.replace(asked, fetches=True), deadline, watch)
+            answer = connection.ask(structs.replace(asked, fetches=True), until.at, watch)
         except Silent:
             raise Unreachable(
-                f"the daemon at {connection.endpoint} did not open the session in {timeout:g} s"
+                f"the daemon at {connection.endpoint} did not open the session in {until.seconds:g} s"
             ) from None
         except OSError:
             raise connection.broke_again() from None
         if not isinstance(answer, Opened):
             raise ProtocolError(f"the daemon answered Open with {type(answer).__name__}")
         self.epoch = answer.epoch
+        self._credit = Credit.granted(answer, CREDIT, CREDIT_BYTES, shares=shares)
         self._said = self._heard = self._pinged = time.monotonic()
 
     def limit(self, quota: int) -> None:
@@ -153,28 +162,33 @@ class TcpTransport:
             ProtocolError: the daemon sent something that it must not send.
         """
         try:
-            while True:
-                if self._due:
-                    first = self._due[0]
-                    if not isinstance(first, Arriving):
-                        return cast("ServerMessage", self._due.popleft())
-                    if first.is_whole:
-                        self._due.popleft()
-                        return first.received
-                if not self._read():
-                    break
-            if self._fetches:
+            self._idle = 0
+            while (due := self._next()) is None and self._read():
+                pass
+            if due is None and self._fetches:
                 for slab in self._fetches.read():
                     self._arriving[slab.received.slab.seq] = slab
-                if self._due and isinstance(first := self._due[0], Arriving) and first.is_whole:
-                    self._due.popleft()
-                    return first.received
-            return None
+                due = self._next()
+            return due
         except OSError as error:
             raise ConnectionLost(
                 f"the connection to the daemon at {self._connection.endpoint} broke: the daemon was killed, or the "
                 f"network failed ({error})"
             ) from None
+
+    def _next(self) -> ServerMessage | Received | None:
+        """Return what is due next, or None if it has not arrived."""
+        if not self._due:
+            return None
+        first, nbytes = self._due[0]
+        if not isinstance(first, Arriving):
+            self._due.popleft()
+            self._due_nbytes -= nbytes
+            return first
+        if not first.is_whole:
+            return None
+        self._due.popleft()
+        return first.received
 
     def _read(self) -> bool:
         """Receive the next message of the daemon, or a part of a slab. Return whether more may have come."""
@@ -196,24 +210,32 @@ class TcpTransport:
             raise ProtocolError(f"the daemon sent an extra frame after {message}")
         elif type(message) is Slab:
             self._begin(message)
-        elif type(message) is HostAt:
-            self._fetches.host_at(message)
-        elif type(message) is not Pong:
+        elif type(message) is HostAt or type(message) is Pong:
+            self._idle += 1
+            if self._idle > MAX_IDLE:
+                raise ProtocolError(f"the daemon sent {MAX_IDLE} messages in a row that say nothing of the stream")
+            if type(message) is HostAt:
+                self._fetches.host_at(message)
+        else:
             if type(message) is Failed:
                 self._drop_unfinished()
-            self._due.append(message)
+            self._due.append((message, len(data)))
+            self._due_nbytes += len(data)
+            if self._due_nbytes > MAX_BETWEEN:
+                raise ProtocolError(f"the daemon sent more than {MAX_BETWEEN} bytes of messages before a slab's bytes")
         return True
 
     def _drop_unfinished(self) -> None:
         """Drop the first unfinished slab and everything after it: the stream has failed, so missing bytes will not
         come."""
-        while not all(item.is_whole for item in self._due if isinstance(item, Arriving)):
-            self._due.pop()
+        while not all(item.is_whole for item, _ in self._due if isinstance(item, Arriving)):
+            self._due_nbytes -= self._due.pop()[1]
 
     def _begin(self, slab: Slab) -> None:
         layout = self._views.layout(slab)
+        self._credit.came(slab)
         arriving = Arriving(Received(slab, layout, self._pool.take(layout.nbytes), time.monotonic()))
-        self._due.append(arriving)
+        self._due.append((arriving, 0))
         if slab.kept is None or not self._fetches.fetch(arriving):
             self._arriving[slab.seq] = arriving
 
@@ -232,6 +254,10 @@ class TcpTransport:
             return False
         self._said = time.monotonic()
         return True
+
+    def tell(self, handed: int) -> None:
+        """Note that the daemon is about to learn that the first `handed` slabs were handed over. Any thread."""
+        self._credit.tell(handed)
 
     def mark(self, handed: int) -> None:
         """Do nothing: the daemon shares no memory with this client."""

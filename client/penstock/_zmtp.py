@@ -25,6 +25,8 @@ _AT_ONCE = 1 << 20
 """Most bytes that a poll waits for."""
 _STEP = 0.1
 """Seconds between two calls of `watch` during a wait."""
+MAX_COMMANDS = 1024
+"""Most ZeroMQ commands in a row without a wait for more bytes. A daemon sends one every 5 s."""
 
 
 class Dealer:
@@ -64,6 +66,11 @@ class Dealer:
             raise ProtocolError("it sends a message where ZeroMQ's READY belongs")
         self._start += head.nbytes
         codec.parse_ready(self._waited_for(head.size, deadline, watch))
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket of the connection."""
+        return self._socket
 
     pending = False
     """Nothing comes without making the descriptor readable."""
@@ -113,9 +120,9 @@ class Dealer:
 
         Raises:
             OSError: the connection broke.
-            ProtocolError: the peer sent something other than a frame.
+            ProtocolError: the peer sent something other than a frame, or commands without end.
         """
-        while True:
+        for _ in range(MAX_COMMANDS):
             head = codec.head(self._stage[self._start : self._end])
             if head is not None and not head.command:
                 self._start += head.nbytes
@@ -127,6 +134,7 @@ class Dealer:
                 self._obey(bytes(self._stage[body : self._start]))
             elif not self._read_ahead():
                 return None
+        raise ProtocolError(f"it sent {MAX_COMMANDS} ZeroMQ commands in a row")
 
     def read_into(self, target: memoryview) -> int:
         """Read bytes of the current frame into `target`, as many as have come and fit. Return their number.
@@ -195,11 +203,12 @@ class Dealer:
         return bytes(self._stage[self._start - count : self._start])
 
     def _wait_for_bytes(self, deadline: float, watch: Callable[[], None]) -> None:
+        """Wait up to a step, and read what has come. Raise `Silent` after the deadline, even if bytes still drip."""
         self.flush()
         if not self.wait(_STEP):
             watch()
-            if time.monotonic() > deadline:
-                raise Silent("it accepts connections, and says nothing")
+        if time.monotonic() > deadline:
+            raise Silent("it accepts connections, and does not finish its greeting")
         self._read_ahead()
 
     def _read_ahead(self) -> bool:
@@ -234,7 +243,7 @@ def connected(host: str, port: int, timeout: float, watch: Callable[[], None]) -
     Args:
         host: a name or an address.
         port: a number.
-        timeout: seconds for each address.
+        timeout: seconds for all addresses together; each gets an equal part of what is left.
         watch: called now and then while waiting; it may raise to give up.
 
     Raises:
@@ -244,10 +253,13 @@ def connected(host: str, port: int, timeout: float, watch: Callable[[], None]) -
         ProtocolError: the peer does not speak ZeroMQ, or refuses the connection.
     """
     error = OSError(f"{host} has no address")
-    for family, kind, proto, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    end = time.monotonic() + timeout
+    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, proto, _, place) in enumerate(places):
         connection = socket.socket(family, kind, proto)
         try:
-            deadline = time.monotonic() + timeout
+            now = time.monotonic()
+            deadline = now + max(0.0, end - now) / (len(places) - number)
             _connect(connection, place, deadline, watch)
             dealer = Dealer(connection)
             dealer.greet(deadline, watch)

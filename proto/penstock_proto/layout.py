@@ -30,6 +30,8 @@ from .spec import Leaf, Spec, leaf_list, map_leaves, numpy_dtype
 ALIGN = 64
 HEADER = 64
 """Bytes of a batch's header."""
+MAX_SLOT = 2**50
+"""Most bytes of a slot, and of each array in it if empty dimensions had one element: more than any machine has."""
 TAIL_LANE = -1
 """The lane in the header of a batch that was merged from leftovers."""
 POOL_LANE = -2
@@ -86,6 +88,13 @@ class SlotLayout:
         if batches == self.batches:
             return self.nbytes
         return batches * (HEADER + sum(p.nbytes for p in self.places))
+
+
+def is_possible(layout: SlotLayout) -> bool:
+    """Return whether a slot can be that large."""
+    each = MAX_SLOT // max(1, layout.batches)
+    arrays = (math.prod(dim or 1 for dim in place.shape) * place.dtype.itemsize for place in layout.places)
+    return layout.nbytes <= MAX_SLOT and all(nbytes <= each for nbytes in arrays)
 
 
 def lay_out(dtypes: Sequence[str], shapes: Sequence[Sequence[int]], batches: int = 1) -> SlotLayout:

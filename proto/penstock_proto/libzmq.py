@@ -168,7 +168,7 @@ class LibzmqDealer:
                 data = bytes(self._frame)
                 self.left = 0
                 return data
-            if frame is None and not self.wait(deadline - time.monotonic()):
+            if time.monotonic() > deadline or (frame is None and not self.wait(deadline - time.monotonic())):
                 return None
             self.left = 0
 
@@ -263,7 +263,7 @@ def dealer(keys: ClientKeys | None, host: str, port: int, timeout: float, watch:
         keys: the keys of this end; None: do not encrypt.
         host: a name or an address.
         port: a number.
-        timeout: seconds for each address.
+        timeout: seconds for all addresses together; each gets an equal part of what is left.
         watch: called now and then while waiting; it may raise to give up.
 
     Raises:
@@ -273,12 +273,15 @@ def dealer(keys: ClientKeys | None, host: str, port: int, timeout: float, watch:
         ProtocolError: the peer does not speak ZeroMQ.
     """
     error = OSError(f"{host} has no address")
-    for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    end = time.monotonic() + timeout
+    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for number, (family, _, _, _, place) in enumerate(places):
         made = LibzmqDealer(keys)
+        now = time.monotonic()
         try:
             made.connect(
                 f"tcp://[{place[0]}]:{port}" if family == socket.AF_INET6 else f"tcp://{place[0]}:{port}",
-                time.monotonic() + timeout,
+                now + max(0.0, end - now) / (len(places) - number),
                 watch,
             )
             return made

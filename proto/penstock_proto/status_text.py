@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from .errors import ProtocolError
+from .status_shape import Status
 from .text import printable
 
 MAX_DEPTH = 32
@@ -16,14 +19,13 @@ def parse(text: str) -> dict[str, Any]:
     """Return a daemon's status, with all of its texts safe to print (text.py).
 
     Raises:
-        ProtocolError: it is not a JSON object, or is nested too deep.
+        ProtocolError: it is not JSON, is nested too deep, or lacks something that readers need.
     """
     try:
-        state = _cleaned(json.loads(text), MAX_DEPTH)
+        state: dict[str, Any] = _cleaned(json.loads(text), MAX_DEPTH)
+        msgspec.convert(state, Status)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the daemon's status cannot be read: {str(error)[:200]}") from None
-    if not isinstance(state, dict):
-        raise ProtocolError(f"the daemon's status cannot be read: it is a {type(state).__name__}, not an object")
     return state
 
 

@@ -182,20 +182,26 @@ def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, i
         with _beside(url, state, "profile", "", timeout) as connection:
             _check_processes(url, state, connection)
             seqpacket.send(connection, codec.encode(m.StacksRequest()))
-            while True:
+            user = unix_address.user(connection)
+            for _ in range(m.MAX_WORKERS + 1):
                 data, fd = seqpacket.receive(connection)
+                if fd is not None:
+                    undo.callback(os.close, fd)
                 if not data:
                     raise ConnectionResetError("it has just stopped")
                 reply = codec.from_server(data)
                 if isinstance(reply, m.WorkerStacks) and fd is not None:
+                    if not _is_of(reply.pid, user):
+                        raise ProtocolError(f"the daemon named process {reply.pid}, which is not of its user {user}")
                     found.append((reply.worker, reply.pid, fd))
-                    undo.callback(os.close, fd)
                 elif isinstance(reply, m.StacksSent):
                     break
                 elif isinstance(reply, m.Failed):
                     raise reply.error.error()
-                elif fd is not None:
-                    os.close(fd)
+                else:
+                    raise ProtocolError(f"the daemon answered {type(reply).__name__} to a request for stacks")
+            else:
+                raise ProtocolError(f"the daemon named more than {m.MAX_WORKERS} workers")
         undo.pop_all()
     return found
 
@@ -221,6 +227,15 @@ def profile_hosts(
         seqpacket.send(connection, codec.encode(m.ProfileHosts(seconds, rate)))
         connection.setblocking(False)
         yield connection
+
+
+def _is_of(pid: int, user: int) -> bool:
+    """Return whether a process may be signalled for a daemon of this user. It is, if it has ended. Only root could
+    signal one of another user."""
+    try:
+        return os.geteuid() != 0 or os.stat(f"/proc/{pid}").st_uid == user
+    except OSError:
+        return True
 
 
 def _check_processes(url: str, state: dict[str, Any], connection: socket.socket) -> None:
@@ -264,6 +279,8 @@ def _ended(process: int, connection: socket.socket, timeout: float) -> bool:
             heard = []
         elif isinstance(reply := codec.from_server(data), m.Failed):
             raise reply.error.error()
+        if time.monotonic() > deadline:  # although messages come
+            return False
 
 
 @contextlib.contextmanager
@@ -272,7 +289,7 @@ def _beside(url: str, state: dict[str, Any], verb: str, signals: str, timeout: f
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(timeout)
-            unix_address.connect(connection, state["unix"])
+            unix_address.connect(connection, state["unix"], None if os.geteuid() == 0 else {0, os.geteuid()})
             greeting, ledger = seqpacket.receive(connection)
             if ledger is not None:
                 os.close(ledger)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from penstock_proto import PenstockError, ProtocolError, codec, seqpacket, unix_address
+from penstock_proto import PenstockError, ProtocolError, codec, seqpacket, trusted, unix_address
 from penstock_proto import messages as m
 from penstock_proto.keys import client_keys
 
@@ -130,7 +130,7 @@ def attempt(
     except PenstockError as error:
         seen.error = error
         return seen
-    seen.unix = _unix(seen.state["unix"])
+    seen.unix = _unix(seen.state["unix"], None if own else trusted.users(None))
     feeds = [feed["name"] for feed in seen.state["feeds"]]
     if not seen.state["ready"] or not feeds:
         return seen
@@ -173,18 +173,21 @@ def _reach(seen: Connection) -> None:
             seen.refused[address] = error
 
 
-def _unix(name: str) -> str:
-    """Connect to the daemon's unix address, as a client that wants shared memory does; see `Connection.unix`."""
+def _unix(name: str, users: frozenset[int] | None) -> str:
+    """Connect to the daemon's unix address, as a client that wants shared memory and trusts `users` does; see
+    `Connection.unix`."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(CONNECT_SECONDS)
-            unix_address.connect(connection, name)
+            unix_address.connect(connection, name, users)
             greeting, ledger = seqpacket.receive(connection)
             if ledger is not None:
                 os.close(ledger)
             if greeting:
                 return WORKS if ledger is not None else "no descriptor came with the greeting"
             return f"{OTHER_USER} {unix_address.user(connection)}"
+    except PermissionError:  # the client does not trust that user
+        return OTHER_USER
     except OSError as error:
         if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
             return OTHER_HOST

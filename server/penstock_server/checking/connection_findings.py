@@ -219,7 +219,8 @@ def _detours(seen: Connection) -> Iterator[Finding]:
             "transport",
             "batches go over TCP, though the daemon is on this host: it belongs to another user than this process, "
             f"which runs as {os.geteuid()}",
-            fix="run both as one user (--user in docker), for shared memory without a copy",
+            fix="for shared memory without a copy run both as one user (--user in docker), or admit this user "
+            "(`penstock serve --allow-uid`) and name the daemon's (PENSTOCK_DAEMON_USER)",
         )
     elif seen.unix == OTHER_HOST and seen.same_host:
         yield Finding(
