@@ -434,7 +434,7 @@ def test_a_slab_that_this_machine_cannot_hold_is_refused_before_it_is_allocated(
 # --- connecting ---
 
 
-def drip(data: bytes, pause: float = 0.3) -> Callable[[Peer], None]:
+def drip(data: bytes, pause: float = 0.05) -> Callable[[Peer], None]:
     """Return an attack that sends these bytes one at a time, and then PINGs without end."""
 
     def attack(peer: Peer) -> None:

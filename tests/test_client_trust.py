@@ -3,6 +3,7 @@ client asks the kernel who is at the other end: its own user, root, and a user t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -20,6 +21,7 @@ import penstock
 from penstock import _connecting
 from penstock_proto import socket_owner, trusted, unix_address
 from penstock_proto.messages import HostAt, Reaches
+from penstock_server.joining import to_head
 
 OWN = os.geteuid()
 OTHER = OWN + 1
@@ -205,3 +207,18 @@ def test_whoever_takes_the_port_of_a_daemon_that_died_does_not_feed_the_waiting_
         with FakeDaemon(info, epoch, port=port):
             reader.join(60)
         assert seen == list(range(20))
+
+
+def test_a_host_does_not_join_a_head_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(to_head, "users", lambda user: frozenset({OTHER}))
+    info, epoch = numbers(3, batches=3)
+
+    async def join(port: int) -> None:
+        def nothing(*_: object) -> memoryview:
+            raise AssertionError("nothing comes")
+
+        await to_head.connect("127.0.0.1", port, None, on_message=nothing, place=nothing, on_end=nothing)
+
+    with FakeDaemon(info, epoch) as daemon:
+        with pytest.raises(PermissionError, match=rf"user {OWN} \(.*\) listens at tcp://127.0.0.1:{daemon.port}"):
+            asyncio.run(join(daemon.port))

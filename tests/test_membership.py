@@ -17,6 +17,7 @@ from penstock_proto import messages as m
 from penstock_server.host.arena import Memfd
 from penstock_server.host.local_workers import LocalWorkers
 from penstock_server.host.supervisor import Supervisor
+from penstock_server.joining import membership
 from penstock_server.joining.membership import Membership
 
 FIRST = 1_000_000
@@ -342,5 +343,67 @@ def test_a_worker_for_which_there_are_no_descriptors_is_given_up_and_the_others_
         await world.start()
         assert world.told(0, m.StartRun)
         assert not world.failed
+
+    played(play)
+
+
+def test_a_list_of_splits_that_this_host_cannot_hold_is_refused_before_memory_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play(world: World) -> None:
+        monkeypatch.setattr(membership, "available", lambda: 1000)
+        for nbytes in (1001, 2**62):
+            with pytest.raises(ProtocolError, match=f"a list of splits of {nbytes} bytes, and this host has 1000"):
+                world.membership.place(codec.encode(m.SplitsPart(1, 0, 100, nbytes)))
+        assert len(world.membership.place(codec.encode(m.SplitsPart(1, 0, 100, 1000)))) == 100
+        for wrong in (m.SplitsPart(1, 100, 100, 999), m.SplitsPart(1, 950, 50, 2000)):
+            with pytest.raises(ProtocolError, match="that is not due"):
+                world.membership.place(codec.encode(wrong))
+        world.local.forget_list(1)
+
+    played(play)
+
+
+def test_a_head_cannot_make_a_host_start_workers_without_end() -> None:
+    async def play(world: World) -> None:
+        with pytest.raises(ProtocolError, match="4095 more workers, 4096 in all"):
+            world.membership.take(m.Scale(4096, FIRST + 2, 4095))
+        with pytest.raises(ProtocolError, match="4 more workers, 3 in all"):
+            world.membership.take(m.Scale(3, FIRST + 2, 4))
+        assert list(world.workers.workers) == [0, 1]
+        world.membership.take(m.Scale(4, FIRST + 2, 2))
+        assert len(world.workers.workers) == 4
+
+    played(play)
+
+
+def test_messages_that_wait_for_one_worker_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MAX_WAITING", 3)
+
+    async def play(world: World) -> None:
+        say = m.Say(FIRST, 0, codec.encode(m.DropRun(5)))
+        for _ in range(3):
+            world.membership.take(say)
+        with pytest.raises(ProtocolError, match=f"more than 3 messages for worker {FIRST}"):
+            world.membership.take(say)
+        await settle()
+        world.membership.take(say)
+
+    played(play)
+
+
+@pytest.mark.parametrize(
+    ("message", "match"),
+    [
+        (m.StartRun(5, "other", 0, 0, 0, spec=SPEC), "feed 'other', which this host does not serve"),
+        (m.StartRun(5, "feed", 0, 0, 0), "without a spec"),
+        (m.StartRun(5, "feed", 0, 0, 9, spec=SPEC), "list of splits 9, which the head has not sent"),
+    ],
+)
+def test_a_run_of_what_is_not_there_ends_the_host_with_the_reason(message: m.StartRun, match: str) -> None:
+    async def play(world: World) -> None:
+        await world.say(0, message)
+        (error,) = world.failed
+        assert match in error.message
 
     played(play)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock_proto import GeneratorError, PenstockError, ProtocolError, codec, status_text
@@ -218,3 +219,35 @@ def test_what_is_not_a_status_is_refused_in_words(text: str) -> None:
     with pytest.raises(ProtocolError, match="the daemon's status cannot be read") as refused:
         status_text.parse(text)
     assert len(str(refused.value)) < 300
+
+
+LAST = m.LastActivity(1, 1, HOSTILE, 1, 0.5, True, False, False, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "texts"),
+    [
+        (m.Hello(11, "feed", HOSTILE), lambda it: [it.client]),
+        (m.Join(11, HOSTILE, bytes(16), 1, 1, "", "", "", ()), lambda it: [it.host]),
+        (m.WorkerEnded(1, HOSTILE, LAST), lambda it: [it.how, it.doing.split]),
+        (m.GivenUp(1, HOSTILE), lambda it: [it.how]),
+        (m.Doing(HOSTILE, HOSTILE, 1, 0.5), lambda it: [it.what, it.split]),
+        (m.WorkerActivity(1, 0, 1, 1, 1, HOSTILE), lambda it: [it.what]),
+        (m.SplitSkipped(1, 1, HOSTILE, 1), lambda it: [it.split]),
+    ],
+)
+def test_what_peers_call_themselves_and_say_of_their_work_is_safe_to_print(
+    message: msgspec.Struct, texts: Callable[[Any], list[str]]
+) -> None:
+    sent = msgspec.to_builtins(message)  # a peer need not clean its texts
+    for text in texts(message):
+        assert text == one_line(HOSTILE)
+    raw = json.loads(json.dumps(sent).replace(json.dumps(one_line(HOSTILE))[1:-1], "\\u001b\\u202e\\n"))
+    received = msgspec.convert(raw, type(message), strict=False)
+    assert set(texts(received)) == {"\\x1b\\u202e "}
+
+
+def test_a_text_that_grows_when_it_is_made_safe_still_fits_its_message() -> None:
+    ended = m.WorkerEnded(1, "\x1b" * 1024, None)
+    assert codec.from_host(codec.encode(ended)) == ended
+    assert len(ended.how) == 1024

@@ -13,7 +13,6 @@ import msgspec
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.position import unpack
-from penstock_proto.text import one_line
 
 from . import greeted
 from .coordinator import Coordinator
@@ -98,7 +97,7 @@ class Opening:
             self.early[routing_id] = hello
             return
         token = secrets.token_bytes(16)
-        client = one_line(hello.client)[:128]
+        client = hello.client[:128]
         session = Session(token, hello.feed, client, routing_id, time.monotonic(), key)
         welcome = m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix)
         if self._out.answer(routing_id, welcome):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from .. import errors, unix_address
-from ..text import printable
+from ..text import one_line, printable
 
 VERSION = 11
 """The protocol's version. Both ends must have the same."""
@@ -52,6 +53,15 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type",
     """Base of all messages: `type` is the class's name in lower case."""
 
 
+def clean(message: Struct, *fields: str, most: int = 1024) -> None:
+    """Make texts of a message safe to print, each on one line of at most `most` characters (text.py). Call it in
+    `__post_init__`: users see these texts, and a peer may have written them."""
+    for name in fields:
+        text = getattr(message, name)
+        if text is not None and (safe := one_line(text)) != text:
+            force_setattr(message, name, safe[:most])
+
+
 class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
     """An error on its way to the process that raises it. `kind` is a name in `errors.BY_NAME`."""
 
@@ -76,7 +86,7 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def error(self) -> errors.PenstockError:
-        """Make the error to raise. An unknown kind becomes a PenstockError that names it."""
+        """Make the error to raise, which cleans its texts. An unknown kind becomes a PenstockError that names it."""
         cls = errors.BY_NAME.get(self.kind)
         message = self.message if cls else f"{self.kind}: {self.message}"
         return (cls or errors.PenstockError)(

@@ -20,6 +20,7 @@ from .base import (
     Token,
     UnixName,
     Version,
+    clean,
 )
 from .watching import MAX_PROFILE_SECONDS
 
@@ -30,6 +31,9 @@ class Hello(Message, frozen=True):
     version: Version
     feed: Line
     client: Line = ""
+
+    def __post_init__(self) -> None:
+        clean(self, "client")
 
 
 class PositionPart(Message, frozen=True):
@@ -218,6 +222,9 @@ class Join(Message, frozen=True):
     sources: Annotated[tuple[Source, ...], Meta(max_length=256)]
     fetch_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     unix: UnixName = ""
+
+    def __post_init__(self) -> None:
+        clean(self, "host", most=128)
 
 
 ClientMessage: TypeAlias = (

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from ..spec import Spec, check_size
-from .base import Count, Digest, Digests, ErrorReport, Line, Message, Name, Record, Shapes
+from .base import Count, Digest, Digests, ErrorReport, Line, Message, Name, Record, Shapes, clean
 from .feeds import Environment, FeedPlan
 
 
@@ -132,6 +132,9 @@ class SplitSkipped(Message, frozen=True):
     split: Line
     samples: Count
     error: ErrorReport | None = None
+
+    def __post_init__(self) -> None:
+        clean(self, "split")
 
 
 class CacheUsed(Message, frozen=True):

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from .base import Count, Index, Line, Message
+from .base import Count, Index, Line, Message, clean
 from .server import Failed
 from .watching import (
     ActivityShown,
@@ -185,6 +185,9 @@ class LastActivity(Struct, frozen=True, forbid_unknown_fields=True):
     cut_off: bool
     works_on: Annotated[int, Meta(ge=-1, le=2**62)]
 
+    def __post_init__(self) -> None:
+        clean(self, "split")
+
 
 class WorkerEnded(Message, frozen=True):
     """A worker's process has ended: how, and its last activity. Another process takes its place."""
@@ -193,12 +196,18 @@ class WorkerEnded(Message, frozen=True):
     how: Line
     doing: LastActivity | None
 
+    def __post_init__(self) -> None:
+        clean(self, "how")
+
 
 class GivenUp(Message, frozen=True):
     """No further process takes this worker's place."""
 
     worker: Index
     how: Line
+
+    def __post_init__(self) -> None:
+        clean(self, "how")
 
 
 class Leaving(Message, frozen=True):
@@ -212,6 +221,9 @@ class Doing(Struct, frozen=True, forbid_unknown_fields=True):
     split: Line | None
     samples: Count
     seconds: float
+
+    def __post_init__(self) -> None:
+        clean(self, "what", "split")
 
 
 class TimeSpent(Struct, frozen=True, forbid_unknown_fields=True):

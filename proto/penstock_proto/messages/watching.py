@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from .base import Count, Index, Line, Message
+from .base import Count, Index, Line, Message, clean
 
 MOST_SHOWN = 64
 """Workers of a host whose activity is shown: those with the smallest numbers."""
@@ -75,6 +75,9 @@ class WorkerActivity(Struct, frozen=True, forbid_unknown_fields=True, array_like
     collating: Thousandths
     run: Annotated[int, Meta(ge=-1, le=2**62)]
     what: Annotated[str, Meta(max_length=256)]
+
+    def __post_init__(self) -> None:
+        clean(self, "what", most=256)
 
 
 class ActivityShown(Message, frozen=True):

@@ -218,10 +218,12 @@ class Agent:
             match message:
                 case m.Failed():
                     self._refused(message.error.error())
-                case m.Joined():
+                case m.Joined() if self._membership is None:
                     self._joined(message)
                 case m.AdmitClients():
                     self._listeners.admit(message)
+                case m.Joined():
+                    raise ProtocolError("Joined, although this host has joined already")
                 case _ if self._membership is not None:
                     self._membership.take(message)
         except ProtocolError as error:

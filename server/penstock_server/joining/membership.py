@@ -29,6 +29,7 @@ from ..bugs import Bugs
 from ..host import cpus, descriptors
 from ..host.arena import Memfd
 from ..host.local_workers import LocalWorkers
+from ..host.memory_limits import available
 from ..host.supervisor import Supervisor
 from .building import Building, Regions
 from .built_slots import BuiltSlots, Writes
@@ -37,6 +38,9 @@ from .shown_workers import ShownWorkers
 from .to_head import ToHead
 
 log = logging.getLogger(__name__)
+
+MAX_WAITING = 65536
+"""Most messages from the head that wait for one worker. They wait while memory is in use."""
 
 _MOST_REPORTED = 64
 """Maximum number of workers in one report; if there are more, the next report goes on with them."""
@@ -132,6 +136,8 @@ class Membership:
             case m.Say():
                 worker = self._worker(message.worker)
                 if worker in self._queues:  # else no process takes the worker's place
+                    if self._queues[worker].qsize() >= MAX_WAITING:
+                        raise ProtocolError(f"more than {MAX_WAITING} messages for worker {message.worker}")
                     self._queues[worker].put_nowait((message, codec.to_worker(message.data)))
             case m.SendKept():
                 self.slots.send_kept(message.ticket)
@@ -140,6 +146,8 @@ class Membership:
             case m.Accepted():
                 pass
             case m.Scale():
+                if len(self._queues) + message.more > m.MAX_WORKERS or message.more > message.workers:
+                    raise ProtocolError(f"{message.more} more workers, {message.workers} in all")
                 for number in range(message.first, message.first + message.more):
                     self._add(number)
                 self._scaled(message.workers)
@@ -175,11 +183,15 @@ class Membership:
         if not isinstance(part, m.SplitsPart) or part.start + part.size > part.nbytes:
             raise ProtocolError(f"a {type(part).__name__} with a second frame")
         if part.start == 0:
+            if part.nbytes > (left := available()):
+                raise ProtocolError(f"a list of splits of {part.nbytes} bytes, and this host has {left} bytes left")
             fd = os.memfd_create("penstock-splits", os.MFD_CLOEXEC)
             os.ftruncate(fd, part.nbytes)
             self._workers.keep_list(part.splits, fd, part.nbytes)
             self._list = memoryview(mmap.mmap(fd, part.nbytes))
         place = self._list[part.start : part.start + part.size]
+        if len(place) != part.size or part.nbytes != len(self._list):
+            raise ProtocolError(f"bytes {part.start} to {part.start + part.size} of a list of splits that is not due")
         if part.start + part.size == part.nbytes:
             self._list = memoryview(b"")
         return place
@@ -250,15 +262,29 @@ class Membership:
                 message = structs.replace(message, memfd=memfd.number)
             elif say.process != self._processes[worker]:
                 continue
-            elif isinstance(message, m.StartRun):
-                self._regions[message.run] = self._regions_of(message)
-                self._workers.show_list(worker, message.splits)
-            elif isinstance(message, m.Compare):
-                self._workers.show_list(worker, message.splits)
+            elif isinstance(message, m.StartRun | m.Compare):
+                try:
+                    self._prepare(worker, message)
+                except ProtocolError as error:
+                    self._fail(ProtocolError(f"the head sent an invalid message: {error.message}"))
+                    return
             elif isinstance(message, m.DropRun):
                 self._dropped.add(message.run)
                 self._forget_if_over(message.run)
             self._workers.say(worker, message)
+
+    def _prepare(self, worker: int, message: m.StartRun | m.Compare) -> None:
+        """Give a worker what the message names.
+
+        Raises:
+            ProtocolError: there is no such thing.
+        """
+        if isinstance(message, m.StartRun):
+            self._regions[message.run] = self._regions_of(message)
+        try:
+            self._workers.show_list(worker, message.splits)
+        except KeyError:
+            raise ProtocolError(f"list of splits {message.splits}, which the head has not sent") from None
 
     def _list_passed(self, splits: int) -> None:
         """Note that one queue holds no more messages that name the list. After the last queue, forget the list."""
@@ -269,8 +295,12 @@ class Membership:
 
     def _regions_of(self, message: m.StartRun) -> Regions:
         if message.feed not in self._of_feeds:
-            assert message.spec is not None
-            self._of_feeds[message.feed] = Regions(self._plans()[message.feed], message.spec)
+            plan = self._plans().get(message.feed)
+            if plan is None or message.spec is None:
+                raise ProtocolError(
+                    f"a run of feed {message.feed!r}, which this host does not serve, or without a spec"
+                )
+            self._of_feeds[message.feed] = Regions(plan, message.spec)
         return self._of_feeds[message.feed]
 
     # --- what workers say ---

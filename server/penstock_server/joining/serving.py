@@ -11,6 +11,9 @@ from ..keys import ClientKey, ServerKeys
 from ..rate_limited_log import RateLimitedLog
 from .built_slots import BuiltSlots
 
+MAX_CLIENTS = 65536
+"""Most clients that a head may admit."""
+
 
 class SlabServer:
     """See the file's head.
@@ -48,7 +51,13 @@ class SlabServer:
         return self._router.all_unsent_bytes
 
     def admit(self, message: m.AdmitClients) -> None:
-        """Admit clients with these keys, and no others once the list is complete."""
+        """Admit clients with these keys, and no others once the list is complete.
+
+        Raises:
+            ProtocolError: there are too many.
+        """
+        if len(self._admitted) + len(message.keys) > MAX_CLIENTS:
+            raise ProtocolError(f"more than {MAX_CLIENTS} clients may fetch here")
         self._admitted.update(
             (key, ClientKey(key, key[:8].decode("ascii", "replace"), host=False)) for key in message.keys
         )

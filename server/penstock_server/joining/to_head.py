@@ -7,8 +7,9 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock_proto import KeyRefused, ProtocolError, libzmq, zmtp
+from penstock_proto import KeyRefused, ProtocolError, Unreachable, libzmq, zmtp
 from penstock_proto.keys import ClientKeys, needs_key
+from penstock_proto.trusted import check_peer, users
 
 from ..host.curve_peer import CurvePeer
 from ..host.incoming import Place
@@ -69,7 +70,8 @@ async def connect(
         on_end: called once, when the connection has ended; with the reason if the head broke the rules.
 
     Raises:
-        OSError: nobody answers there.
+        OSError: nobody answers there; or, without keys, a user of this machine does who is not trusted (the head's
+            lists of splits are pickles).
         KeyRefused: one side has no key, or one that the other side does not accept.
         ProtocolError: the peer does not speak ZeroMQ.
     """
@@ -101,6 +103,11 @@ async def connect(
         raise KeyRefused(needs_key("the head"))
     if why:
         raise ProtocolError(f"tcp://{host}:{port} is not a Penstock daemon: {why}")
+    try:
+        check_peer(connection, f"tcp://{host}:{port}", users(None))
+    except Unreachable as error:
+        peer.close()
+        raise PermissionError(error.message) from None
     return peer
 
 
