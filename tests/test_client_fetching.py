@@ -28,6 +28,7 @@ from penstock_proto.messages import (
     NotKept,
     Open,
     Ping,
+    Pong,
     Reaches,
     Resend,
     Slab,
@@ -237,6 +238,37 @@ def test_a_host_that_breaks_the_rules_is_left_and_the_daemon_sends_everything(no
         assert list(batches) == list(range(30))
         assert Reaches(7, False) in daemon.got
         assert host.fetches
+
+
+def test_a_host_that_says_nothing_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host_over_tcp, "MAX_IDLE", 3)
+    with reading(lambda host, fetch: [(Pong(), None)] * 50) as (daemon, host, batches):
+        assert list(batches) == list(range(30))
+        assert Reaches(7, False) in daemon.got
+        assert host.fetches
+
+
+def test_hosts_without_end_start_no_threads_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fetching, "MAX_HOSTS", 2)
+    tried: list[int] = []
+    go_on = threading.Event()
+
+    def connect(self: object, where: HostAt, again: bool) -> None:
+        tried.append(where.host)
+        go_on.wait(60)
+
+    monkeypatch.setattr(_fetching.Fetches, "_connect", connect)
+    fetches = _fetching.Fetches(None, None, lambda message: None, lambda: None)
+    for number in range(10):
+        fetches.host_at(HostAt(number, "tcp://127.0.0.1:1"))
+    go_on.set()
+    while fetches._connecting:
+        time.sleep(0.001)
+    assert sorted(tried) == [0, 1]
+    fetches.host_at(HostAt(10, "tcp://127.0.0.1:1"))
+    while fetches._connecting:
+        time.sleep(0.001)
+    assert sorted(tried) == [0, 1, 10]
 
 
 def test_a_host_that_cannot_be_reached_is_not_named_and_nothing_waits_for_it() -> None:

@@ -17,7 +17,7 @@ from test_client_delivery import first
 from test_client_fetching import FakeHost, KeepingDaemon
 
 import penstock
-from penstock import _fetching
+from penstock import _fetching, _host_here
 from penstock._arriving import Arriving
 from penstock._consumer_state import Received
 from penstock._host_here import MOST_BORROWED
@@ -37,6 +37,7 @@ from penstock_proto.messages import (
     Message,
     NotKept,
     Ping,
+    Pong,
     Reaches,
     Resend,
     Slab,
@@ -258,6 +259,13 @@ def _larger_than_it_is(host: FakeLender, fetch: Fetch) -> Answer:
     return [(Map(fetch.seq, os.fstat(fd).st_size + 1), fd), (Lent(fetch.seq, fetch.seq), None)]
 
 
+def _that_could_shrink(host: FakeLender, fetch: Fetch) -> Answer:
+    fd = os.memfd_create("penstock-test")
+    host._fds.append(fd)
+    os.pwrite(fd, bytes(host.slabs[fetch.ticket].data), 0)
+    return [(Map(fetch.seq, os.fstat(fd).st_size), fd), (Lent(fetch.seq, fetch.seq), None)]
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -272,6 +280,7 @@ def _larger_than_it_is(host: FakeLender, fetch: Fetch) -> Answer:
         lambda host, fetch: [(Begin(0), None)],
         _too_small,
         _larger_than_it_is,
+        _that_could_shrink,
     ],
     ids=[
         "unknown memory",
@@ -285,10 +294,19 @@ def _larger_than_it_is(host: FakeLender, fetch: Fetch) -> Answer:
         "another message",
         "too small",
         "larger than it is",
+        "that could shrink",
     ],
 )
 def test_a_host_that_breaks_the_rules_is_left_and_the_daemon_sends_everything(nonsense: Any) -> None:
     with reading(nonsense) as (daemon, host, batches):
+        assert list(map(first, batches)) == list(range(30))
+        assert Reaches(7, False) in daemon.got
+        assert host.fetches
+
+
+def test_a_host_that_says_nothing_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host_here, "MAX_IDLE", 3)
+    with reading(lambda host, fetch: [(Pong(), None)] * 50) as (daemon, host, batches):
         assert list(map(first, batches)) == list(range(30))
         assert Reaches(7, False) in daemon.got
         assert host.fetches

@@ -268,3 +268,15 @@ def test_a_script_that_serves_itself_without_a_guard_is_refused_and_starts_nothi
     done = subprocess.run([sys.executable, "whole.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert 'put the training code under `if __name__ == "__main__":`' in done.stderr
+
+
+def test_output_without_lines_is_passed_on_and_not_collected(
+    server: Fake, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_private_daemon, "MAX_LINE", 1000)
+    server.is_(f"print('.' * 500_000, end='')\nprint('!' * 500_000)\n{SERVE}", LINGER=0)
+    with penstock.connect("scenes.py:feed") as connection:
+        assert len(list(connection.batches())) == 4
+    err = capfd.readouterr().err
+    assert err.count(".") >= 500_000
+    assert err.count("!") >= 500_000

@@ -179,7 +179,7 @@ class Fetches:
 
     def _begin(self, where: HostAt, *, again: bool) -> None:
         with self._count:
-            if self._connecting + len(self._hosts) >= MAX_HOSTS:
+            if self._connecting + len(self._hosts) + len(self._found) >= MAX_HOSTS:
                 return
             self._connecting += 1
         thread = threading.Thread(target=self._run, args=(where, again), name="penstock-connector", daemon=True)

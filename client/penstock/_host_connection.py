@@ -12,6 +12,9 @@ from penstock_proto.messages import Fetch, HostAt, Message, NotKept
 
 from ._arriving import Arriving
 
+MAX_IDLE = 4096
+"""Most messages in a row that bring no slab, without a wait for more."""
+
 
 class HostConnection(ABC):
     """A connection to a host from which slabs are fetched. One thread at a time may use it.
@@ -19,7 +22,7 @@ class HostConnection(ABC):
     Attributes:
         where: the host.
         asked: the slabs that were asked for and have not come, by number.
-        heard: when bytes last came, or, if later, when the client began to wait for slabs (monotonic seconds).
+        heard: when some of a slab last came, or, if later, when the client began to wait for slabs (monotonic seconds).
         missed: how often the host did not keep a slab that it was asked for.
         known: whether the host has sent a slab.
     """
@@ -62,7 +65,7 @@ class HostConnection(ABC):
         Raises:
             OSError: the connection broke.
             ConnectionLost: the host has ended the connection.
-            ProtocolError: the host sent something that it must not send.
+            ProtocolError: the host sent something that it must not send, or messages without end.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ from penstock_proto.codec import encode, from_lender
 from penstock_proto.messages import GivenBack, Greeting, HostAt, Lent, Map, NotKept, Ping, Unmap
 
 from ._arriving import Arriving
-from ._host_connection import HostConnection
+from ._host_connection import MAX_IDLE, HostConnection
 from ._memfds import Memfds
 
 MOST_BORROWED = 24
@@ -74,21 +74,25 @@ class HostHere(HostConnection):
     def read(self) -> Iterator[NotKept | Arriving]:
         """See HostConnection."""
         self._give_back()
-        while True:
+        idle = 0
+        while idle < MAX_IDLE:
             try:
                 data, fd = seqpacket.receive(self._socket)
             except BlockingIOError:
                 return
             if not data:
                 raise ConnectionLost("the host has ended it")
-            self.heard = time.monotonic()
             try:
                 came = self._take(data, fd)
             finally:
                 if fd is not None:
                     os.close(fd)
-            if came is not None:
-                yield came
+            if came is None:
+                idle += 1
+                continue
+            self.heard = time.monotonic()
+            yield came
+        raise ProtocolError(f"it sent {MAX_IDLE} messages in a row that bring no slab")
 
     def close(self) -> None:
         """Close the connection. Borrowed memory stays mapped while arrays lie over it."""

@@ -14,7 +14,7 @@ from penstock_proto.trusted import check_peer
 
 from ._arriving import Arriving, Landing
 from ._frames import Frames
-from ._host_connection import HostConnection
+from ._host_connection import MAX_IDLE, HostConnection
 from ._zmtp import Dealer, connected
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class HostOverTcp(HostConnection):
 
     def read(self) -> Iterator[NotKept | Arriving]:
         """See HostConnection."""
-        while True:
+        idle = 0
+        while idle < MAX_IDLE:
             if self._landing:
                 left = self._dealer.left
                 slab = self._landing.go_on(self._dealer)
@@ -87,15 +88,18 @@ class HostOverTcp(HostConnection):
             data = self._frames.next()
             if data is None:
                 return
-            self.heard = time.monotonic()
             message = from_keeper(data)
             if isinstance(message, Chunk):
+                self.heard = time.monotonic()
                 slab = self.asked.get(message.seq)
                 if slab is None:
                     raise ProtocolError(f"{message} came, but nobody asked for it")
                 self._landing.begin(message, slab, self._frames.more)
             elif isinstance(message, NotKept):
                 yield message
+            else:
+                idle += 1
+        raise ProtocolError(f"it sent {MAX_IDLE} messages in a row that say nothing")
 
     def close(self) -> None:
         """Close the connection."""

@@ -25,6 +25,8 @@ from . import _process_hooks, _server
 
 _PATIENCE = 2.0
 _STEP = 0.1
+MAX_LINE = 1 << 20
+"""Most bytes of a line of the daemon. Longer ones come from user code, and are passed on in pieces."""
 
 
 class PrivateDaemon:
@@ -117,6 +119,9 @@ class PrivateDaemon:
             *lines, begun = (begun + data).split(b"\n")
             for line in lines:
                 self._hear(line.decode(errors="replace"))
+            if len(begun) > MAX_LINE:
+                sys.stderr.write(begun.decode(errors="replace"))
+                begun = b""
         self._said.put(None)
 
     def _hear(self, line: str) -> None:
