@@ -326,6 +326,10 @@ cli.main(prog_name="penstock")
 """A program: `penstock` with other values for constants, which have names such as "host.slots.PATIENCE"."""
 
 
+UNCHECKED: dict[str, object] = {"spot_checks.MOST_DIFFERENT": 0}
+"""No samples are made again to compare them: for tests that count how often user code makes each sample."""
+
+
 def command(patched: dict[str, object]) -> list[str]:
     """Return the command that starts `penstock` with these values for constants."""
     if not patched:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock_proto import DaemonStopped, GeneratorError, Leaf, ProtocolError, WorkerDied
+from penstock_proto import DaemonStopped, FeedError, GeneratorError, Leaf, ProtocolError, WorkerDied
 from penstock_proto import messages as m
 from penstock_proto.layout import TAIL_LANE
 from penstock_proto.position import Position
@@ -481,6 +481,28 @@ def test_an_epoch_begins_and_ends_with_what_the_consumer_says() -> None:
     assert consumer.state is ConsumerState.IDLE
     machine.tell(on.Close(1, 0))
     assert consumer.state is ConsumerState.GONE
+
+
+def test_an_epoch_ends_when_the_samples_that_are_compared_do_not_show_that_rows_are_lost() -> None:
+    for lost in (False, True):
+        machine = Machine()
+        machine.begin()
+        fill = filling(machine, machine.tickets[0])
+        for _ in range(2):
+            machine.tell(on.CheckBegan(fill.run))
+        commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
+        commands += machine.made(fill, record=b"r")
+        commands += machine.made(filling(machine, machine.tickets[1]), batches=0, ended=True)
+        for command in commands:  # visits that were made ahead
+            if isinstance(command, do.FindSlot):
+                commands += machine.tell(on.SlotFound(command.ticket))
+        commands += machine.tell(on.CheckEnded(fill.run))
+        assert [kind for kind in kinds(commands) if kind is do.SendSlab] == [do.SendSlab]
+        assert not any(isinstance(one, do.Tell) and isinstance(one.message, m.End) for one in commands)
+        commands = machine.tell(on.StreamFailed(1, FeedError("rows are lost"))) if lost else []
+        commands += machine.tell(on.CheckEnded(fill.run))
+        said = [command.message for command in commands if isinstance(command, do.Tell)]
+        assert [type(message) for message in said] == [m.Failed if lost else m.End]
 
 
 def test_a_daemon_that_stops_waits_for_slabs_whose_end_is_acknowledged_before_they_are_handed_over() -> None:

@@ -150,6 +150,18 @@ def made(run: int = 5, ticket: int = 7, *, last: bool = True) -> m.Made:
     return m.Made(run=run, ticket=ticket, first=0, batches=1, rows=4, last=last)
 
 
+def test_samples_that_its_workers_report_are_passed_on_for_open_runs_only(world: World) -> None:
+    world.works()
+    check = m.SpotCheck(9, "feed", 0, 0, 0, 1, b"12345678")
+    world.worker_says(FIRST, check)
+    assert (FIRST, check) not in world.head.heard
+    world.host.start_run(do.StartRun(FIRST, 9, "feed", 0, 0, 0), PLAN.spec)
+    world.worker_says(FIRST + 1, check)
+    assert (FIRST + 1, check) not in world.head.heard
+    world.worker_says(FIRST, check)
+    assert world.head.heard[-1] == (FIRST, check)
+
+
 def test_workers_count_when_one_of_them_has_made_the_first_samples_again(world: World) -> None:
     world.worker_says(FIRST + 1, m.Imported((PLAN,), 0.1, tensorflow=False))
     (compare,) = world.network.told(FIRST + 1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Daemon, Serve
+from conftest import UNCHECKED, Daemon, Serve
 
 import penstock
 
@@ -119,7 +119,7 @@ def test_an_endless_stream_is_the_same_with_1_2_and_3_workers_and_from_a_state_d
         before = [f"{segment}.{i}" for batch in batches for segment, i in batch["id"].tolist()]
         state = connection.state_dict()
     log = tmp_path / "made again"
-    other = serve(FEEDS, "ordered", workers=2, env={"MADE": str(log)})
+    other = serve(FEEDS, "ordered", workers=2, patched=UNCHECKED, env={"MADE": str(log)})
     (stream,) = streams["ordered"]
     assert tuple(read(other, "ordered", 100, state=state)) == stream[200:]
     again = made(log)
@@ -133,7 +133,7 @@ def test_an_endless_stream_is_the_same_with_1_2_and_3_workers_and_from_a_state_d
 
 def test_a_killed_worker_costs_its_open_segments_at_the_most(serve: Serve, tmp_path: Path) -> None:
     log = tmp_path / "made"
-    daemon = serve(FEEDS, "ordered", workers=2, env={"MADE": str(log)})
+    daemon = serve(FEEDS, "ordered", workers=2, patched=UNCHECKED, env={"MADE": str(log)})
     quiet = read(daemon, "ordered", 400)
     log.unlink()
     with penstock.connect(daemon.url) as connection:

@@ -19,6 +19,7 @@ from .host.network import Router
 from .host.supervisor import Supervisor
 from .joining.hosts import Hosts
 from .sessions import Sessions
+from .spot_checks import SpotChecks
 from .starting_feeds import StartingFeeds
 from .waits import Looks
 from .worker_memory import WorkerMemory
@@ -32,6 +33,7 @@ class CurrentStatus:
         adjusting: returns whether the number of workers follows the load.
         engine: returns the description of the engine that runs hosts, or None without one.
         caches: the use of the feeds' caches.
+        spot_checks: the samples that are made again.
         unix: the address of the listener for consumers on this host.
     """
 
@@ -48,6 +50,7 @@ class CurrentStatus:
         supervisor: Supervisor,
         hosts: Hosts,
         caches: CacheUsages,
+        spot_checks: SpotChecks,
         memory: WorkerMemory,
         arena: Arena,
         router: Router,
@@ -64,6 +67,7 @@ class CurrentStatus:
         self._supervisor = supervisor
         self._hosts = hosts
         self._caches = caches
+        self._spot_checks = spot_checks
         self._memory = memory
         self._arena = arena
         self._router = router
@@ -120,6 +124,7 @@ class CurrentStatus:
                     coordinator.streams.values(),
                     self._caches,
                     self._looks.of_feed(feed.name),
+                    self._spot_checks.figures(feed.name),
                 )
                 for feed in coordinator.feeds.values()
             ],

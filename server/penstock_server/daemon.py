@@ -189,6 +189,7 @@ class Daemon:
             parts.hosts.stop(self._error, again=self.renewing)
             parts.sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
             await parts.slots.stop()
+            parts.causes.stop()
             await parts.supervisor.stop(codec.encode(m.Shutdown()))
             listener.close()
         finally:

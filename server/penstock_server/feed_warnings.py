@@ -8,6 +8,9 @@ from penstock_proto.spec import Spec, leaf_list
 
 from .shuffle_quality import mixing
 
+MOST_DIFFERENT = 3
+"""After this many spot checks of a feed that found a difference, its samples are no longer checked."""
+
 
 def mixing_warning(plan: FeedPlan, n_splits: int, pool: int) -> str | None:
     """Return a warning if a batch of the feed has samples of only a few of its `n_splits` splits, or None. `pool`:

@@ -20,6 +20,7 @@ from .coordinator.workers import REMOTE
 from .dispatch import Dispatch
 from .host.supervisor import Supervisor
 from .rate_limited_log import RateLimitedLog
+from .spot_checks import SpotChecks
 from .starting_feeds import StartingFeeds
 from .to_workers import ToWorkers
 
@@ -37,10 +38,13 @@ class FromWorkers:
         feeds: knows which feeds are ready, and logs warnings about them.
         fail: called with the error that keeps the daemon from serving.
         name_of: returns the name of a worker, for the log.
+        find_cause: looks for the cause of a difference; see `SpotChecks`.
         stale: returns whether the feeds' code has changed since the daemon was started, if it watches for that.
 
     Attributes:
         caches: the use of the feeds' caches.
+        spot_checks: the samples that are made again.
+        names: the names of the feeds, in the order of the command line.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class FromWorkers:
         fail: Callable[[PenstockError], None],
         name_of: Callable[[int], str],
         stale: Callable[[], bool],
+        find_cause: Callable[[str, int, int], None],
     ) -> None:
         self._coordinator = coordinator
         self._dispatch = dispatch
@@ -64,6 +69,10 @@ class FromWorkers:
         self._fail = fail
         self._stale = stale
         self.caches = CacheUsages(feeds.warn_once)
+        self.names: tuple[str, ...] = ()
+        self.spot_checks = SpotChecks(
+            coordinator, dispatch.tell, to_workers, warn=feeds.warn_once, find_cause=find_cause
+        )
         self._imports: dict[int, m.Imported] = {}
         self._log = RateLimitedLog(log)
         """For lines that workers may cause often."""
@@ -92,6 +101,7 @@ class FromWorkers:
     def died(self, worker: int, how: str, doing: Activity | None) -> None:
         """Handle the end of a worker's process. `doing` is its last activity, or None."""
         self._to_workers.new_process(worker)
+        self.spot_checks.gone(worker)
         blamed = None
         where = ""
         leaving = worker in self._coordinator.workers.leaving  # then the daemon ended it
@@ -115,12 +125,14 @@ class FromWorkers:
     def given_up(self, worker: int, how: str) -> None:
         """Handle a worker that the supervisor does not start again."""
         self._to_workers.gone(worker)
+        self.spot_checks.gone(worker)
         self._dispatch.tell(on.WorkerGone(worker, how))
 
     def accepted(self, worker: int) -> None:
         """Put a worker to use that has the same feeds as the others, and log warnings about its imports."""
         message = self._imports.pop(worker)
         self._to_workers.accepted(worker)
+        self.names = tuple(plan.name for plan in message.feeds)
         if any(plan.on_error == "retry" for plan in message.feeds):
             self._supervisor.give_nobody_up()
         for plan in message.feeds:
@@ -159,6 +171,7 @@ class FromWorkers:
     def look_at_the_clock(self, now: float) -> None:
         """Let the log say how many lines it left out. Called once a second."""
         self._log.look_at_the_clock(now)
+        self.spot_checks.look_at_the_clock()
 
     def _place(self, run: int) -> dict[str, object]:
         """Return the feed, epoch and lane of a run, as fields of a log line, as far as they are known."""
@@ -186,6 +199,10 @@ class FromWorkers:
                 if message.warning:
                     self._feeds.warn_once(message.warning)
                 log.debug("a first sample was compared with another worker's")
+            case m.SpotCheck():
+                self.spot_checks.report(worker, message)
+            case m.SpotChecked():
+                self.spot_checks.answered(worker, message)
             case m.Imported() if worker >= REMOTE and self._stale():
                 text = "worker %d is not used: the code of its host is newer than that of the epochs being read"
                 log.error(text, worker, extra={"event": "worker_rejected", "worker": worker})

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import time
 from bdb import BdbQuit
 from collections import deque
@@ -23,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock_proto import GeneratorError, MemoryBound, PenstockError
+from penstock_proto import FeedError, GeneratorError, MemoryBound, PenstockError
 from penstock_proto import messages as m
 from penstock_proto.position import Position
 
@@ -37,7 +38,7 @@ from .coordinator.ask import Ask
 from .coordinator.failures import ALL
 from .coordinator.feeds import SplitsInfo
 from .coordinator.memory import MANY
-from .feed_warnings import mixing_warning
+from .feed_warnings import MOST_DIFFERENT, mixing_warning
 from .worker.failures import letting_through
 from .worker.loaded_feed import LoadedFeed
 from .worker.randomness import put_states, seeds, take_states
@@ -88,6 +89,8 @@ class InProcess:
         self._slots: dict[int, Any] = {}
         self._lists = 0
         self._listings: deque[m.ListSplits] = deque()
+        self._checks: deque[m.SpotCheck] = deque()
+        self._differences = 0
         self._events: deque[on.Event] = deque()
         self._commands: deque[do.Command] = deque()
         self._said: deque[Said] = deque()
@@ -166,6 +169,10 @@ class InProcess:
                 self._events.append(wire.split_skipped(message))
             case m.CacheUsed() if message.problem:
                 _warn_once(warning_of(message))
+            case m.SpotCheck():
+                self._checks.append(message)
+            case m.SpotChecked():
+                self._checked(message)
             case m.SplitsListed():
                 self._events.append(self._listed(message, fd))
 
@@ -187,6 +194,25 @@ class InProcess:
         splits = SplitsInfo(number, message.count, message.digest)
         return on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)
 
+    def _check(self, check: m.SpotCheck) -> None:
+        """Make samples again, unless the user debugs the feed. This process is the only worker, so it sees only what
+        differs from call to call."""
+        if self._differences < MOST_DIFFERENT and sys.gettrace() is None:
+            hook, sys.breakpointhook = sys.breakpointhook, _pass
+            try:
+                self._work.take(check)
+            finally:
+                sys.breakpointhook = hook
+
+    def _checked(self, answer: m.SpotChecked) -> None:
+        if answer.warning:
+            self._differences += 1
+            if self._differences == 1:
+                _warn_once(answer.warning)
+        if answer.lost:
+            error = FeedError(answer.lost, feed=self._name)
+            self._events.append(on.StreamFailed(answer.run // m.IDS_PER_STREAM, error))
+
     # --- internals ---
 
     @contextlib.contextmanager
@@ -206,6 +232,9 @@ class InProcess:
         due = self._coordinator.next_tick
         if due is not None and due <= time.monotonic():
             self._tell(on.Tick())
+        elif self._checks:
+            self._check(self._checks.popleft())
+            self._settle()
         elif self._work.step():
             self._settle()
         elif self._listings:  # last, so that an epoch's splits are listed when its first batch is needed
@@ -294,6 +323,10 @@ class InProcess:
 
     def _nbytes(self, ticket: int) -> int:
         return int(self._slots[ticket][1].nbytes)
+
+
+def _pass(*_: object, **__: object) -> None:
+    """Do not stop at a breakpoint() a second time."""
 
 
 def _warn_once(text: str) -> None:

@@ -11,6 +11,7 @@ from penstock_proto import messages as m
 
 from .auto_scaling import AutoScaling
 from .bugs import Bugs
+from .causes import Causes
 from .coordinator import Coordinator
 from .coordinator import events as on
 from .current_status import CurrentStatus
@@ -147,6 +148,12 @@ class Parts:
             bugs=self.bugs,
         )
         self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
+        self.causes = Causes(
+            lambda: dict(zip(self.from_workers.names, feeds, strict=False)),
+            environment or {},
+            lambda: [worker.pid for worker in self.supervisor.workers.values() if worker.pid is not None],
+            self.feeds.warn_once,
+        )
         self.from_workers = FromWorkers(
             coordinator,
             dispatch,
@@ -156,6 +163,7 @@ class Parts:
             fail=lifecycle.fail,
             name_of=self.hosts.name_of,
             stale=stale,
+            find_cause=self.causes.find,
         )
         self.scaling = Scaling(
             coordinator,
@@ -213,6 +221,7 @@ class Parts:
             supervisor=self.supervisor,
             hosts=self.hosts,
             caches=self.from_workers.caches,
+            spot_checks=self.from_workers.spot_checks,
             memory=self.memory,
             arena=arena,
             router=router,

@@ -156,10 +156,10 @@ def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[
 
 
 def of_feed(
-    feed: ServedFeed, url: str, streams: Iterable[Stream], caches: CacheUsages, waits: Waits
+    feed: ServedFeed, url: str, streams: Iterable[Stream], caches: CacheUsages, waits: Waits, checks: dict[str, int]
 ) -> dict[str, object]:
-    """Describe a feed with the URL `url`: its plan, its figures over all `streams`, the use of its caches, and the
-    waits of all its consumers."""
+    """Describe a feed with the URL `url`: its plan, its figures over all `streams`, the use of its caches, the waits of
+    all its consumers, and the spot checks of its samples."""
     own = [stream for stream in streams if stream.feed is feed]
     return {
         "name": feed.name,
@@ -183,6 +183,7 @@ def of_feed(
         "waits": {name: value for name, value in _rounded(waits).items() if name != "holding_up"},
         "cache": caches.status(feed.name, "", feed.plan.cache),
         "part_caches": {part: caches.status(feed.name, part, path) for part, path in feed.plan.part_caches},
+        "checks": checks,
         "skipped_count": feed.skipped_count,
         "skipped": [
             {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:_MOST_TEXT]}

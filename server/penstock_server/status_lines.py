@@ -43,6 +43,8 @@ def status_lines(state: dict[str, Any]) -> Iterator[str]:
             yield f"cache    {feed['name']}: {_cache(feed['cache'])}"
         for part, cache in feed.get("part_caches", {}).items():
             yield f"cache    {feed['name']}, {_word(part)}: {_cache(cache)}"
+        if feed.get("checks", {}).get("different"):
+            yield f"differs  {feed['name']}: samples differ when another worker makes them again; the log says why"
         skipped = feed.get("skipped", [])
         for split in skipped:
             name = _word(split.get("split"))

@@ -111,6 +111,14 @@ class ToWorkers:
         self._here.show_list(command.worker, command.splits)
         self._here.say(command.worker, wire.compare(command))
 
+    def check(self, worker: int, check: m.SpotCheck) -> bool:
+        """Tell a worker of this host to make samples again. Return False if their list of splits is forgotten."""
+        if check.splits and not self._here.has_list(check.splits):
+            return False
+        self._here.show_list(worker, check.splits)
+        self._here.say(worker, check)
+        return True
+
     def accepted(self, worker: int) -> None:
         """Note that the worker serves the same feeds as the others, and may get work."""
         if worker < REMOTE:

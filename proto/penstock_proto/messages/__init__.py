@@ -149,6 +149,11 @@ from .server import (
     WorkerSampled,
     WorkerStacks,
 )
+from .spot_checks import (
+    MOST_CHECKED,
+    SpotCheck,
+    SpotChecked,
+)
 from .to_worker import (
     Compare,
     DropRun,
@@ -190,6 +195,7 @@ __all__ = [
     "MAX_TEXT",
     "MAX_WORKERS",
     "MAX_WORLD",
+    "MOST_CHECKED",
     "MOST_SHOWN",
     "VERSION",
     "Accepted",
@@ -310,6 +316,8 @@ __all__ = [
     "SplitsGone",
     "SplitsListed",
     "SplitsPart",
+    "SpotCheck",
+    "SpotChecked",
     "StacksRequest",
     "StacksSampled",
     "StacksSent",

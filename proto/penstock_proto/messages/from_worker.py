@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from ..spec import Spec, check_size
 from .base import Count, Digest, Digests, ErrorReport, Line, Message, Name, Record, Shapes, clean
 from .feeds import Environment, FeedPlan
+from .spot_checks import SpotCheck, SpotChecked
 
 
 class Imported(Message, frozen=True):
@@ -166,6 +167,8 @@ FromWorker: TypeAlias = (
     | StartFailed
     | SplitsListed
     | Compared
+    | SpotCheck
+    | SpotChecked
     | Made
     | NeedRoom
     | RowsMeasured

@@ -10,6 +10,7 @@ from ..spec import Spec, check_size
 from .base import Batches, Count, Digests, Index, Message, Name, Record, Shapes
 from .feeds import MAX_POOLED
 from .memory import Map, Unmap
+from .spot_checks import SpotCheck
 
 
 class ListSplits(Message, frozen=True):
@@ -159,6 +160,7 @@ class Shutdown(Message, frozen=True):
 ToWorker: TypeAlias = (
     ListSplits
     | Compare
+    | SpotCheck
     | ShareSplits
     | ForgetSplits
     | StartRun

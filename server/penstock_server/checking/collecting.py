@@ -92,6 +92,12 @@ def collect(options: Options, tell: Tell) -> Facts:
         return _Collector(options, Path(folder), tell).collect()
 
 
+def cause_of(options: Options, place: int, number: int) -> Culprit | None:
+    """Find out why sample `number` of a place differs from process to process. Return None if that fails."""
+    with TemporaryDirectory(prefix="penstock-check-") as folder:
+        return _Collector(options, Path(folder), lambda what, share: None).cause_of(place, number)
+
+
 class _Collector:
     def __init__(self, options: Options, folder: Path, tell: Tell) -> None:
         self._options = options
@@ -114,6 +120,13 @@ class _Collector:
         # All workers have the same PYTHONHASHSEED, so find out whether anything else differs.
         return replace(self._compared(first, recording, "0"), hashes=facts)
 
+    def cause_of(self, place: int, number: int) -> Culprit | None:
+        """See the function of this name."""
+        first = self._first(order=messages.ALONE, place=place, count=number + 1)
+        if first.imported is None or first.looked is None:
+            return None
+        return self._culprit(first, Difference(place, "", number, ("",), "", 1))
+
     def _compared(self, first: Outcome, recording: Recording, hash_seed: str) -> Facts:
         """Make the second run with this PYTHONHASHSEED, and return the facts of both runs."""
         name = f"second-{hash_seed}"
@@ -131,9 +144,9 @@ class _Collector:
             return facts
         return replace(facts, difference=difference, culprit=self._culprit(first, difference))
 
-    def _first(self) -> Outcome:
+    def _first(self, **given: Any) -> Outcome:
         """Do the first run. Repeat it if the feed asks for other environment variables."""
-        task = self._task("first", seconds=self._options.seconds, debugs=self._options.debugs)
+        task = self._task("first", seconds=self._options.seconds, debugs=self._options.debugs, **given)
         first = self._finish(task)
         if first.wanted is not None:
             self._of_feed = first.wanted.variables

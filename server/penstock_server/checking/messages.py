@@ -174,6 +174,30 @@ class Done(Struct, frozen=True, tag=True):
     changed: tuple[str, ...] = ()
 
 
+class CauseAsked(Struct, frozen=True):
+    """Where two workers have made different samples.
+
+    Attributes:
+        target: MODULE:ATTR, or a target of data files.
+        environment: workers' environment variables, from the command line.
+        place: index of the split, or number of the batch of items in the order of the items.
+        number: the number of the sample there.
+    """
+
+    target: str
+    environment: Environment
+    place: int
+    number: int
+
+
+class CauseFound(Struct, frozen=True):
+    """Why they differ, the line of user code (or an empty text), and what to do."""
+
+    why: str
+    where: str
+    fix: str
+
+
 Report = Wanted | Imported | Looked | Progress | Failed | Skipped | Debugging | Done
 
 encode = msgspec.msgpack.Encoder().encode

@@ -131,6 +131,8 @@ class Coordinator:
             on.Stop: self._stop,
             on.NotSaved: self._not_saved,
             on.StreamFailed: self._stream_failed,
+            on.CheckBegan: self._work.check_began,
+            on.CheckEnded: self._work.check_ended,
             on.Tick: self._tick,
         }
 

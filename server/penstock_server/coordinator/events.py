@@ -222,6 +222,18 @@ class StreamFailed(Struct, frozen=True):
     error: Exception
 
 
+class CheckBegan(Struct, frozen=True):
+    """A worker makes samples of this run again, to compare them. The end of the epoch waits for that."""
+
+    run: int
+
+
+class CheckEnded(Struct, frozen=True):
+    """It has compared them, or nobody waits for it any longer."""
+
+    run: int
+
+
 class Tick(Struct, frozen=True):
     """Only time has passed."""
 
@@ -245,5 +257,7 @@ Event: TypeAlias = (
     | Stop
     | NotSaved
     | StreamFailed
+    | CheckBegan
+    | CheckEnded
     | Tick
 )

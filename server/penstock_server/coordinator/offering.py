@@ -25,6 +25,7 @@ class Offering:
         delivery: the policy.
         turns: the turns in production.
         ended: called when an epoch has ended for all of its readers, to close it.
+        checked: returns whether the epoch may end: no comparison of its samples is under way.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class Offering:
         delivery: Delivery,
         turns: OpenTurns,
         ended: Callable[[], None],
+        checked: Callable[[], bool],
     ) -> None:
         self._epochs = epochs
         self._outlet = outlet
         self._delivery = delivery
         self._turns = turns
         self._ended = ended
+        self._checked = checked
         self._indexable = outlet.feed.plan.length is not None
 
     def offer(self, *, cut_short: bool) -> None:
@@ -79,7 +82,7 @@ class Offering:
                 order.taken(turn)
                 self._tell_lane_ended(epoch, turn)
                 self._turns.left_order(epoch, turn)
-        if order.finished and delivery.ends(epoch):
+        if order.finished and delivery.ends(epoch) and self._checked():
             self._end(epoch)
 
     def _tell_lane_ended(self, epoch: Epoch, turn: Turn) -> None:

@@ -112,7 +112,10 @@ class Stream:
         )
         turns = self.production.turns
         self.remaking = Remaking(feed, self.slots, turns, workers=workers, ids=ids, fail=self.fail, out=out)
-        self._offering = Offering(self._epochs, self.outlet, self._delivery, turns, self._close_first_epoch)
+        self._checks = 0
+        self._offering = Offering(
+            self._epochs, self.outlet, self._delivery, turns, self._close_first_epoch, lambda: not self._checks
+        )
         self._granting = Granting(self._epochs, self.production, exact=feed.plan.order == "exact")
         self.view = StreamView(feed, self._epochs, self.outlet, self._delivery, self._placing)
 
@@ -318,6 +321,14 @@ class Stream:
         self._lists.run_failed(run, error)
         self.production.run_failed(run, error)
         self.remaking.run_failed(run, error)
+
+    def check_began(self) -> None:
+        """Let the end of an epoch wait: samples of this stream are being compared."""
+        self._checks += 1
+
+    def check_ended(self) -> None:
+        """Note that such a comparison is over."""
+        self._checks -= 1
 
     def retry(self, run: int) -> None:
         """Try the work of this run again: the pause after its failure is over."""

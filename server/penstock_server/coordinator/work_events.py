@@ -131,6 +131,16 @@ class WorkEvents:
             what = skipped.split, skipped.samples, skipped.why, skipped.traceback
             self._do(do.ReportSkipped(stream.feed.name, event.run, *what))
 
+    def check_began(self, event: on.CheckBegan) -> None:
+        """Let the end of the epoch wait for a comparison."""
+        if (stream := self._affected.of(event.run)) is not None:
+            stream.check_began()
+
+    def check_ended(self, event: on.CheckEnded) -> None:
+        """Note that a comparison is over."""
+        if (stream := self._affected.of(event.run)) is not None:
+            stream.check_ended()
+
     def retry_later(self, seconds: float, run: int) -> None:
         """Try the work of a failed run again in `seconds` seconds."""
 

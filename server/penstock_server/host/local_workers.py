@@ -41,6 +41,10 @@ class LocalWorkers:
         """Take over the fd of a list of splits, which has `nbytes` bytes."""
         self._lists[number] = fd, nbytes
 
+    def has_list(self, number: int) -> bool:
+        """Whether this list of splits is kept."""
+        return number in self._lists
+
     def list_of(self, number: int) -> tuple[int, int]:
         """Return the fd and the size of a list of splits."""
         return self._lists[number]

@@ -391,7 +391,7 @@ class JoinedHost:
                 self._head.said(worker, message)
             case m.RunFailed():
                 self._run_failed(worker, message)
-            case m.SplitSkipped():
+            case m.SplitSkipped() | m.SpotCheck():
                 if self._tickets.is_of(message.run, worker):
                     self._head.said(worker, message)
             case m.CacheUsed():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,11 @@ from .collate import BadSample, Collate, Raised
 from .failures import describe
 from .items import Items
 from .randomness import GlobalRandomness
+from .spot_checks import SpotOf
 from .transforming import TransformFailed, Transforms
 
 _AHEAD = 4096  # permuted positions that are computed at once
+_END = object()
 
 
 class IndexRun:
@@ -35,6 +39,7 @@ class IndexRun:
         page: the worker's activity page.
         run: the daemon's number of the run.
         transform: applied to each item.
+        spot_of: returns a spot for a batch, or None; see `SpotChecks.of_run`.
 
     Attributes:
         index: number of the next batch; may be set to any.
@@ -57,6 +62,7 @@ class IndexRun:
         page: ActivityPage,
         run: int,
         transform: Transforms | None = None,
+        spot_of: SpotOf = lambda index, seconds: None,
     ) -> None:
         assert plan.length is not None
         self.index = 0
@@ -75,6 +81,7 @@ class IndexRun:
         self._page = page
         self._run = run
         self._transform = transform or None
+        self._spot_of = spot_of
         self._ahead: tuple[int, list[int]] = 0, []
         self._reads: list[int] = []
         self._transforms: int | None = None
@@ -102,6 +109,9 @@ class IndexRun:
             enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
         self._reads, self._transforms = self._indices(start, start + rows), None
         items = self._page.counting(self._samples())
+        spot = self._spot_of(self.index, 0.0)
+        if spot is not None:
+            items = spot.of(items)
         self._randomness.use(self._state)
         self._randomness.seed(self._seed, self._epoch, self.index)
         self._page.enter(self._run, self.index, f"batch {self.index}")
@@ -113,8 +123,37 @@ class IndexRun:
             raise item_failed(self._place(), raised.error) from raised.error
         finally:
             self._page.leave(self._collate.copying)
+            if spot is not None:
+                spot.close()
         self.index += 1
         return rows
+
+    def item(self, batch: int, number: int) -> int:
+        """Return the index of an item by its batch and its number there."""
+        return self._indices(batch * self._batch_rows, min(self._length, (batch + 1) * self._batch_rows))[number]
+
+    def first_samples(self, batch: int, count: int) -> Generator[Any, None, None]:
+        """Yield the first `count` samples of a batch.
+
+        Raises:
+            GeneratorError: reading an item raised.
+        """
+        start = batch * self._batch_rows
+        if not self._items.is_at(self._epoch):
+            enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
+        self._reads, self._transforms = self._indices(start, min(self._length, start + self._batch_rows)), None
+        items = self._samples()
+        self._randomness.use(self._state)
+        self._randomness.seed(self._seed, self._epoch, batch)
+        self._page.enter(self._run, batch, f"batch {batch}")
+        try:
+            yield from islice(iter(partial(self._variables.run, next, items, _END), _END), count)
+        except GeneratorExit:  # the caller wants no more
+            raise
+        except BaseException as error:
+            raise item_failed(self._place(), error) from error
+        finally:
+            self._page.leave()
 
     def prepare(self) -> bool:
         """Return True: there is nothing to read before a batch."""

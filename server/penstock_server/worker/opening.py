@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
 from .split_list import SplitSequence
 from .splits import OpenSplit, SplitOpener
+from .spot_checks import SpotOf
 
 
 def opener_of(
@@ -58,6 +60,7 @@ class RunSplits:
         page: the activity page, on which calls of user code are announced.
         run: the daemon's number of the run.
         send: sends a message to the daemon.
+        spot_of: returns a spot for a split that was opened, or None; see `SpotChecks.of_run`.
         stretch, drops: as in `SplitOpener`.
     """
 
@@ -71,6 +74,7 @@ class RunSplits:
         page: ActivityPage,
         run: int,
         send: Callable[[m.SplitSkipped], None],
+        spot_of: SpotOf,
         *,
         stretch: int = 1,
         drops: Callable[[Any], bool] | None = None,
@@ -82,6 +86,7 @@ class RunSplits:
         self._page = page
         self._run = run
         self._send = send
+        self._spot_of = spot_of
         self._opener = opener_of(
             feed,
             randomness,
@@ -101,7 +106,12 @@ class RunSplits:
             FeedError: it cannot be unpickled.
             GeneratorError: the user's code raised.
         """
-        return self._opener.open(self._item(number, index), index, self._epoch, number)
+        began = time.monotonic()
+        opened = self._opener.open(self._item(number, index), index, self._epoch, number)
+        spot = self._spot_of(index, time.monotonic() - began)
+        if spot is not None:
+            opened.check(spot)
+        return opened
 
     def on_skip(self, number: int, index: int, samples: int, error: GeneratorError | None) -> None:
         """Report that a split is skipped after `samples` samples."""

@@ -31,11 +31,11 @@ from .split_list import SplitSequence
 _ENOUGH = 16
 """Samples that must be equal before two segments count as equal."""
 
-_UNSEEDED = (
+UNSEEDED = (
     "it depends on something that Penstock does not seed, such as np.random.default_rng() without a seed, os.urandom, "
     "the time, or a library with a random state of its own. Draw from `rng`, or seed that from the split and the epoch"
 )
-_ONCE_A_PROCESS = (
+ONCE_A_PROCESS = (
     "something differs from process to process: it was drawn at import from a source that Penstock does not seed "
     "(np.random.default_rng() without a seed, os.urandom, a process id), or at first use, in the split that came "
     "first. Give it a seed, or draw it when the module is imported"
@@ -44,7 +44,7 @@ _KEPT = (
     "the object keeps something from one item to the next, such as a count of its calls. Let an item depend only on "
     "its index and on the global random numbers"
 )
-_SO = (
+MAY_LOSE_ROWS = (
     "As it is, the stream changes with the number of workers and after a fault, and rows that are chosen in this way "
     "may be lost or come twice."
 )
@@ -163,13 +163,13 @@ class ReproducibilityCheck:
                 if found[0][start : start + DIGEST] != digests[start : start + DIGEST]
             ]
             which = f" ({', '.join(paths[:4])}{', ...' if len(paths) > 4 else ''})"
-        reason = reason or (_ONCE_A_PROCESS if constant else _UNSEEDED)
+        reason = reason or (ONCE_A_PROCESS if constant else UNSEEDED)
         differs = f"feed {self._feed.plan.name}: {place} gave a different first sample{which}"
         unfit = (
             f"{differs} there, each time that it was made: make sure that both hosts have the same files and the same "
             "versions of the libraries that the feed uses"
         )
-        return Comparison(f"{differs} when it was made again: {reason}. {_SO}", unfit if constant else "")
+        return Comparison(f"{differs} when it was made again: {reason}. {MAY_LOSE_ROWS}", unfit if constant else "")
 
 
 def check_reproducibility(

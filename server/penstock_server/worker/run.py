@@ -24,6 +24,7 @@ from .opening import RunSplits
 from .randomness import GlobalRandomness
 from .shares import stretch_of_share
 from .split_list import SharedSplits, SplitSequence
+from .spot_checks import SpotChecks
 from .transforming import transform_of
 
 
@@ -72,6 +73,7 @@ class RunOpener:
         randomness: the random numbers of this process.
         page: the activity page, on which calls of user code are announced.
         send: sends a message to the daemon.
+        spots: the samples that other workers make again.
     """
 
     def __init__(
@@ -81,12 +83,14 @@ class RunOpener:
         randomness: GlobalRandomness,
         page: ActivityPage,
         send: Callable[[m.SplitSkipped], None],
+        spots: SpotChecks,
     ) -> None:
         self._worker = worker
         self._lists = lists
         self._randomness = randomness
         self._page = page
         self._send = send
+        self._spots = spots
 
     def open(self, message: m.StartRun, feed: LoadedFeed) -> Run:
         """Open the run that `message` requests.
@@ -107,6 +111,7 @@ class RunOpener:
                 page=self._page,
                 run=message.run,
                 transform=transform_of(feed.declared, feed.plan.seed, self._randomness),
+                spot_of=self._spots.of_run(message),
             )
         else:
             batches = self._lane(message, feed)
@@ -169,6 +174,7 @@ class RunOpener:
             self._page,
             message.run,
             self._send,
+            self._spots.of_run(message, part.component),
             stretch=1 if feed.parts else stretch_of_share(feed.plan, feed.layout),
             drops=feed.drops,
         )

@@ -27,6 +27,7 @@ from .generators import CallFailed, Started, generator_of
 from .randomness import GlobalRandomness, GlobalState
 from .shares import Share
 from .split_cache import SplitCache
+from .spot_checks import Spot
 from .transforming import TransformedSamples, TransformFailed, Transforms, transform_of
 
 Report: TypeAlias = Callable[[int, str], None]
@@ -256,11 +257,17 @@ class OpenSplit:
         self._text = place or name
         self._piece = "split" if most is None else "segment"
         self._is_share = share is not None
+        self._spot: Spot | None = None
 
     @property
     def generator(self) -> Iterator[Any]:
         """The iterator that the user's function returned, or that of a cached split."""
         return self._generator
+
+    def check(self, spot: Spot) -> None:
+        """Note in `spot` the first samples that are read, unless they are skipped."""
+        self._spot = spot
+        self._samples = spot.of(self._samples)
 
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         """Fill the rows of `store` from `row` to `stop`. Return `stop`, or the first unfilled row if the split ended.
@@ -306,6 +313,8 @@ class OpenSplit:
             FeedError: the split has fewer samples than when it was read first.
         """
         deadline = time.monotonic() + seconds
+        if self._spot is not None:
+            self._spot.give_up()
         self._enter()
         try:
             if self._seekable is not None:
@@ -327,6 +336,8 @@ class OpenSplit:
 
     def close(self) -> None:
         """End the generator; an error in its clean-up is only logged."""
+        if self._spot is not None:
+            self._spot.close()
         close = getattr(self._generator, "close", None)
         if close is None:
             return

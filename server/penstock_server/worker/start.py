@@ -45,14 +45,19 @@ def end_with_the_daemon(connection: socket.socket, name: str) -> None:
 
     `top` and `ps -e` show the first 15 letters of `name`.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    libc.prctl(_PR_SET_NAME, name.encode())
+    end_with_parent(name)
     gone = select.poll()
     gone.register(connection, 0)  # reports only a hang-up
     if gone.poll(0):
         os._exit(0)
+
+
+def end_with_parent(name: str) -> None:
+    """Make the kernel kill this process when its parent ends, and give it this name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    libc.prctl(_PR_SET_NAME, name.encode())
 
 
 def quiet() -> None:

@@ -23,6 +23,7 @@ from .filling import Filler, nothing_made
 from .lane import LaneRun
 from .listing import answer_listing
 from .loaded_feed import LoadedFeed
+from .making_again import make_again
 from .mixed_feed import check_mixed
 from .pooling import pool_rows
 from .randomness import GlobalRandomness
@@ -31,6 +32,7 @@ from .run import Run, RunOpener
 from .scheduler import Job, Scheduler
 from .slots import Memfds
 from .split_list import SharedSplits
+from .spot_checks import SpotChecks
 
 TELL_AGAIN = 1.0
 """Seconds between a busy worker's reports on the use of caches."""
@@ -81,7 +83,8 @@ class Work:
             lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waiting is not None
         )
         self.randomness = GlobalRandomness()
-        self._opener = RunOpener(number, self._lists, self.randomness, page, daemon.send)
+        self._spots = SpotChecks(daemon.send)
+        self._opener = RunOpener(number, self._lists, self.randomness, page, daemon.send, self._spots)
         self._filler = Filler(memfds, daemon.send)
 
     def step(self) -> bool:
@@ -99,7 +102,9 @@ class Work:
             self._scheduler.done(job)
         except Exception as error:
             self.fail(job.run.number, None, error)
-        self._scheduler.stepped(job, began, time.monotonic())
+        ended = time.monotonic()
+        self._spots.worked(ended - began)
+        self._scheduler.stepped(job, began, ended)
         self._page.works_on(-1)
         return True
 
@@ -175,6 +180,9 @@ class Work:
                 answer_listing(message, self._feeds[message.feed], self.randomness, self._page, self._daemon.send)
             case m.Compare():
                 self._compare(message)
+            case m.SpotCheck():
+                feed = self._feeds[message.feed]
+                self._daemon.send(make_again(message, feed, self._lists, self.randomness, self._page))
             case m.ShareSplits():
                 fd = _needed(fd, message)
                 try:
