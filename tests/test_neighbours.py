@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import locale
 import os
@@ -20,6 +21,7 @@ import pytest
 from conftest import Serve
 
 import penstock
+from penstock_server.worker import state_memory
 
 FEEDS = """
     import contextlib, decimal, io, locale, os, random, sys, warnings
@@ -305,6 +307,140 @@ def test_without_workers_neither_neighbours_nor_the_trainer_see_what_a_generator
                     found.update(rows_of(batch))
                 assert found == expected(name), name
             assert of_this_process() == before, name
+
+
+LIBRARY = """
+    import decimal, os, warnings
+    import numpy as np
+
+    decimal.getcontext().prec = 5
+    np.seterr(divide="raise")
+    os.environ["OF_LIBRARY"] = "set"
+    warnings.simplefilter("error")
+"""
+LATE = """
+    import contextlib, decimal, os, warnings
+
+    import numpy as np
+    from penstock_server import Feed
+
+    def imports_late(split):
+        with contextlib.chdir("/"):
+            import {library}
+            for i in range(7):
+                try:
+                    divided = np.float64(1) / np.float64(0)
+                except FloatingPointError:
+                    divided = "raised"
+                try:
+                    warnings.warn("odd")
+                    warned = "warned"
+                except UserWarning:
+                    warned = "raised"
+                yield f"{{decimal.Decimal(1) / 3}} {{divided}} {{warned}} {{os.environ['OF_LIBRARY']}} {{os.getcwd()}}"
+                decimal.getcontext().prec = 5 + split
+
+    def outside(split):
+        for i in range(7):
+            yield os.getcwd()
+
+    late = Feed(imports_late, splits=range(5), batch_size=2, lanes=2, shuffle=20)
+    beside = Feed(outside, splits=range(5), batch_size=2, lanes=2, shuffle=20)
+"""
+
+
+def test_what_a_module_sets_when_a_generator_imports_it_is_set_in_all_generators(tmp_path: Path) -> None:
+    library = module_of(LIBRARY, tmp_path).stem
+    module = module_of(LATE.format(library=library), tmp_path)
+    with warnings.catch_warnings(), contextlib.chdir(tmp_path):
+        warnings.simplefilter("ignore")
+        with penstock.connect(f"{module}:late", workers=1) as connection:
+            found = Counter(row.split()[0].count("3") for batch in connection.batches() for row in rows_of(batch))
+            first = Counter({5: 5}) + Counter({5 + split: 6 for split in range(1, 5)}) + Counter({5: 6})
+            assert found == first
+        with penstock.connect(f"{module}:late", workers=1) as connection:
+            assert {row.split(maxsplit=1)[1] for batch in connection.batches() for row in rows_of(batch)} == {
+                "raised raised set /"
+            }
+        with penstock.connect(f"{module}:beside", workers=1) as connection:
+            assert {row for batch in connection.batches() for row in rows_of(batch)} == {str(tmp_path)}
+
+
+TENSORFLOW = """
+    import os
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+    from penstock_server import Feed
+
+    def held(split):
+        if split % 3 == 0:
+            return tf.name_scope(f"scope{split}")
+        return tf.Graph().as_default() if split % 3 == 1 else tf.device("CPU:0")
+
+    def generate(split):
+        with held(split):
+            for i in range(7):
+                where = "cpu" if split % 3 == 2 and "CPU:0" in tf.constant(1).device else ""
+                yield f"{split} {i} {tf.get_current_name_scope()}{where} {tf.executing_eagerly()}"
+
+    feed = Feed(generate, splits=range(5), batch_size=2, lanes=2, shuffle=20)
+    ordered = Feed(generate, splits=range(5), batch_size=2, lanes=3)
+"""
+TORCH = """
+    import torch
+    from penstock_server import Feed
+
+    def generate(split):
+        if split % 2:
+            torch.set_default_dtype(torch.float64)
+        with torch.set_grad_enabled(split % 3 == 0):
+            torch.manual_seed(split)
+            for i in range(7):
+                number = torch.randn(1, requires_grad=True) * 2
+                yield f"{split} {i} {number.dtype} {number.requires_grad} {float(number.detach()):.4f}"
+
+    feed = Feed(generate, splits=range(5), batch_size=2, lanes=2, shuffle=20)
+    ordered = Feed(generate, splits=range(5), batch_size=2, lanes=3)
+"""
+
+
+def test_stacks_of_tensorflow_belong_to_one_generator(serve: Serve) -> None:
+    def shows(split: int, _: int) -> str:
+        return (f"scope{split} True", " False", "cpu True")[split % 3]
+
+    daemon = serve(TENSORFLOW, "feed", "ordered", workers=1)
+    for url in daemon.urls.values():
+        with penstock.connect(url) as connection:
+            assert read(connection) == rows(shows)
+
+
+def test_settings_and_random_states_of_torch_belong_to_one_generator(serve: Serve) -> None:
+    torch = pytest.importorskip("torch")
+
+    def shows(split: int, number: int) -> str:
+        dtype = torch.float64 if split % 2 else torch.float32
+        drawn = torch.Generator().manual_seed(split)
+        for _ in range(number + 1):
+            value = torch.randn(1, dtype=dtype, generator=drawn) * 2
+        return f"{dtype} {split % 3 == 0} {float(value):.4f}"
+
+    daemon = serve(TORCH, "feed", "ordered", workers=1)
+    for url in daemon.urls.values():
+        with penstock.connect(url) as connection:
+            assert read(connection) == rows(shows)
+
+
+@pytest.mark.parametrize("state", ["random", "numpy"])
+def test_a_glance_at_random_states_sees_draws_and_seeds(state: str) -> None:
+    module: Any = random if state == "random" else np.random
+    module.seed(1)
+    seen = [state_memory.read()]
+    for change in (module.random, lambda: module.seed(2), lambda: [module.random() for _ in range(624)]):
+        assert state_memory.read() == seen[-1]
+        change()
+        seen.append(state_memory.read())
+    assert None not in seen
+    assert len(set(seen)) == 4
 
 
 def module_of(source: str, folder: Path) -> Path:

@@ -44,15 +44,35 @@ def present() -> Values:
     return [read() for read in _READS]
 
 
+def are(values: Values) -> bool:
+    """Return whether all settings have these values. Faster than `present`: 1.5 us, and 1 us more with TensorFlow."""
+    directory, environment, warned, streams, language, depth, timeout, torch, tensorflow = values
+    return (
+        os.environ._data == environment  # type: ignore[attr-defined]
+        and warnings.filters == warned[0]
+        and warnings.showwarning is warned[1]
+        and getattr(warnings, "_showwarnmsg_impl", None) is warned[2]
+        and sys.stdout is streams[0]
+        and sys.stderr is streams[1]
+        and sys.stdin is streams[2]
+        and sys.getrecursionlimit() == depth
+        and _directory() == directory
+        and _locale() == language
+        and _timeout() == timeout
+        and _torch() == torch
+        and _tensorflow() == tensorflow
+    )
+
+
 def put_aside(outside: Values) -> Held:
     """Give all settings their values of `outside`. Return those that differed.
 
     If `outside` does not know a setting, it takes over the present value.
     """
-    found, held = present(), dict[int, Any]()
-    if found == outside:
-        return held
-    for place, (now, before) in enumerate(zip(found, outside, strict=True)):
+    if are(outside):
+        return {}
+    held: Held = {}
+    for place, (now, before) in enumerate(zip(present(), outside, strict=True)):
         if now == before or now is None:
             continue
         if before is None:
@@ -98,14 +118,14 @@ def _set_environment(value: dict[bytes, bytes]) -> None:
 
 
 def _warnings() -> tuple[Any, ...]:
-    return tuple(warnings.filters), warnings.showwarning, getattr(warnings, "_showwarnmsg_impl", None)
+    return warnings.filters[:], warnings.showwarning, getattr(warnings, "_showwarnmsg_impl", None)
 
 
 def _set_warnings(value: tuple[Any, ...]) -> None:
     filters, warnings.showwarning, show = value
     if show is not None:
         warnings._showwarnmsg_impl = show  # type: ignore[attr-defined]  # catch_warnings(record=True) sets it
-    if filters != tuple(warnings.filters):
+    if filters != warnings.filters:
         warnings.filters = []
         warnings.resetwarnings()  # forget which warnings were decided by other filters
         warnings.filters = list(filters)

@@ -12,10 +12,8 @@ All seeds come from `seeds`, which names their purpose.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import random
-import struct
 import sys
 from collections.abc import Callable
 from contextvars import Context
@@ -24,6 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from . import state_memory
 from .context_variables import Variables
 from .process_settings import Held, Values, present, put_aside, put_back
 
@@ -201,32 +200,9 @@ def put_states(states: States, sequence: np.random.SeedSequence | None, imported
 
 
 def fingerprint() -> bytes | None:
-    """Return bytes that differ when the global random states differ, or None if that cannot be told.
-
-    Takes 1 us, a fiftieth of `take_states`. It reads the memory of the states: their positions, which each draw
-    changes, and the first words, which seeds and long runs of draws change.
-    """
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if _PLACE is None or type(generator) is not np.random.MT19937:
-        return None
-    address = generator.ctypes.state_address
-    position = ctypes.string_at(address + 4 * _WORDS, 4)
-    python = ctypes.string_at(id(random._inst) + _PLACE, 24)
-    found = python + ctypes.string_at(address, 20) + position
-    torch = _torch()
-    return found if torch is None else found + bytes(torch.get_state().numpy())
-
-
-def _place_of_state() -> int | None:
-    """Return where a `random.Random` of CPython keeps its state, in bytes from its address: the index, and then 624
-    words. None if that cannot be found out."""
-    if sys.implementation.name != "cpython":
-        return None
-    one = random.Random(1)
-    *words, index = one.getstate()[1]
-    memory = ctypes.string_at(id(one), type(one).__basicsize__)
-    place = memory.find(struct.pack(f"={_WORDS + 1}I", index, *words))
-    return None if place < 0 else place
+    """Return bytes that differ when the global random states differ, or None if that cannot be told."""
+    found, torch = state_memory.read(), _torch()
+    return found if found is None or torch is None else found + bytes(torch.get_state().numpy())
 
 
 def _seed_torch(sequence: np.random.SeedSequence, imported: ModuleType | None = None) -> None:
@@ -246,6 +222,3 @@ def _torch(imported: ModuleType | None = None) -> Any:
 
 _NEUTRAL = np.random.SeedSequence(0x6E65757472616C)
 """Seeds states that user code does not seed by chance."""
-
-_WORDS = 624
-_PLACE = _place_of_state()
