@@ -95,14 +95,14 @@ class Receiver:
         From now on this object neither ends the private daemon nor connects again after a loss: a new connection would
         displace the other stream. If it is connecting now, wait until that attempt has ended.
         """
-        self._reconnector.turn.take(self._mailbox.wake)
+        self._reconnector.permit.take(self._mailbox.wake)
         self._given_up, self._connector = self._connector, self._connector.without_daemon()
         return self._given_up
 
     def take_back_connector(self) -> None:
         """Undo `give_up_connector`: the other stream could not be opened. After a loss this one connects again."""
         self._connector = self._given_up
-        self._reconnector.turn.give_back()
+        self._reconnector.permit.give_back()
 
     # --- the thread ---
 
@@ -238,7 +238,7 @@ class Receiver:
             return False
         handoff.disconnect()
         try:
-            reconnector.wait_for_turn()
+            reconnector.wait_for_permit()
             self._say_lost(cause)
             link, position = self._connect()
         except GivenUp:

@@ -34,14 +34,15 @@ class GivenUp(Exception):
     """Nobody waits for another connection any longer."""
 
 
-class Turn:
-    """Decides which stream of a consumer may connect: its own, after a loss, or one that is to take its place.
+class Permit:
+    """The permit to connect as a consumer: its stream needs it after a loss, and another stream takes it to replace
+    this one.
 
     At the daemon, a consumer's newest session displaces the older ones. So while the other stream opens, this one must
     not connect, and an attempt that is under way has to end first.
 
     Attributes:
-        taken: whether the other stream has the turn.
+        taken: whether the other stream has the permit.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Turn:
         self._changed = threading.Condition()
 
     def take(self, wake: Callable[[], None]) -> None:
-        """Take the turn for the other stream. Wait until an attempt that is under way has ended; `wake` hurries it."""
+        """Take the permit for the other stream. Wait until an attempt that is under way has ended; `wake` hurries it."""
         with self._changed:
             self.taken = True
             wake()
@@ -62,20 +63,20 @@ class Turn:
                 raise
 
     def give_back(self) -> None:
-        """Give the turn back: the other stream could not be opened."""
+        """Give the permit back: the other stream could not be opened."""
         with self._changed:
             self.taken = False
             self._changed.notify_all()
 
     def wait(self, watch: Callable[[], None]) -> None:
-        """Wait until no other stream has the turn. Call `watch` meanwhile; it may raise to stop."""
+        """Wait until no other stream has the permit. Call `watch` meanwhile; it may raise to stop."""
         with self._changed:
             while self.taken:
                 watch()
                 self._changed.wait(STEP)
 
     def begin(self, watch: Callable[[], None]) -> None:
-        """Begin an attempt, once no other stream has the turn; `watch` as for `wait`."""
+        """Begin an attempt, once no other stream has the permit; `watch` as for `wait`."""
         with self._changed:
             self.wait(watch)
             self._connecting = True
@@ -100,14 +101,14 @@ class Reconnector:
         seconds: how long a loss may last.
         cause: why the connection was lost, or None while there is no loss.
         connections: connections made since the last loss began; all but the newest broke before a slab arrived.
-        turn: says when this stream may connect.
+        permit: the permit to connect as this stream's consumer.
     """
 
     def __init__(self, mailbox: Mailbox, seconds: float, farewell: float = 0.0) -> None:
         self.seconds = seconds
         self.cause: PenstockError | None = None
         self.connections = 0
-        self.turn = Turn()
+        self.permit = Permit()
         self._mailbox = mailbox
         self._farewell = farewell
         self._newest = ""
@@ -139,9 +140,9 @@ class Reconnector:
         """The cause of a loss that has lasted longer than `seconds`, or None."""
         return self.cause if self.lasted > self.seconds else None
 
-    def wait_for_turn(self) -> None:
+    def wait_for_permit(self) -> None:
         """Wait while another stream takes the place of this one. Raises GivenUp if this one is closed."""
-        self.turn.wait(self._check_wanted)
+        self.permit.wait(self._check_wanted)
 
     def connect(
         self,
@@ -173,7 +174,7 @@ class Reconnector:
 
         def watch() -> None:
             over()
-            if self.turn.taken:
+            if self.permit.taken:
                 raise Unreachable("another stream was to take the place of this one")
 
         said, answer = cause.message, ANSWER
@@ -215,13 +216,13 @@ class Reconnector:
         lost: Callable[[], LostSession],
         answer: float,
     ) -> Link:
-        self.turn.begin(over)
+        self.permit.begin(over)
         try:
             opens = connector()
             timeout = min(opens.timeout, max(STEP, deadline - time.monotonic()))
             return opens.connect(self._mailbox, start, timeout, watch, lost(), answer)
         finally:
-            self.turn.end()
+            self.permit.end()
 
     def _too_late(self, cause: PenstockError, said: str) -> ConnectionLost:
         if self.connections:
