@@ -147,18 +147,22 @@ def test_answers_take_a_share_of_the_thread_and_what_one_takes_beyond_it_later_s
         with budget:
             now[0] += seconds
 
-    work(budgets.SHARE - 0.01)
-    assert budget.left
-    work(0.01)
-    assert not budget.left
+    requests = 0
+    while budget.admits():
+        requests += 1
+    assert requests == pytest.approx(budgets.SHARE / budgets.REQUEST, abs=1)
     budget.another_second()
-    assert budget.left
+    work(budgets.SHARE - 2 * budgets.REQUEST)
+    assert budget.admits()
+    work(budgets.REQUEST)
+    assert not budget.admits()
+    budget.another_second()
+    assert budget.admits()
     work(3 * budgets.SHARE)
-    for _ in range(2):
+    for _ in range(3):
+        assert not budget.admits()
         budget.another_second()
-        assert not budget.left
-    budget.another_second()
-    assert budget.left
+    assert budget.admits()
 
 
 @pytest.mark.parametrize(("takes", "made"), [(0.001, range(14, 17)), (0.05, range(2)), (0.0051, range(5, 11))])

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 SHARE = 0.25
 """Maximum seconds of CPU time per second. What one answer takes beyond that, later seconds pay."""
+REQUEST = 0.0003
+"""CPU seconds that a request takes in any case."""
 
 
 class Budget:
@@ -27,10 +29,12 @@ class Budget:
     def __exit__(self, *_: object) -> None:
         self._spent += self._clock() - self._began
 
-    @property
-    def left(self) -> bool:
-        """Whether another answer can be made in this second."""
-        return self._spent < SHARE
+    def admits(self) -> bool:
+        """Return whether another request can be answered in this second, and count it if so."""
+        if self._spent >= SHARE:
+            return False
+        self._spent += REQUEST
+        return True
 
     def another_second(self) -> None:
         """Begin another second."""

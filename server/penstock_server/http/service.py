@@ -32,6 +32,9 @@ from .watched import Watched
 
 log = logging.getLogger(__name__)
 
+_BACKLOG = 1024
+"""Connections that the kernel keeps until the daemon accepts them. A peer beyond that tries again after a second."""
+
 MOST_ANSWERS = 40
 """Maximum number of answers to pages per second: 30 pages that show everything. Further requests are refused."""
 
@@ -64,7 +67,7 @@ class HttpService:
         self._status: dict[str, Any] = {}
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
-        self._connections = Connections(self._answerer, lambda: self._budget.left, HEADERS, self._refused, watched.bugs)
+        self._connections = Connections(self._answerer, self._budget.admits, HEADERS, self._refused, watched.bugs)
 
     async def start(self) -> str:
         """Listen, and return the URL.
@@ -96,7 +99,9 @@ class HttpService:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            self._server = await loop.create_server(self._connections.new, str(found[0][4][0]), self._port)
+            self._server = await loop.create_server(
+                self._connections.new, str(found[0][4][0]), self._port, backlog=_BACKLOG
+            )
         except (OSError, UnicodeError) as error:
             await self._runner.cleanup()
             raise StartError(
