@@ -189,7 +189,7 @@ def test_a_child_that_comes_back_from_user_code_speaks_for_nobody(serve: Serve, 
         time.sleep(0.02)
 
 
-def test_a_child_that_outlives_its_worker_holds_nothing_of_the_daemons(serve: Serve) -> None:
+def test_a_child_holds_nothing_of_the_daemons_and_ends_with_its_worker(serve: Serve) -> None:
     daemon = serve(
         HEAD
         + """
@@ -209,14 +209,11 @@ def test_a_child_that_outlives_its_worker_holds_nothing_of_the_daemons(serve: Se
     with penstock.connect(daemon.url) as connection:
         before = [batch[:, 0].tolist() for batch in connection.batches()]
         child, worker = map(int, (daemon.folder / "child").read_text().split())
-        try:
-            names = [os.readlink(f"/proc/{child}/fd/{fd}") for fd in os.listdir(f"/proc/{child}/fd")]
-            assert not [name for name in names if name.startswith(("socket:", "/memfd:penstock"))]
-            psutil.Process(worker).kill()
-            assert [batch[:, 0].tolist() for batch in connection.batches()] == before
-            assert psutil.pid_exists(child)
-        finally:
-            os.kill(child, 9)
+        names = [os.readlink(f"/proc/{child}/fd/{fd}") for fd in os.listdir(f"/proc/{child}/fd")]
+        assert not [name for name in names if name.startswith(("socket:", "/memfd:penstock"))]
+        psutil.Process(worker).kill()
+        assert [batch[:, 0].tolist() for batch in connection.batches()] == before
+        assert not psutil.pid_exists(child)
     assert "was killed by SIGKILL" in daemon.stderr()
 
 

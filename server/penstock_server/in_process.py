@@ -39,6 +39,7 @@ from .coordinator.failures import ALL
 from .coordinator.feeds import SplitsInfo
 from .coordinator.memory import MANY
 from .feed_warnings import MOST_DIFFERENT, mixing_warning
+from .worker import helpers
 from .worker.failures import letting_through
 from .worker.loaded_feed import LoadedFeed
 from .worker.randomness import put_states, seeds, take_states
@@ -219,6 +220,8 @@ class InProcess:
     def _as_a_worker(self) -> Iterator[None]:
         """Separate the global random states of user code from the trainer's, and let the user interrupt user code."""
         states = take_states()
+        helpers.of_this_process.only_this_thread = True
+        helpers.of_this_process.others()
         try:
             with letting_through(KeyboardInterrupt, BdbQuit):
                 yield

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock_proto import PenstockError
 
-from . import saved_sources
+from . import orphans, saved_sources
 from .access import Access
 from .daemon import Daemon
 from .host import descriptors
@@ -45,6 +45,7 @@ def serve(
     import uvloop
 
     descriptors.raise_limit()
+    orphans.adopt()
     if not reload:
         _, error = uvloop.run(_run(feeds, until_stdin_closes, each_second=each_second, **options))
         if error is not None:

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from penstock_proto import PenstockError
 from penstock_proto.messages import VERSION, WorkerReport
 
+from . import orphans
 from .bugs import Bugs
 from .cache_usage import CacheUsages
 from .coordinator import Coordinator
@@ -33,6 +35,7 @@ from .waits import Waits
 _MOST_STREAMS = 200
 _MOST_SPEC = 1000
 _MOST_TEXT = 200
+_MOST_PROCESSES = 100
 
 
 _MOST_A_SECOND = 10
@@ -209,8 +212,14 @@ def of_worker(
         "stopped": worker.stopped,
         "doing": worker.doing,
         "memory": memory,
+        "processes": 0 if worker.pid is None else _processes_of(worker.pid),
         "spent": worker.spent,
     }
+
+
+def _processes_of(worker: int) -> int:
+    found = islice(orphans.descendants(worker), _MOST_PROCESSES)
+    return sum(not orphans.has_ended(pid) for pid in found)
 
 
 def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, object]]:
@@ -221,6 +230,7 @@ def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, 
             "name": host.name_of(worker),
             "host": host.name,
             "makes_batches": True,
+            "processes": 0,
             "memory": host.view.memory.get(worker),
             "leaving": worker in leaving,
             "ready": worker in host.there,

@@ -106,6 +106,8 @@ def _worker(worker: dict[str, Any]) -> str:
     words = [f"pid {worker['pid']}", restarted]
     if worker.get("memory"):
         words.append(size(worker["memory"]))
+    if worker.get("processes"):
+        words.append(f"with {count(worker['processes'], 'process', 'processes')} of user code")
     if worker.get("leaving"):
         words.append("leaving")
     doing = worker.get("doing")

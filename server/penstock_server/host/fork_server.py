@@ -68,6 +68,11 @@ class ForkServer:
         self._process.watch(self._end)
         self._peer = Peer(ours, self._said, lambda: None)
 
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
     def fork(self, number: int, fds: list[int], done: Callable[[Process | OSError | None], None]) -> None:
         """Start a worker's process.
 
@@ -92,7 +97,7 @@ class ForkServer:
         self._lost()
 
     def stop(self) -> None:
-        """End the fork server and its workers. The fork server first reaps the workers that have ended."""
+        """End the fork server. It first kills its workers, and the processes that they have started."""
         self._peer.close()
         self._process.forget(_FAREWELL if self.ready else 0.0)
         for fd in (fd for asked in self._early for fd in asked.fds):

@@ -91,8 +91,7 @@ class Process:
             self.kill()
             end.poll()
         self._unwatch()
-        if self._child is not None:
-            self._child.wait()
+        self._reap()
         os.close(self._pidfd)
         self._pidfd = -1
 
@@ -101,7 +100,14 @@ class Process:
         asyncio.get_running_loop().add_reader(self._pidfd, self._readable)
 
     def _readable(self) -> None:
-        self.ended(None if self._child is None else self._child.wait())
+        self.ended(self._reap())
+
+    def _reap(self) -> int | None:
+        if self._child is not None:
+            return self._child.wait()
+        with contextlib.suppress(ChildProcessError):  # it is ours only if its fork server has died
+            os.waitpid(self.pid, os.WNOHANG)
+        return None
 
     def _unwatch(self) -> None:
         if self._watched:

@@ -5,7 +5,8 @@ over inherited socketpairs and does not know the messages. It restarts a worker 
 pause with each further death up to 5 s (0.5 s if the worker was ready), until one has lived for a minute. It gives up a
 place when five processes in a row die in it before they are ready. Each process has an activity page (activity.py) that
 outlives it, so that the supervisor can read what the process was doing when it died. With a hang timeout it kills
-workers that make no progress (hang_detection.py).
+workers that make no progress (hang_detection.py). Processes that user code has started do not outlive their worker
+(orphans.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 
 from penstock_proto.messages import Environment
 
-from .. import activity
+from .. import activity, orphans
 from ..activity import Activity
 from ..environment import of_workers
 from ..process_ends import CUT_OFF, ended_how
@@ -46,6 +47,12 @@ it."""
 
 _LIVED = 60.0
 """Seconds of life after which the pauses begin at `FIRST_PAUSE` again."""
+
+_SWEEP_SECONDS = 0.02
+"""Seconds between two looks for processes that workers have left behind, until there are none."""
+
+_LAST_SWEEP = 1.0
+"""Most seconds that a stop waits until they have ended."""
 
 _DUMP_SECONDS = 0.5
 """Seconds that a hung worker has to write its stack."""
@@ -86,6 +93,8 @@ class Supervisor:
         self._stopping = False
         self._hang_timeout = hang_timeout
         self._watch_timer: asyncio.TimerHandle | None = None
+        self._orphans = orphans.OfWorkers()
+        self._sweep_timer: asyncio.TimerHandle | None = None
         self._watched = self._awake = 0.0
         """When the workers were last checked, and since when they have been checked without a break."""
         self._inquiries: dict[WorkerHandle, asyncio.Task[None]] = {}
@@ -192,8 +201,9 @@ class Supervisor:
     async def stop(self, farewell: bytes, patience: float = 1.0) -> None:
         """Send `farewell` to all workers, wait `patience` seconds for them to end, then kill the others."""
         self._stopping = True
-        if self._watch_timer is not None:
-            self._watch_timer.cancel()
+        for timer in (self._watch_timer, self._sweep_timer):
+            if timer is not None:
+                timer.cancel()
         for inquiry in list(self._inquiries.values()):
             inquiry.cancel()
         for worker in self._all():
@@ -211,6 +221,19 @@ class Supervisor:
         if self._fork_server is not None:
             self._fork_server.stop()
         self._leaving.clear()
+        deadline = time.monotonic() + _LAST_SWEEP
+        while not self._orphans.kill(()) and time.monotonic() < deadline:
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+    def _sweep(self) -> None:
+        """Kill the processes that workers have left to this process."""
+        self._sweep_timer = None
+        processes = [worker.process for worker in self._all()]
+        keep = {process.pid for process in processes if process is not None}
+        if self._fork_server is not None:
+            keep.add(self._fork_server.pid)
+        if not self._orphans.kill(keep):
+            self._sweep_timer = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
 
     def _all(self) -> list[WorkerHandle]:
         return [*self.workers.values(), *self._leaving]
@@ -343,6 +366,8 @@ class Supervisor:
                 self._warn(worker)
             elif worker not in self._inquiries and self._stands_still(worker, timeout):
                 self._inquiries[worker] = self._loop.create_task(self._inquire(worker, timeout))
+        if self._sweep_timer is None:
+            self._sweep()
         self._watch_timer = self._loop.call_later(every, self._watch)
 
     def _warn(self, worker: WorkerHandle) -> None:

@@ -28,6 +28,7 @@ from penstock_proto import (
 from penstock_proto import messages as m
 from penstock_proto.keys import ClientKeys
 
+from .. import orphans
 from ..activity import Activity
 from ..host import descriptors
 from ..host.local_workers import LocalWorkers
@@ -389,6 +390,7 @@ def join(feeds: list[str], place: tuple[str, int], **options: Any) -> None:
     import uvloop
 
     descriptors.raise_limit()
+    orphans.adopt()
 
     async def run() -> None:
         await Agent(feeds, place, **options).run()

@@ -354,7 +354,7 @@ class Membership:
         reports = []
         for worker in told:
             described = {**status.of_worker(worker), "number": self._numbers[worker.number]}
-            for name in ("leaving", "host", "name", "makes_batches", "memory"):
+            for name in ("leaving", "host", "name", "makes_batches", "memory", "processes"):
                 del described[name]
             reports.append(msgspec.convert(described, m.WorkerReport))
         building = self._building

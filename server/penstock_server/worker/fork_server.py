@@ -8,7 +8,8 @@ library breaks the rule, the fork server starts again without that library, and 
 
 FD is a SOCK_SEQPACKET connection. The fork server first sends ForkServerReady. The daemon sends the fds of a worker,
 each in a datagram of its own, and then Fork. Forked answers with a pidfd, and WorkerEnded follows when the worker has
-ended.
+ended. Then the fork server kills the processes that the worker has left behind (orphans.py). When the daemon is gone,
+it kills all workers and their processes, and ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import msgspec
 
 from penstock_proto import seqpacket
 
-from .. import saved_sources
+from .. import orphans, saved_sources
 from ..activity import ActivityPage
 from . import import_seeding, start
 from .fork_messages import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
@@ -40,6 +41,12 @@ from .preload import ImportFailed, preload
 
 _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
 """Packages that the log need not mention."""
+
+_SWEEP_MS = 10
+"""Milliseconds between two looks for processes that a worker has left behind, until there are none."""
+
+_LAST_SWEEP = 1.5
+"""Seconds that these processes, and the workers, have to end when the daemon is gone."""
 
 _Worker: TypeAlias = tuple[socket.socket, int, ActivityPage, int]
 """What a forked worker starts with: its connection, its number, its activity page, and its stacks file."""
@@ -88,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # otherwise each worker would print it again
     _say(connection, ForkServerReady((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
+    orphans.adopt()
+    start.outlive_the_daemon()
     worker = _Server(connection, randomness).serve()
     return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
 
@@ -109,15 +118,21 @@ class _Server:
         self._workers: dict[int, tuple[int, int]] = {}
         """By pidfd: ticket and pid."""
         self._pid = os.getpid()
+        self._of_libraries = orphans.children()
+        """Processes that libraries have started for all workers."""
+        self._swept = True
+        """Whether no process is left that belonged to a worker."""
 
     def serve(self) -> _Worker:
-        """Fork on request. Return only in the workers. End the process at once when the daemon is gone."""
+        """Fork on request. Return only in the workers. When the daemon is gone, end all of them and the process."""
         while True:
-            for fd, _ in self._poll.poll():
+            for fd, _ in self._poll.poll(None if self._swept else _SWEEP_MS):
                 if fd in self._workers:
                     self._reap(fd)
                 elif (worker := self._receive()) is not None:
                     return worker
+            if not self._swept:
+                self._swept = orphans.kill({*self._of_libraries, *(pid for _, pid in self._workers.values())})
 
     def _receive(self) -> _Worker | None:
         try:
@@ -176,6 +191,7 @@ class _Server:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
+        self._swept = False
         _say(self._connection, WorkerEnded(ticket, os.waitstatus_to_exitcode(status)))
 
 
@@ -187,11 +203,8 @@ def _say(connection: socket.socket, message: FromForkServer, fd: int | None = No
 
 
 def _end() -> NoReturn:
-    """End because the daemon is gone. First reap the workers that have ended, as nobody else would soon. The others end
-    with us."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    """End because the daemon is gone. First kill and reap the workers and their processes, as nobody else would."""
+    orphans.kill_all(_LAST_SWEEP)
     os._exit(0)
 
 

@@ -19,6 +19,7 @@ from ..feed import Feed
 from ..feed_kinds import is_shared
 from ..importing import user_traceback
 from ..transforms import Transform
+from . import helpers
 from .batch_rows import BatchRows, NoRows
 from .cached_samples import CachedSamples, RecordedSamples, UnreadableSample
 from .collate import BadSample, Collate, Raised
@@ -120,13 +121,14 @@ class SplitOpener:
             else:
                 started = self._started_cached(self._cache, None if share is not None else split, share, start)
         except CallFailed as failed:
+            helpers.of_this_process.ended(failed)
             raise _failed(failed.name, place, failed.error) from failed.error
         except PenstockError as error:
             error.split = place
             raise
         finally:
             self._page.leave()
-        return OpenSplit(
+        opened = OpenSplit(
             BatchRows(started.samples) if self._yields_batches and open_already is None else started.samples,
             name,
             place,
@@ -143,6 +145,10 @@ class SplitOpener:
             drops=self._drops,
             made=() if open_already is None else (open_already[1],),
         )
+        if open_already is not None:
+            helpers.of_this_process.pass_on(open_already[0], opened)
+        helpers.of_this_process.look(opened)
+        return opened
 
     def _started_cached(
         self, cache: SplitCache, split: Any, share: Share | None, start: Callable[[GlobalState], Started]
@@ -287,7 +293,7 @@ class OpenSplit:
             self.taken += raised.row - row
             raise self._error_of(raised.error) from raised.error
         finally:
-            self._page.leave(collate.copying)
+            self._leave(collate.copying)
         self.taken += end - row
         return end
 
@@ -303,7 +309,7 @@ class OpenSplit:
         except BaseException as error:
             raise self._error_of(error) from error
         finally:
-            self._page.leave()
+            self._leave()
 
     def skip(self, until: int, seconds: float) -> bool:
         """Drop samples, for about `seconds`, until `until` samples were read in all. Return whether they were.
@@ -323,7 +329,7 @@ class OpenSplit:
         except BaseException as error:
             raise self._error_of(error) from error
         finally:
-            self._page.leave()
+            self._leave()
             if self._transformed is not None and not self._drops:  # with `drops` it has counted on its own
                 self._transformed.number = self.taken
         if self.taken < until and not late:
@@ -335,20 +341,21 @@ class OpenSplit:
         return self.taken == until
 
     def close(self) -> None:
-        """End the generator; an error in its clean-up is only logged."""
+        """End the generator, and the processes that it has left behind; an error in its clean-up is only logged."""
         if self._spot is not None:
             self._spot.close()
-        close = getattr(self._generator, "close", None)
-        if close is None:
-            return
-        self._enter()
-        try:
-            self._run_code(close)
-        except BaseException:
-            self._randomness.use(None)  # it may have replaced sys.stderr
-            traceback.print_exc()
-        finally:
-            self._page.leave()
+        if hasattr(self._generator, "close"):
+            self._enter()
+            try:
+                self._run_code(self._generator.close)
+            except BaseException:
+                self._randomness.use(None)  # it may have replaced sys.stderr
+                traceback.print_exc()
+            finally:
+                self._leave()
+        self._generator = self._source = self._samples = iter(())
+        self._transformed = self._seekable = None
+        helpers.of_this_process.ended(self)
 
     def _drop(self, until: int, deadline: float) -> bool:
         """Drop samples until `until` samples were read in all, or the split has ended. Return whether the deadline came
@@ -382,6 +389,10 @@ class OpenSplit:
     def _enter(self) -> None:
         self._randomness.use(self.state)
         self._page.enter(self._run, self._number, self._text, self.taken)
+
+    def _leave(self, copying: int = 0) -> None:
+        self._page.leave(copying)
+        helpers.of_this_process.look(self)
 
 
 def _failed(name: str, place: str | None, error: BaseException) -> GeneratorError:

@@ -22,12 +22,13 @@ from penstock_proto import PenstockError, StartError, codec, seqpacket
 from penstock_proto.codec import MAX_MESSAGE
 from penstock_proto.messages import EnvironmentWanted, ErrorReport, FeedPlan, Imported, Message, StartFailed
 
+from .. import orphans
 from ..activity import ActivityPage
 from ..environment import missing
 from ..feed import Feed
 from ..file_target import shown_target
 from ..importing import load, summary, user_traceback
-from . import import_seeding, signals
+from . import helpers, import_seeding, signals
 from .failures import describe
 from .loaded_feed import LoadedFeed
 from .loop import WorkerLoop
@@ -58,6 +59,11 @@ def end_with_parent(name: str) -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     libc.prctl(_PR_SET_NAME, name.encode())
+
+
+def outlive_the_daemon() -> None:
+    """Undo `end_with_the_daemon` for a process that notices on its own when the daemon is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def quiet() -> None:
@@ -103,6 +109,7 @@ def serve(
         StackSampler(stacks_fd).install()
     guard = ProcessGuard(connection, page)
     signals.restore_in_children()
+    orphans.adopt()
     began = time.monotonic()
     had_tensorflow = "tensorflow" in sys.modules  # imported by the fork server, for all workers
     page.importing(f"importing {' '.join(map(shown_target, feeds))}")
@@ -127,6 +134,7 @@ def serve(
         ),
     )
     page.ready()
+    helpers.of_this_process.others()
     WorkerLoop(connection, number, loaded, page, guard).serve()
     return 0
 

@@ -18,6 +18,7 @@ from penstock_proto import messages as m
 
 from ..activity import ActivityPage
 from ..plan_sizes import segment_count
+from . import helpers
 from .failures import describe
 from .filling import Filler, nothing_made
 from .lane import LaneRun
@@ -92,6 +93,7 @@ class Work:
         job = self._scheduler.next()
         if self._cached and (job is None or time.monotonic() > self._told_of_caches + TELL_AGAIN):
             self._tell_of_caches()
+        helpers.of_this_process.settle(now=job is None)
         if job is None:
             return False
         self._page.works_on(job.run.number)
