@@ -143,7 +143,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
         "N|MIN:MAX": ["2:3"],
         "SECONDS": ["7.5"],
         "UID": ["1000", "1001"],
-        "SIZE": ["3M"],
+        "SIZE": ["300M"],
         "NAME[=VALUE]": ["A=1", "B=2"],
         "NAME=DATASET": ["image=images", "label=labels"],
         "MODULE:FUNCTION": ["a.py:f", "b.py:g"],

@@ -35,6 +35,7 @@ from .parameters import (
     hang_timeout_option,
     log_format_option,
     log_level_option,
+    worker_memory_option,
 )
 from .scale_command import scale
 
@@ -115,6 +116,7 @@ def main() -> None:
     help="Most memory for batches and shuffle blocks, such as 4G.",
 )
 @hang_timeout_option
+@worker_memory_option
 @click.option(
     "--state",
     type=click.Path(dir_okay=False),
@@ -160,6 +162,7 @@ def serve(
     advertise: str | None,
     memory: int | None,
     hang_timeout: float | None,
+    worker_memory: int | None,
     state: str | None,
     environment: tuple[tuple[str, str | None], ...],
     http: tuple[str, int] | None,
@@ -233,6 +236,7 @@ def serve(
             keys=keys,
             insecure=insecure,
             hang_timeout=hang_timeout,
+            worker_memory=worker_memory,
             environment=environment,
         ) as placed:
 
@@ -253,6 +257,7 @@ def serve(
                 on_ready=on_ready,
                 until_stdin_closes=until_stdin_closes,
                 hang_timeout=hang_timeout,
+                worker_memory=worker_memory,
                 state=state,
                 environment=dict(environment),
                 http=http,

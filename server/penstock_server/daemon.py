@@ -72,6 +72,7 @@ class Daemon:
         memory: bytes that slots and shuffle blocks may take.
         on_ready: called with the URL of each feed once it can be consumed.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
+        worker_memory: as for `Supervisor`.
         environment: variables of the workers; None as a value removes one.
         http: host and port of the HTTP server, or None for no server.
         state: path of the file that keeps the positions of groups when the daemon ends, or None.
@@ -98,6 +99,7 @@ class Daemon:
         memory: int,
         on_ready: Callable[[str], None],
         hang_timeout: float | None = None,
+        worker_memory: int | None = None,
         state: str | None = None,
         advertise: str | None = None,
         environment: m.Environment | None = None,
@@ -125,6 +127,7 @@ class Daemon:
             workers = AutoWorkers.first(cpus.usable())
         self._workers = max(1, workers)
         self._hang_timeout = hang_timeout
+        self._worker_memory = worker_memory
         self._draining = False
         self._without_makers: float | None = None
         """The monotonic time since which it has drained without a worker that makes batches, or None."""
@@ -298,6 +301,7 @@ class Daemon:
             auto_scaling=self._auto_scaling,
             engine=self._engine,
             hang_timeout=self._hang_timeout,
+            worker_memory=self._worker_memory,
             environment=self._environment,
             advertise=self._advertise,
             on_ready=self._on_ready,

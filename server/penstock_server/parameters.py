@@ -35,6 +35,16 @@ hang_timeout_option = click.option(
     help="Kill and replace a worker whose generator yields no sample for this long; the log names the line it hung at.",
 )
 
+LEAST_WORKER_MEMORY = 64 << 20
+"""The least that `--worker-memory` allows, in bytes: Python and NumPy alone take about half of it."""
+
+
+def _enough(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
+    if value is not None and value < LEAST_WORKER_MEMORY:
+        raise click.BadParameter(f"must be at least {LEAST_WORKER_MEMORY >> 20}M, got {value} bytes", context, option)
+    return value
+
+
 log_level_option = click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -108,6 +118,17 @@ class Bytes(click.ParamType[int]):
         if number <= 0:
             self.fail(f"must be more than 0, got {value!r}", param, ctx)
         return int(number)
+
+
+worker_memory_option = click.option(
+    "--worker-memory",
+    type=Bytes(),
+    callback=_enough,
+    default=None,
+    metavar="SIZE",
+    show_default="no limit",
+    help="Most memory of its own for each worker, such as 4G. User code that asks for more gets a MemoryError.",
+)
 
 
 class Variable(click.ParamType[tuple[str, str | None]]):

@@ -70,6 +70,7 @@ class Parts:
         auto_scaling: whether their number follows the load.
         engine: runs hosts that join, or None.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
+        worker_memory: as for `Supervisor`.
         environment: variables of the workers; None as a value removes one.
         advertise: HOST or HOST:PORT for the feeds' URLs, or None.
         on_ready: called with the URL of each feed once it can be consumed.
@@ -90,6 +91,7 @@ class Parts:
         auto_scaling: bool,
         engine: Engine | None,
         hang_timeout: float | None,
+        worker_memory: int | None,
         environment: m.Environment | None,
         advertise: str | None,
         on_ready: Callable[[str], None],
@@ -126,6 +128,7 @@ class Parts:
             lambda worker, how: self.from_workers.given_up(worker, how),
             hang_timeout,
             environment,
+            worker_memory,
         )
         self.kept = KeptBatches()
         self.hosts = Hosts(

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -44,12 +44,15 @@ class ForkServer:
         feeds: the MODULE:ATTR arguments.
         environment: the workers' environment, except for their number.
         ticks: whether workers count every sample on their activity pages.
+        options: further arguments of the fork server.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, feeds: list[str], environment: dict[str, str], *, ticks: bool) -> None:
+    def __init__(
+        self, feeds: list[str], environment: dict[str, str], *, ticks: bool, options: Sequence[str] = ()
+    ) -> None:
         self.ready = False
         self.gone = False
         self._ticks = ticks
@@ -58,7 +61,8 @@ class ForkServer:
         self._asked: dict[int, _Asked] = {}
         self._running: dict[int, Process] = {}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "penstock_server.worker.fork_server", "--fd", str(theirs.fileno()), *feeds]
+        command = [sys.executable, "-m", "penstock_server.worker.fork_server", "--fd", str(theirs.fileno())]
+        command += [*options, *feeds]
         try:
             with theirs:
                 self._process = Process.started(command, environment, [theirs.fileno()])

@@ -71,6 +71,8 @@ class Supervisor:
         hang_timeout: seconds without a sample after which a worker in user code is killed. None: no worker is killed,
             and one that does not read its messages is only logged.
         environment: environment variables of the workers. They override those that the feeds want.
+        worker_memory: bytes of memory of its own that each worker may have (`start.limit_memory`), or None for no
+            limit.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Supervisor:
         on_given_up: Callable[[int, str], None],
         hang_timeout: float | None = None,
         environment: Environment | None = None,
+        worker_memory: int | None = None,
     ) -> None:
         self.workers = {number: WorkerHandle(number, on_data) for number in range(count)}
         self._leaving: set[WorkerHandle] = set()
@@ -100,6 +103,7 @@ class Supervisor:
         self._inquiries: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._patient = False
         self._environment = environment or {}
+        self._limits = [] if worker_memory is None else ["--memory", str(worker_memory)]
         self._of_feeds: Environment | None = None
         """The variables that feeds want; None until they have said so."""
         self._forking = True
@@ -265,7 +269,9 @@ class Supervisor:
             self._forking = False
             return None
         try:
-            self._fork_server = ForkServer(self._feeds, self._variables("none"), ticks=self._hang_timeout is not None)
+            self._fork_server = ForkServer(
+                self._feeds, self._variables("none"), ticks=self._hang_timeout is not None, options=self._limits
+            )
         except OSError as error:
             self._forking = scarce(error)
             log.warning("the fork server cannot be started (%s)", error, extra={"event": "fork_server_died"})
@@ -287,7 +293,15 @@ class Supervisor:
 
     def _spawn_afresh(self, worker: WorkerHandle, fds: list[int]) -> None:
         ticks = [] if self._hang_timeout is None else ["--ticks"]
-        command = [sys.executable, "-m", "penstock_server.worker", *ticks, "--number", str(worker.number)]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock_server.worker",
+            *ticks,
+            *self._limits,
+            "--number",
+            str(worker.number),
+        ]
         for option, fd in zip(("--fd", "--activity-fd", "--stacks-fd"), fds, strict=True):
             command += [option, str(fd)]
         self._begin(worker, Process.started([*command, *self._feeds], self._variables(str(worker.number)), fds))

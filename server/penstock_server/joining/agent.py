@@ -58,7 +58,7 @@ class Agent:
         memory: bytes in which the workers build batches for the head.
         name: this host's name.
         keys: this host's keys, or None.
-        hang_timeout: as for `Supervisor`.
+        hang_timeout, worker_memory: as for `Supervisor`.
         environment: environment variables of the workers.
         grace: seconds that the workers have to hand over their work when this host leaves.
         patience: seconds to wait for the head.
@@ -77,6 +77,7 @@ class Agent:
         name: str,
         keys: ClientKeys | None = None,
         hang_timeout: float | None = None,
+        worker_memory: int | None = None,
         environment: m.Environment | None = None,
         grace: float = 25.0,
         patience: float = PATIENCE,
@@ -107,7 +108,9 @@ class Agent:
         self._stopped = asyncio.Event()
         self._disconnected = asyncio.Event()
         self._error: PenstockError | None = None
-        self._supervisor = Supervisor(feeds, workers, self._data, self._died, self._given_up, hang_timeout, environment)
+        self._supervisor = Supervisor(
+            feeds, workers, self._data, self._died, self._given_up, hang_timeout, environment, worker_memory
+        )
         self._workers = LocalWorkers(self._supervisor, range(workers))
 
     async def run(self) -> None:

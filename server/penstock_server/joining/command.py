@@ -17,7 +17,15 @@ from .. import log_format
 from ..command_group import complete_files
 from ..file_options import file_options, targets_of
 from ..host import cpus
-from ..parameters import Bytes, Variable, allow_uid_option, hang_timeout_option, log_format_option, log_level_option
+from ..parameters import (
+    Bytes,
+    Variable,
+    allow_uid_option,
+    hang_timeout_option,
+    log_format_option,
+    log_level_option,
+    worker_memory_option,
+)
 
 
 @click.command()
@@ -80,6 +88,7 @@ from ..parameters import Bytes, Variable, allow_uid_option, hang_timeout_option,
 )
 @allow_uid_option
 @hang_timeout_option
+@worker_memory_option
 @click.option(
     "--env",
     "environment",
@@ -105,6 +114,7 @@ def join(
     fetch_port: int,
     allow_uids: tuple[int, ...],
     hang_timeout: float | None,
+    worker_memory: int | None,
     environment: tuple[tuple[str, str | None], ...],
     log_level: str,
     form: str,
@@ -144,6 +154,7 @@ def join(
             name=host_name[:128] or "host",
             keys=sent_keys.read() if keys_from_stdin else host_keys(keys),
             hang_timeout=hang_timeout,
+            worker_memory=worker_memory,
             environment=dict(environment),
             grace=grace,
             patience=patience,

@@ -61,6 +61,7 @@ def hosts(
     keys: str | None,
     insecure: bool,
     hang_timeout: float | None,
+    worker_memory: int | None,
     environment: tuple[tuple[str, str | None], ...],
 ) -> Iterator[RayDriver | None]:
     """Run the hosts that the options ask for, inside the `with` statement. Yield their driver, or None if there are
@@ -89,6 +90,7 @@ def hosts(
     access = Access(bind, keys, insecure)
 
     options = [] if hang_timeout is None else [f"--hang-timeout={hang_timeout}"]
+    options += [] if worker_memory is None else [f"--worker-memory={worker_memory}"]
     options += [f"--env={name}" if value is None else f"--env={name}={value}" for name, value in environment]
     with hosts_on_ray(
         feeds, hosts=hosts, workers=workers_per_host, bind=bind, keys=access.keys, options=options

@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--activity-fd", type=int)
     parser.add_argument("--stacks-fd", type=int)
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--ticks", action="store_true")
     parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
     options = parser.parse_args(arguments)
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start.end_with_the_daemon(connection, f"penstock-w{options.number}")
     start.quiet()
     saved_sources.use()
+    start.limit_memory(options.memory)
     page = (
         ActivityPage()
         if options.activity_fd is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,6 +29,14 @@ def pass_on(error: BaseException) -> None:
     """Raise `error` if it is let through."""
     if isinstance(error, _passing.get()):
         raise error
+
+
+def memory_advice() -> str:
+    """Return advice after a MemoryError, to be appended to the words, or "" if this process has no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f". The worker may take {limit >> 20} MiB: if it needs more, give --worker-memory a larger size"
 
 
 def describe(error: BaseException) -> str:

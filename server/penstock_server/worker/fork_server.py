@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the fork server, and the worker in each process that it forks. Return the exit status."""
     parser = argparse.ArgumentParser(prog="penstock_server.worker.fork_server")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
     parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
     options = parser.parse_args(arguments)
@@ -98,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     orphans.adopt()
     start.outlive_the_daemon()
     worker = _Server(connection, randomness).serve()
+    start.limit_memory(options.memory)
     return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
 
 

@@ -23,7 +23,7 @@ from . import helpers
 from .batch_rows import BatchRows, NoRows
 from .cached_samples import CachedSamples, RecordedSamples, UnreadableSample
 from .collate import BadSample, Collate, Raised
-from .failures import describe
+from .failures import describe, memory_advice
 from .generators import CallFailed, Started, generator_of
 from .randomness import GlobalRandomness, GlobalState
 from .shares import Share
@@ -379,7 +379,7 @@ class OpenSplit:
         if isinstance(error, GeneratorError):
             error.split = self.place
             return error
-        return _failed(self._name, self.place, error)
+        return _failed(self._name, self.place, error, self._which(self.taken))
 
     def _which(self, number: int) -> str:
         """Describe sample `number` of those that this split reads."""
@@ -395,8 +395,11 @@ class OpenSplit:
         helpers.of_this_process.look(self)
 
 
-def _failed(name: str, place: str | None, error: BaseException) -> GeneratorError:
-    return GeneratorError(f"{name} {describe(error)}", split=place, remote_traceback=user_traceback(error))
+def _failed(name: str, place: str | None, error: BaseException, sample: str = "") -> GeneratorError:
+    said = f"{name} {describe(error)}"
+    if isinstance(error, MemoryError):
+        said += f"{sample and f' ({sample})'}{memory_advice()}"
+    return GeneratorError(said, split=place, remote_traceback=user_traceback(error))
 
 
 def _same(number: int) -> int:

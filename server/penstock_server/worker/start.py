@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import resource
 import select
 import signal
 import socket
@@ -64,6 +65,20 @@ def end_with_parent(name: str) -> None:
 def outlive_the_daemon() -> None:
     """Undo `end_with_the_daemon` for a process that notices on its own when the daemon is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def limit_memory(nbytes: int | None) -> None:
+    """Let this process have at most `nbytes` bytes of memory of its own: private and writable, from then on also in the
+    processes that it starts. Slots, which are shared, do not count. None: no limit.
+
+    The kernel refuses to map more, so user code gets a MemoryError, and nobody is killed. See RLIMIT_DATA in
+    getrlimit(2).
+    """
+    if nbytes is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        if most != resource.RLIM_INFINITY:
+            nbytes = min(nbytes, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
 
 
 def quiet() -> None:

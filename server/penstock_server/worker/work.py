@@ -19,7 +19,7 @@ from penstock_proto import messages as m
 from ..activity import ActivityPage
 from ..plan_sizes import segment_count
 from . import helpers
-from .failures import describe
+from .failures import describe, memory_advice
 from .filling import Filler, nothing_made
 from .lane import LaneRun
 from .listing import answer_listing
@@ -126,7 +126,8 @@ class Work:
         if not isinstance(error, PenstockError):
             cause = error
             error = PenstockError(
-                f"the worker failed while it served this stream: it {describe(cause)}",
+                f"the worker failed while it served this stream: it {describe(cause)}"
+                + (memory_advice() if isinstance(cause, MemoryError) else ""),
                 remote_traceback="".join(traceback.format_exception(cause)),
             )
             error.__cause__ = cause
