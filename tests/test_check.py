@@ -101,6 +101,13 @@ def from_before(split):
     for i in range(20):
         yield kept.random()
 
+def masked(split):
+    os.umask(split)
+    for i in range(20):
+        before = os.umask(0)
+        os.umask(before)
+        yield before
+
 def set_order(split):
     yield {"name": list(text)[0], "split": split}
 
@@ -111,7 +118,7 @@ def length(split):
     yield from range(int.from_bytes(os.urandom(2), "little") % 1000)
 
 culprits = {function.__name__: function for function in (
-    at_import, in_generator, clock, pid, beside_rng, from_before, set_order, both, length)}
+    at_import, in_generator, clock, pid, beside_rng, from_before, masked, set_order, both, length)}
 globals().update({f"feed_{name}": Feed(function, **pieces) for name, function in culprits.items()})
 
 def list_of_splits():
@@ -278,6 +285,7 @@ def test_data_files_are_checked_as_served(check: Check, tmp_path: Path) -> None:
         ("feed_pid", "in pid", "the cause is the process id", "depend on the split"),
         ("feed_beside_rng", "", "sample[1] is 0.", "leave the parameter `rng` out"),
         ("feed_from_before", "", "these change: kept in feeds.py", "keep nothing from one split"),
+        ("feed_masked", "", "these change: os.umask", "restore it before `yield`"),
         ("feed_both", "in both", "sample['pid']", "depend on the split"),
         ("feed_length", "in length", "samples in one run and another number", "parameter `rng`"),
         ("lists", "in list_of_splits", "two runs list different splits", "or sort the list"),

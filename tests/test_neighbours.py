@@ -9,9 +9,10 @@ import os
 import random
 import sys
 import textwrap
+import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,93 @@ def test_what_a_module_sets_when_a_generator_imports_it_is_set_in_all_generators
             }
         with penstock.connect(f"{module}:beside", workers=1) as connection:
             assert {row for batch in connection.batches() for row in rows_of(batch)} == {str(tmp_path)}
+
+
+RANDOM = """
+    import random, sys
+
+    sys.path.insert(0, {chaos!r})
+    from held import NAMES, Held
+    from penstock_server import Feed
+
+    chance = random.Random({seed})
+
+    def of(names):
+        def generate(split):
+            with Held(names, split) as held:
+                for number in range(split * 7 % 20):
+                    held.check()
+                    yield split, number
+                    held.check()
+        return generate
+
+    for number in range(8):
+        how = dict(lanes=chance.choice([1, 2, 3, 16]), shuffle=chance.choice([0, 0, 5, 30]), turn=chance.choice([1, 3]))
+        names = chance.sample(NAMES, chance.randint(0, len(NAMES)))
+        globals()["feed%d" % number] = Feed(of(names), splits=range(11), batch_size=chance.choice([1, 3, 8]), **how)
+"""
+
+
+RANDOM_NAMES = [f"feed{number}" for number in range(8)]
+
+
+def random_feeds(seed: int) -> str:
+    """Return a module with feeds whose generators hold random settings. They check that they see no others."""
+    return RANDOM.format(chaos=str(Path(__file__).with_name("chaos")), seed=seed)
+
+
+def check_random_feeds(urls: Mapping[str, str], workers: int | None = None) -> None:
+    for name, url in urls.items():
+        with penstock.connect(url, workers=workers) as connection:
+            found = Counter(pair for split, at in connection.batches() for pair in zip(split, at, strict=True))
+        assert found == Counter((split, at) for split in range(11) for at in range(split * 7 % 20)), name
+
+
+def test_any_mix_of_held_settings_is_a_generators_own(serve: Serve) -> None:
+    check_random_feeds(serve(random_feeds(1), *RANDOM_NAMES, workers=2).urls)
+
+
+@pytest.mark.fuzz
+def test_random_mixes_of_held_settings_are_a_generators_own(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    until = time.monotonic() + request.config.getoption("--fuzz-seconds")
+    for seed in count(request.config.getoption("--fuzz-seed")):
+        module = module_of(random_feeds(seed), tmp_path)
+        for workers in range(5):
+            check_random_feeds({f"seed {seed}, {name}": f"{module}:{name}" for name in RANDOM_NAMES}, workers)
+        if time.monotonic() > until:
+            break
+
+
+SHARED = """
+    import os, signal
+    from penstock_server import Feed
+
+    def generate(split):
+        before = os.umask(0o70 + split)
+        signal.setitimer(signal.ITIMER_REAL, 600)
+        try:
+            for i in range(7):
+                yield i
+        finally:
+            os.umask(before)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def restored(split):
+        for i in range(7):
+            before = os.umask(0o77)
+            os.umask(before)
+            yield i
+
+    feed = Feed(generate, splits=range(5), batch_size=2)
+    quiet = Feed(restored, splits=range(5), batch_size=2)
+"""
+
+
+def test_what_cannot_be_kept_apart_is_named_at_the_first_sample(serve: Serve) -> None:
+    daemon = serve(SHARED, "feed", "quiet", workers=1)
+    (warning,) = [line for line in daemon.stderr().splitlines() if "before it restores that" in line]
+    assert "feed feed: its generator changes os.umask, the alarm of signal.setitimer, and yields" in warning
+    assert "set it for each sample, and restore it before `yield`" in warning
 
 
 TENSORFLOW = """

@@ -11,6 +11,7 @@ import signal
 import time
 
 import numpy as np
+from held import Held
 from sample import ROWS, checksum, endless_size, payload, rows_of, width_of
 
 from penstock_server import DictSpec, Feed, Leaf, TupleSpec
@@ -84,9 +85,12 @@ class Source:
         return {"x": (body, {"draw": draw.astype(np.float64)}), "id": identity, "odd": identity[..., 3] % 2 == 1}
 
     def many(self, epoch, split, size, rng):
-        for number in range(size):
-            yield self.one(epoch, split, number, rng)
-        self.meet(epoch, split, size)  # a split may fail at its end, too
+        with Held(self.case["holds"], split) as held:
+            for number in range(size):
+                held.check()
+                yield self.one(epoch, split, number, rng)
+                held.check()
+            self.meet(epoch, split, size)  # a split may fail at its end, too
 
 
 class Indexed:

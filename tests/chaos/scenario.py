@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from . import held
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -30,6 +32,8 @@ class FeedCase:
 
     `kind`: "list" (of splits), "function" (which picks one of several lists), "shard", "plain" (one generator),
     "segment" (with samples=), "endless", "index" (an object with __getitem__) or "items" (a list of samples).
+
+    `holds`: the settings that its generator holds while it yields (held.py).
     """
 
     kind: str
@@ -54,6 +58,7 @@ class FeedCase:
     width: int = 16
     pause: float = 0.0
     failures: tuple[Failure, ...] = ()
+    holds: tuple[str, ...] = ()
 
     @property
     def indexable(self) -> bool:
@@ -246,6 +251,8 @@ def _feed(chance: random.Random, mode: str, number: int) -> FeedCase:
     )
     if kind == "list" and on_error != "skip" and not ready and chance.random() < 0.2:
         case = replace(case, tells_samples=sum(sizes[0]))
+    if not indexable:  # not drawn from `chance`: older seeds keep their scenarios
+        case = replace(case, holds=held.drawn(case.tag, draws))
     return replace(case, failures=_failures(chance, case))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..worker.shared_settings import FIX, is_setting
 from .culprit import BEFORE, HASH, SOURCES, Culprit
 from .messages import Source
 from .sources import CLOCK, PID, SYSTEM
@@ -90,6 +91,8 @@ def _before(culprit: Culprit) -> tuple[str, str, str]:
         text += f". While samples are made, these change: {', '.join(culprit.names)}"
     elif culprit.late:
         text += f". While samples are made, these are imported: {', '.join(culprit.late[:4])}"
+    if any(map(is_setting, culprit.names)):
+        return text, "", f"{FIX}: all generators that are open in a worker share it"
     return (
         text,
         "",

@@ -31,6 +31,7 @@ from ..worker import signals, start
 from ..worker.first_sample import Probe
 from ..worker.loaded_feed import LoadedFeed
 from ..worker.randomness import GlobalRandomness
+from ..worker.shared_settings import changed_since, shared
 from ..worker.split_list import list_splits, write_list
 from ..zipped import zip_warnings
 from . import debugging, frames, gpu, messages, state_watch
@@ -107,6 +108,7 @@ class Process:
         splits = self._look(feed)
         self._doing = "reading"
         before = state_watch.snapshot() if self._spy is not None else {}
+        settings = shared(random=True)
         states = _states()
         if self._spy is not None:
             self._spy.seed_libraries()
@@ -125,7 +127,7 @@ class Process:
                 reader.alone(self._task.place, self._task.count, self._task.seconds)
         except PenstockError as error:
             failure = error
-        changed = state_watch.changed(before) if self._spy is not None else ()
+        changed = (*changed_since(settings), *state_watch.changed(before)) if self._spy is not None else ()
         used = {} if self._spy is None else dict(self._spy.used)
         for name in _changed(states):
             used[messages.Source(name)] = 1

@@ -21,6 +21,7 @@ from .opening import opener_of
 from .randomness import GlobalRandomness
 from .restart_record import MAX_SKIPPED
 from .sample_spec import digests_of, infer_spec, nbytes_of
+from .shared_settings import changed_since, shared, warning
 from .transforming import transform_of
 
 _MOST_DIGESTED = 64 << 20
@@ -64,13 +65,13 @@ class Probe:
         opener = opener_of(feed, self._randomness, self._page, self._run, on_uneven=feed.first_split.report)
         raised: list[GeneratorError] = []
         for index, split in enumerate(splits[:MAX_EMPTY] if plan.endless else splits):
-            began = time.monotonic()
+            began, settings = time.monotonic(), shared()
             try:
                 opened, kept = opener.open(split, index, epoch), False
                 try:
                     for sample in opened.first():
-                        seconds = time.monotonic() - began
-                        found = self._seen(sample, opened.place, index, seconds)
+                        seconds, changed = time.monotonic() - began, changed_since(settings)
+                        found = self._seen(sample, opened.place, index, seconds, changed)
                         if feed.cache is None:  # a lane writes the split to the cache, from its start
                             kept = feed.first_split.keep(split, index, epoch, opened, sample, seconds)
                         return found
@@ -129,7 +130,9 @@ class Probe:
         finally:
             self._page.leave()
 
-    def _seen(self, sample: Any, place: str | None, index: int, seconds: float) -> tuple[Spec | None, int]:
+    def _seen(
+        self, sample: Any, place: str | None, index: int, seconds: float, changed: tuple[str, ...] = ()
+    ) -> tuple[Spec | None, int]:
         feed, plan = self._feed, self._feed.plan
         try:
             spec = feed.spec or infer_spec(sample, plan.batch_size, plan.batching)
@@ -143,7 +146,9 @@ class Probe:
                 f"looking at the first sample {describe(error)}", split=place, remote_traceback=user_traceback(error)
             ) from error
         found = spec if feed.spec is None else None
-        warning = batch_warning(plan.name, spec, plan.batch_size)
-        feed.set_first(FirstSample(index, digests, seconds, () if warning is None else (warning,)))
+        warnings = [warning(plan.name, changed)] if changed else []
+        if (text := batch_warning(plan.name, spec, plan.batch_size)) is not None:
+            warnings.append(text)
+        feed.set_first(FirstSample(index, digests, seconds, tuple(warnings)))
         feed.learn(spec)
         return found, nbytes

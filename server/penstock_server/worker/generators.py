@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from contextvars import Context
+from functools import partial
 from typing import Any, NamedTuple
 
 from penstock_proto import GeneratorError
@@ -96,7 +97,8 @@ class OneGenerator:
         if self.wants.rng:
             arguments["rng"] = generator(self._seed, epoch, index)
         if state is None:
-            state = GlobalState(seeds("split", self._seed, epoch, index) if self.draws_globally else None)
+            of_split = partial(seeds, "split", self._seed, epoch, index)
+            state = GlobalState(of_split() if self.draws_globally else None, of_split)
         variables = self._randomness.variables.new()
         calling = self._call.constructor or self.name
         self._randomness.use(state)
@@ -143,7 +145,8 @@ class ZippedGenerators:
         the number of samples and the reason why there are no more.
         """
         if state is None:
-            state = GlobalState(seeds("split", self._seed, epoch, index) if self.draws_globally else None)
+            of_split = partial(seeds, "split", self._seed, epoch, index)
+            state = GlobalState(of_split() if self.draws_globally else None, of_split)
         pairs = self.wants.split and isinstance(split, tuple)
         started: dict[str, Started] = {}
         samples = ZippedSamples(self._zipped, self._parts, started, report)

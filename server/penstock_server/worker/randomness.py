@@ -30,6 +30,9 @@ States: TypeAlias = tuple[Any, Any, Any]
 """The states of `random`, `numpy.random` and torch (None if torch is not imported)."""
 
 
+_NEUTRAL = np.random.SeedSequence(0x6E65757472616C)
+
+
 def seeds(purpose: str, *numbers: int) -> np.random.SeedSequence:
     """Return seeds for one purpose, such as `seeds("rng", seed, epoch, split)`.
 
@@ -52,12 +55,18 @@ class GlobalState:
     Args:
         sequence: seeds the random states. None for a generator that takes `rng`: its random states begin as any other
             code has left them, and are its own as soon as it has seeded them or drawn from them.
+        otherwise: returns seeds to begin with if `sequence` is None and another generator has left its own states.
     """
 
-    __slots__ = ("_held", "_mark", "_saved", "_sequence")
+    __slots__ = ("_held", "_mark", "_otherwise", "_saved", "_sequence")
 
-    def __init__(self, sequence: np.random.SeedSequence | None = None) -> None:
+    def __init__(
+        self,
+        sequence: np.random.SeedSequence | None = None,
+        otherwise: Callable[[], np.random.SeedSequence] = lambda: _NEUTRAL,
+    ) -> None:
         self._sequence = sequence
+        self._otherwise = otherwise
         self._saved: States | None = None
         self._mark: bytes | None = None
         self._held: Held = {}
@@ -68,8 +77,10 @@ class GlobalState:
         if self._saved is not None:
             put_states(self._saved, self._sequence)
             return
-        if self._sequence is not None or not neutral:
-            seed_all(self._sequence or _NEUTRAL)
+        if self._sequence is not None:
+            seed_all(self._sequence)
+        elif not neutral:
+            seed_all(self._otherwise())
         self._mark = fingerprint()
 
     def _take_random(self) -> bool:
@@ -218,7 +229,3 @@ def _torch(imported: ModuleType | None = None) -> Any:
     ):
         return None  # the generator of a half-imported torch crashes
     return getattr(module, "default_generator", None)
-
-
-_NEUTRAL = np.random.SeedSequence(0x6E65757472616C)
-"""Seeds states that user code does not seed by chance."""
