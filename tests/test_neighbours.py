@@ -447,6 +447,52 @@ SHARED = """
 """
 
 
+OBJECTS = """
+    import random
+    from penstock_server import Feed
+
+    class Reader:
+        def __init__(self):
+            self.count, self.order, self.rng, self.cache = 0, [1, 2, 3], random.Random(1), {}
+
+        def counted(self, split):
+            for i in range(7):
+                self.count += 1
+                yield i
+
+        def __call__(self, split):
+            self.rng.shuffle(self.order)
+            yield from self.order
+
+        def cached(self, split):
+            self.cache[split] = split
+            yield split
+
+    def nested():
+        count = 0
+        def around(split):
+            nonlocal count
+            count += 1
+            yield count
+        return around
+
+    how = dict(splits=range(5), batch_size=2)
+    counted, called = Feed(Reader().counted, **how), Feed(Reader(), **how)
+    cached, around = Feed(Reader().cached, **how), Feed(nested(), **how)
+    own = Feed(Reader, method="counted", **how)
+"""
+
+
+def test_an_object_that_generators_share_and_change_is_named_at_the_first_sample(serve: Serve) -> None:
+    daemon = serve(OBJECTS, "counted", "called", "cached", "around", "own", workers=1)
+    found = [line.partition("feed ")[2] for line in daemon.stderr().splitlines() if "generators of a worker" in line]
+    assert sorted(line.partition(", which all")[0] for line in found) == [
+        "around: its generator changes count around around",
+        "called: its generator changes Reader.order, Reader.rng",
+        "counted: its generator changes Reader.count",
+    ]
+
+
 def test_what_cannot_be_kept_apart_is_named_at_the_first_sample(serve: Serve) -> None:
     daemon = serve(SHARED, "feed", "quiet", workers=1)
     (warning,) = [line for line in daemon.stderr().splitlines() if "before it restores that" in line]

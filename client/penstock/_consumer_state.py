@@ -363,6 +363,7 @@ class ConsumerState:
         over. If the stream has failed already, or would have failed next, that error stays."""
         self.error = self.error or (None if self._queue else self._failure) or error
         self.passed_by = None
+        self._open = False
         self._queue.clear()
 
     def disconnected(self) -> set[int]:

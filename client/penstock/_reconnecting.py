@@ -51,7 +51,7 @@ class Permit:
         self._changed = threading.Condition()
 
     def take(self, wake: Callable[[], None]) -> None:
-        """Take the permit for the other stream, once an attempt that is under way has ended. `wake` hurries it."""
+        """Take the permit for the other stream, once the attempt under way has ended; `wake` hurries that."""
         with self._changed:
             self.taken = True
             wake()

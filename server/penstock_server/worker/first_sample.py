@@ -13,6 +13,7 @@ from penstock_proto.spec import Spec
 from ..activity import ActivityPage
 from ..feed_warnings import batch_warning
 from ..importing import user_traceback
+from . import shared_objects, shared_settings
 from .failures import describe
 from .indexed import enter_epoch, item_failed
 from .lane_splits import MAX_EMPTY
@@ -21,7 +22,6 @@ from .opening import opener_of
 from .randomness import GlobalRandomness
 from .restart_record import MAX_SKIPPED
 from .sample_spec import digests_of, infer_spec, nbytes_of
-from .shared_settings import changed_since, shared, warning
 from .transforming import transform_of
 
 _MOST_DIGESTED = 64 << 20
@@ -65,13 +65,14 @@ class Probe:
         opener = opener_of(feed, self._randomness, self._page, self._run, on_uneven=feed.first_split.report)
         raised: list[GeneratorError] = []
         for index, split in enumerate(splits[:MAX_EMPTY] if plan.endless else splits):
-            began, settings = time.monotonic(), shared()
+            settings, state = shared_settings.shared(), shared_objects.state_of(feed.declared.generate)
+            began = time.monotonic()
             try:
                 opened, kept = opener.open(split, index, epoch), False
                 try:
                     for sample in opened.first():
-                        seconds, changed = time.monotonic() - began, changed_since(settings)
-                        found = self._seen(sample, opened.place, index, seconds, changed)
+                        seconds = time.monotonic() - began
+                        found = self._seen(sample, opened.place, index, seconds, self._shared(settings, state))
                         if feed.cache is None:  # a lane writes the split to the cache, from its start
                             kept = feed.first_split.keep(split, index, epoch, opened, sample, seconds)
                         return found
@@ -130,8 +131,17 @@ class Probe:
         finally:
             self._page.leave()
 
+    def _shared(self, settings: dict[str, Any], state: dict[str, bytes]) -> tuple[str, ...]:
+        """Return warnings about what the generator has changed and all generators share."""
+        name, found = self._feed.plan.name, []
+        if changed := shared_settings.changed_since(settings):
+            found.append(shared_settings.warning(name, changed))
+        if changed := shared_objects.changed_since(state, self._feed.declared.generate):
+            found.append(shared_objects.warning(name, changed))
+        return tuple(text[:1024] for text in found)
+
     def _seen(
-        self, sample: Any, place: str | None, index: int, seconds: float, changed: tuple[str, ...] = ()
+        self, sample: Any, place: str | None, index: int, seconds: float, warnings: tuple[str, ...] = ()
     ) -> tuple[Spec | None, int]:
         feed, plan = self._feed, self._feed.plan
         try:
@@ -146,9 +156,8 @@ class Probe:
                 f"looking at the first sample {describe(error)}", split=place, remote_traceback=user_traceback(error)
             ) from error
         found = spec if feed.spec is None else None
-        warnings = [warning(plan.name, changed)] if changed else []
         if (text := batch_warning(plan.name, spec, plan.batch_size)) is not None:
-            warnings.append(text)
-        feed.set_first(FirstSample(index, digests, seconds, tuple(warnings)))
+            warnings += (text,)
+        feed.set_first(FirstSample(index, digests, seconds, warnings))
         feed.learn(spec)
         return found, nbytes

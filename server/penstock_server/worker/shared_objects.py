@@ -1,0 +1,70 @@
+"""Notices what a generator changes in an object that all generators of a process share: the object whose method it is,
+or the variables around a nested function.
+
+With `method=` each run makes an object of its own, and each lane copies a torch `IterableDataset`. Any other object is
+shared, so samples that depend on its changes depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+_STATE = (bool, int, float, str, bytes, list, tuple, set, deque)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_MOST_ITEMS = 10_000
+"""Longer lists are not looked at: that would take too long."""
+
+
+def state_of(generate: Any) -> dict[str, bytes]:
+    """Return the pickled attributes of the object of `generate`, a generator function or a callable object, by their
+    names, such as "Reader.count". Only numbers, texts, lists, sets and random generators count as its state."""
+    found = {}
+    for name, value in _variables(generate).items():
+        counts = isinstance(value, _GENERATORS) or type(value) in _STATE
+        if counts and not (hasattr(value, "__len__") and len(value) > _MOST_ITEMS):
+            try:
+                found[name] = pickle.dumps(value)
+            except Exception:  # something in it cannot be pickled
+                continue
+    return found
+
+
+def changed_since(before: dict[str, bytes], generate: Any) -> tuple[str, ...]:
+    """Return the names of the attributes that differ from `before`, which `state_of` returned."""
+    return tuple(name for name, value in state_of(generate).items() if value != before.get(name, value))
+
+
+def warning(feed: str, names: tuple[str, ...]) -> str:
+    """Return the warning that the generator of this feed changes the attributes of these names."""
+    return (
+        f"feed {feed}: its generator changes {', '.join(names[:4])}, which all generators of a worker share, so "
+        "samples that depend on that depend on the number of workers: keep it in variables of the generator, or give "
+        "the class with method=, as in Feed(Reader, method=...), so that each run makes an object of its own"
+    )
+
+
+def _variables(generate: Any) -> dict[str, Any]:
+    owner = getattr(generate, "__self__", None)
+    if owner is None and not isinstance(generate, type) and not hasattr(generate, "__code__"):
+        owner = generate
+    if owner is not None:
+        ours = type(owner).__module__.startswith("penstock_server.")
+        attributes = {} if ours or isinstance(owner, type) else getattr(owner, "__dict__", {})
+        return {f"{type(owner).__name__}.{name}": value for name, value in attributes.items()}
+    code, cells = getattr(generate, "__code__", None), getattr(generate, "__closure__", None)
+    if code is None or cells is None:
+        return {}
+    filled = {name: cell for name, cell in zip(code.co_freevars, cells, strict=True) if _is_filled(cell)}
+    return {f"{name} around {generate.__name__}": cell.cell_contents for name, cell in filled.items()}
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
