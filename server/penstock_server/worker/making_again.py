@@ -114,11 +114,11 @@ def make_again(
     page: ActivityPage,
 ) -> m.SpotChecked:
     """Make the samples of `check` again, and return the answer. `lists`: the lists of splits, by number."""
-    if check.spec is not None:
-        feed.learn(check.spec)
-    source = _source(check, feed, lists, randomness, page)
-    if source is not None and check.index < len(source):
-        with _errors_ignored():
+    with _errors_ignored():
+        if check.spec is not None:
+            feed.learn(check.spec)
+        source = _source(check, feed, lists, randomness, page)
+        if source is not None and check.index < len(source):
             return _Again(check, feed, source).answer()
     return m.SpotChecked(check.run)
 
