@@ -242,9 +242,14 @@ def test_differences_of_shuffled_epochs_are_told_apart() -> None:
 def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
     good = epoch()
 
-    def found(*logs: list[compare.Event], killed: tuple[int, ...] = (), transport: str = "local") -> str:
+    def found(
+        *logs: list[compare.Event],
+        killed: tuple[int, ...] = (),
+        unheard: tuple[int, ...] = (),
+        transport: str = "local",
+    ) -> str:
         job = Job(LANES, (Consumer(transport=transport), Consumer()), "group")
-        return " ".join(compare.group(job, 2, list(logs), killed))
+        return " ".join(compare.group(job, 2, list(logs), killed, unheard))
 
     assert found(log_of(good[::2]), log_of(good[1::2])) == ""
     assert "1 of 10 batches came to nobody: [1:0" in found(log_of(good[:2]), log_of(good[3:]))
@@ -252,6 +257,9 @@ def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
     assert "1 batches came twice" in found(log_of(good[:3]), log_of(good[2:]))
     assert "1 batches came twice" in found(log_of(good[:3], end=False), log_of(good[2:]), killed=(0,))
     assert found(log_of(good[:3], end=False), log_of(good[2:]), killed=(0,), transport="tcp") == ""
+    assert found(log_of(good[:3], end=False), log_of(good[2:]), unheard=(0,)) == ""
+    assert "1 batches came twice" in found(log_of(good[:6], end=False), log_of([good[0], *good[6:]]), unheard=(0,))
+    assert "came to nobody" in found(log_of(good[:2], end=False), log_of(good[3:]), unheard=(0,))
     twice = log_of([*good[2:], good[5]])
     assert "1 batches came twice" in found(log_of(good[:3], end=False), twice, killed=(0,), transport="tcp")
     assert "is not a batch of it" in found(log_of([good[0][:2]]), log_of(good[1:]))

@@ -340,16 +340,24 @@ def _by_epoch(logs: list[list[Event]]) -> dict[int, Epoch]:
     return together
 
 
-def group(job: Job, turn: int, logs: list[list[Event]], killed: Iterable[int] = ()) -> list[str]:
+def group(
+    job: Job, turn: int, logs: list[list[Event]], killed: Iterable[int] = (), unheard: Iterable[int] = ()
+) -> list[str]:
     """Compare a group: each batch goes to one living consumer. `killed` are the numbers of the killed consumers.
 
-    A killed consumer may have been handed a batch that it had no time to log. Its batches over TCP may come again.
+    A killed consumer may have been handed a batch that it had no time to log. Its batches over TCP may come again. So
+    may the last batches of `unheard` consumers, which closed when their daemon was perhaps killed: as many as the
+    daemon may not have heard of.
     """
     killed = set(killed)
     case, known = job.feed, Known(job.feed, turn)
     found = [event[1] for log in logs for event in log if event[0] == "wrong"]
     ended = {event[1] for log in logs for event in log if event[0] == "end"}
-    again = _by_epoch([logs[number] for number in killed if job.consumers[number].transport == "tcp"])
+    tcp = [consumer.transport == "tcp" for consumer in job.consumers]
+    last = [
+        [event for event in logs[number] if event[0] == "batch"][-(16 if tcp[number] else 4) :] for number in unheard
+    ]
+    again = _by_epoch([*(logs[number] for number in killed if tcp[number]), *last])
     for epoch, got in sorted(_by_epoch(logs).items()):
         had = Counter(got)
         had -= Counter(again.get(epoch, [])) & Counter({batch: n - 1 for batch, n in had.items()})

@@ -467,7 +467,7 @@ class Run:
                 ]
             if job.together == "group":
                 killed = [place for place, reader in enumerate(readers) if reader.killed]
-                differences = compare.group(job, turn, logs, killed)
+                differences = compare.group(job, turn, logs, killed, self._unheard(readers))
             elif job.together:
                 differences = compare.ranks(job, turn, logs)
             else:
@@ -475,6 +475,13 @@ class Run:
             found += [name + text for text in differences]
             if not found and (job.feed.shuffle or job.feed.draws != "none") and any(map(len, logs)):
                 found += [name + text for text in self._quiet(number, job, logs)]
+
+    def _unheard(self, readers: list[Reader]) -> list[int]:
+        """Return the members of a kept group that closed. If their daemon was killed then, the next one does not know
+        all batches that they were handed."""
+        if not (self.scenario.state and any(fault.what in ("kill daemon", "end") for fault in self.scenario.faults)):
+            return []
+        return [place for place, reader in enumerate(readers) if place and ["closed"] in reader.log]
 
     def _asked_turn(self, number: int) -> int:
         import penstock
