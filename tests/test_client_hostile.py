@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import socket
 import threading
 import time
@@ -21,11 +22,12 @@ from penstock._credit import Credit
 from penstock._epoch_bounds import EpochBounds
 from penstock._memory import CHECKED, Pool
 from penstock._slab_views import SlabViews
-from penstock_proto import Leaf, MemoryBound, ProtocolError, TupleSpec, ledger, sealed, zmtp
+from penstock_proto import Leaf, MemoryBound, PenstockError, ProtocolError, TupleSpec, ledger, sealed, zmtp
 from penstock_proto import messages as m
-from penstock_proto.codec import MAX_MESSAGE, encode
+from penstock_proto.codec import MAX_MESSAGE, MAX_STATUS, encode
 from penstock_proto.layout import lay_out
 from penstock_proto.position import EndedLane, Place, Position
+from penstock_server import control
 
 MIB = 1 << 20
 BOTH = pytest.mark.parametrize("transport", ["tcp", "local"])
@@ -500,7 +502,7 @@ def test_all_steps_of_connecting_share_the_timeout(clients: Clients) -> None:
 
 
 def test_a_name_with_several_addresses_gets_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock import _zmtp
+    from penstock_proto import zmtp_dealer as _zmtp
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = silent.getsockname()
@@ -592,3 +594,43 @@ def test_a_whole_batch_of_text_has_a_number_of_strings_that_fits(shape: tuple[in
         else:
             with pytest.raises(ProtocolError, match="offsets that do not fit"):
                 views.check_offsets(layout, slot)
+
+
+# --- the commands ---
+
+
+def a_message_of_many_frames(peer: Peer) -> None:
+    frame = zmtp.head_of(1 << 16, more=True) + bytes(1 << 16)
+    while True:
+        peer.raw(frame)
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (a_message_of_many_frames, "malformed message"),
+        (pings, "commands in a row|no daemon answered"),
+        (lambda peer: peer.raw(zmtp.head_of(MAX_STATUS + 1)), "at most 1048576 are read"),
+        (lambda peer: peer.say(m.Status("[" * 100_000)), "the daemon's status cannot be read"),
+        (lambda peer: peer.say(m.Status("{}")), "the daemon's status cannot be read"),
+        (lambda peer: peer.say(m.Pong()), "answered Pong to a status request"),
+        (a_large_frame_that_drips, "no daemon answered"),
+        (lambda peer: None, "no daemon answered"),
+    ],
+    ids=["frames", "pings", "too large", "deep", "empty", "pong", "drips", "says nothing more"],
+)
+def test_commands_do_not_believe_their_daemon(answer: Callable[[Peer], None], match: str) -> None:
+    def greet(peer: Peer) -> None:
+        peer.raw(zmtp.GREETING + zmtp.ready(b"ROUTER"))
+        answer(peer)
+
+    before, began = memory(), time.monotonic()
+    with HostileDaemon(small_feed(), greet=greet) as daemon, pytest.raises(PenstockError, match=match):
+        control.status(daemon.url, 1.0)
+    assert time.monotonic() - began < 4
+    assert memory() - before < 100 * MIB
+
+
+def memory() -> int:
+    """Return the bytes of memory that this process has taken at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

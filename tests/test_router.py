@@ -22,9 +22,9 @@ import pytest
 import uvloop
 import zmq
 
-from penstock import _zmtp as client
 from penstock_proto import StartError, codec, zmtp
 from penstock_proto import messages as m
+from penstock_proto import zmtp_dealer as client
 from penstock_server.host import accepting, network, network_peer, tcp_peer
 from penstock_server.host.network import Router
 

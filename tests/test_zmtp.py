@@ -15,8 +15,8 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import _zmtp
 from penstock_proto import ProtocolError
+from penstock_proto import zmtp_dealer as _zmtp
 
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\1NULL".ljust(64, b"\0")
 READY = b"\4\x1c\5READY\x0bSocket-Type\0\0\0\6ROUTER"

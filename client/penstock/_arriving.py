@@ -13,10 +13,10 @@ import numpy as np
 from penstock_proto import ProtocolError
 from penstock_proto.codec import MAX_CHUNK
 from penstock_proto.messages import Chunk
+from penstock_proto.zmtp_dealer import Dealer
 
 from ._consumer_state import Received
 from ._memory import Root
-from ._zmtp import Dealer
 
 if TYPE_CHECKING:
     from penstock_proto.libzmq import LibzmqDealer

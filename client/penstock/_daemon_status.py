@@ -7,8 +7,7 @@ import threading
 import time
 from typing import Any
 
-from penstock_proto import PenstockError, ProtocolError, status_text
-from penstock_proto.codec import MAX_STATUS, encode, from_server
+from penstock_proto import PenstockError, ProtocolError, one_answer, status_text
 from penstock_proto.keys import ClientKeys
 from penstock_proto.messages import VERSION, Status, StatusRequest
 
@@ -56,18 +55,7 @@ def _status(url: str, keys: ClientKeys | None, deadline: float) -> dict[str, Any
     address = parse(url)
     dealer = dealer_to(address, keys, None, deadline - time.monotonic(), lambda: None)
     try:
-        dealer.send(encode(StatusRequest(VERSION)))
-        while (frame := dealer.begin()) is None:
-            if not dealer.wait(deadline - time.monotonic()):
-                raise TimeoutError
-        nbytes, _ = frame
-        if nbytes > MAX_STATUS:
-            raise ProtocolError(f"a status of {nbytes} bytes; at most {MAX_STATUS} are read")
-        data = memoryview(bytearray(nbytes))
-        while dealer.left:
-            if not dealer.read_into(data[nbytes - dealer.left :]) and not dealer.wait(deadline - time.monotonic()):
-                raise TimeoutError
-        reply = from_server(data)
+        reply = one_answer.ask(dealer, StatusRequest(VERSION), deadline)
     finally:
         dealer.close(0)
     if not isinstance(reply, Status):

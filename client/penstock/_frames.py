@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock_proto import ProtocolError
 from penstock_proto.codec import MAX_MESSAGE
-
-from ._zmtp import Dealer
+from penstock_proto.zmtp_dealer import Dealer
 
 if TYPE_CHECKING:
     from penstock_proto.libzmq import LibzmqDealer

@@ -11,11 +11,11 @@ from penstock_proto import ProtocolError
 from penstock_proto.codec import from_keeper
 from penstock_proto.messages import Chunk, HostAt, NotKept
 from penstock_proto.trusted import check_peer
+from penstock_proto.zmtp_dealer import Dealer, connected
 
 from ._arriving import Arriving, Landing
 from ._frames import Frames
 from ._host_connection import MAX_IDLE, HostConnection
-from ._zmtp import Dealer, connected
 
 if TYPE_CHECKING:
     from penstock_proto.keys import ClientKeys
@@ -131,6 +131,11 @@ def _dealer(
                 dealer.forget()
                 raise
         return dealer
+    import zmq
+
     from penstock_proto import libzmq
 
-    return libzmq.dealer(keys._replace(server=where.key), host, port, timeout, watch)
+    try:
+        return libzmq.dealer(keys._replace(server=where.key), host, port, timeout, watch)
+    except zmq.ZMQError as error:  # the key is not a key
+        raise OSError(str(error)) from None

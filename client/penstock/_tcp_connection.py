@@ -18,11 +18,11 @@ from penstock_proto.keys import ClientKeys, needs_key
 from penstock_proto.messages import ClientMessage, Failed, Hello, Ping, Pong, ServerMessage, Welcome
 from penstock_proto.trusted import check_peer
 from penstock_proto.zmtp import Silent
+from penstock_proto.zmtp_dealer import Dealer, connected
 
 from ._address import Address
 from ._deadline import Deadline
 from ._frames import Frames
-from ._zmtp import Dealer, connected
 
 if TYPE_CHECKING:
     from penstock_proto.libzmq import LibzmqDealer

@@ -1,7 +1,8 @@
 """The transport of sessions over TCP.
 
-A slab arrives as its message and then in chunks, each received straight into the slab's aligned buffer (_zmtp.py).
-With keys, libzmq receives and decrypts the chunks, which are then copied there (penstock_proto/libzmq.py).
+A slab arrives as its message and then in chunks, each received straight into the slab's aligned buffer
+(penstock_proto/zmtp_dealer.py). With keys, libzmq receives and decrypts the chunks, which are then copied there
+(penstock_proto/libzmq.py).
 """
 
 from __future__ import annotations

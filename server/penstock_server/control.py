@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,12 +24,14 @@ from penstock_proto import (
     Unreachable,
     codec,
     libzmq,
+    one_answer,
     seqpacket,
     status_text,
     unix_address,
+    zmtp_dealer,
 )
 from penstock_proto import messages as m
-from penstock_proto.keys import ClientKeys
+from penstock_proto.keys import ClientKeys, needs_key
 
 _ANSWER = 5.0
 """Seconds that a daemon may take to answer."""
@@ -317,7 +320,7 @@ def _process_behind(connection: socket.socket) -> Iterator[int]:
         os.close(process)
 
 
-def _ask(url: str, message: m.Message, timeout: float, keys: ClientKeys | None) -> m.ServerMessage:
+def _ask(url: str, message: m.ClientMessage, timeout: float, keys: ClientKeys | None) -> m.ServerMessage:
     endpoint = endpoint_of(url)
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     deadline = time.monotonic() + timeout
@@ -331,22 +334,26 @@ def _ask(url: str, message: m.Message, timeout: float, keys: ClientKeys | None) 
 
 
 def _asked(
-    keys: ClientKeys | None, host: str, port: int, message: m.Message, deadline: float, endpoint: str
+    keys: ClientKeys | None, host: str, port: int, message: m.ClientMessage, deadline: float, endpoint: str
 ) -> m.ServerMessage | None:
     """Return the daemon's answer, or None if it cannot be reached now or closes the connection."""
+    # Without keys anybody may be there, and libzmq collects a message of many frames without limit.
+    connect = zmtp_dealer.connected if keys is None else partial(libzmq.dealer, keys)
     try:
-        dealer = libzmq.dealer(keys, host, port, max(0.0, deadline - time.monotonic()), lambda: None)
-        try:
-            dealer.send(codec.encode(message))
-            data = dealer.message(deadline - time.monotonic())
-        finally:
-            dealer.close(0)
+        dealer = connect(host, port, max(0.0, deadline - time.monotonic()), lambda: None)
     except socket.gaierror as error:
         raise Unreachable(f"{endpoint}: the host name is unknown ({error})") from None
     except OSError:
         return None
     except KeyRefused as error:
-        raise KeyRefused(f"{endpoint}: {error}") from None
+        raise KeyRefused(f"{endpoint}: {needs_key('the daemon') if keys is None else error}") from None
     except ProtocolError as error:
         raise Unreachable(f"{endpoint} is not a Penstock daemon: {error}") from None
-    return None if data is None else codec.from_server(data)
+    try:
+        return one_answer.ask(dealer, message, deadline)
+    except OSError:
+        return None
+    except KeyRefused as error:
+        raise KeyRefused(f"{endpoint}: {error}") from None
+    finally:
+        dealer.close(0)

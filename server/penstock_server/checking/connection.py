@@ -201,6 +201,7 @@ def _trips(endpoint: str, feed: str) -> list[float]:
     context = zmq.Context()
     connection = context.socket(zmq.DEALER)
     connection.setsockopt(zmq.LINGER, 0)
+    connection.setsockopt(zmq.MAXMSGSIZE, codec.MAX_MESSAGE)
 
     def ask(message: m.Message) -> m.ServerMessage:
         connection.send(codec.encode(message))

@@ -3,7 +3,7 @@
 libzmq receives each message on a thread of its own into its own memory, from where it must be copied. Here the kernel
 writes bytes where they stay, in as few calls as possible, which takes half the CPU for large batches.
 
-The bytes of ZMTP are built and parsed in penstock_proto/zmtp.py. This file knows no message of Penstock.
+The bytes of ZMTP are built and parsed in zmtp.py. This file knows no message of Penstock.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import socket
 import time
 from collections.abc import Callable, Collection
 
-from penstock_proto import KeyRefused, ProtocolError
-from penstock_proto import zmtp as codec
-from penstock_proto.zmtp import Silent
+from . import zmtp as codec
+from .errors import KeyRefused, ProtocolError
+from .zmtp import Silent
 
 _STAGE = 16 * 1024
 """Most bytes to read ahead: small frames, and bytes after a frame whose body goes elsewhere. A whole command fits."""
