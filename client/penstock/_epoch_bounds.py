@@ -23,9 +23,9 @@ _OBJECT = 256
 
 def nbytes_of(message: Slab | LaneEnded | PoolBegun | SentElsewhere) -> int:
     """Return how many bytes a message takes here, roughly."""
-    if isinstance(message, PoolBegun):
-        return _OBJECT + sum(_OBJECT + len(lane.record) for lane in message.lanes)
-    return _OBJECT + len(message.record)
+    if not isinstance(message, PoolBegun):
+        return _OBJECT + len(message.record)
+    return _OBJECT + sum(_OBJECT + len(lane.record) for lane in message.lanes)
 
 
 class EpochBounds:

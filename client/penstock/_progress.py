@@ -227,6 +227,8 @@ def _joined(first: _Step, second: _Step) -> _Step | None:
 def _nbytes(step: _Step) -> int:
     """Return how many bytes the messages of a step take, roughly."""
     _, what, before = step
+    if isinstance(what, Slab) and not before:
+        return nbytes_of(what)
     return sum(map(nbytes_of, _slabs(what).values())) + sum(map(nbytes_of, before))
 
 
