@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -46,10 +47,14 @@ def test_the_kernel_knows_who_holds_the_other_end(bind: str, connect: str) -> No
         listener.bind(("0.0.0.0" if connect == "127.0.0.2" else bind, 0))
         listener.listen()
         connection = stack.enter_context(socket.create_connection((connect, listener.getsockname()[1])))
-        assert socket_owner.owner(connection) == OWN  # nobody has accepted it yet
+        with pytest.raises(ConnectionResetError):  # nobody has accepted it yet
+            socket_owner.owner(connection)
         accepted, _ = listener.accept()
-        stack.enter_context(accepted)
-        assert socket_owner.owner(connection) == socket_owner.owner(accepted) == OWN
+        with accepted:
+            assert socket_owner.owner(connection) == socket_owner.owner(accepted) == OWN
+            accepted.send(b"bytes that still come")
+        with pytest.raises(ConnectionResetError):  # the kernel shows it as root's
+            socket_owner.owner(connection)
 
 
 def test_who_is_on_another_machine_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +69,8 @@ def test_who_is_on_another_machine_is_not_known(monkeypatch: pytest.MonkeyPatch)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
         monkeypatch.setattr(socket_owner, "_TABLES", Path("/nowhere"))
         assert socket_owner.owner(ours) is None
-    assert socket_owner.owner(ours) is None  # it is closed
+    with pytest.raises(ConnectionResetError):
+        socket_owner.owner(ours)
 
 
 @pytest.mark.parametrize("transport", ["auto", "local", "tcp"])
@@ -74,6 +80,19 @@ def test_a_daemon_of_another_user_is_refused_and_named(trusts_only_another_user:
         with pytest.raises(penstock.Unreachable, match=rf"user {OWN} \(.*\) listens at .*daemon_user={OWN}"):
             penstock.connect(daemon.url, transport=transport)
         assert not daemon.got
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["in order", "by a reset"])
+def test_who_says_everything_and_closes_is_not_taken_for_root(reads: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as poser, socket.create_connection(poser.getsockname()) as ours:
+        ours.sendall(b"greeting")
+        connection, _ = poser.accept()
+        with connection:
+            connection.sendall(b"all of a stream")
+            assert connection.recv(100 if reads else 1)
+        assert select.select([ours], [], [], 60)[0]
+        with pytest.raises(ConnectionResetError):
+            socket_owner.owner(ours)
 
 
 def test_a_daemon_of_another_user_is_read_if_it_is_named(trusts_only_another_user: None) -> None:

@@ -6,7 +6,6 @@ machine with their users in /proc/net/tcp and tcp6.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 import struct
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _TABLES = Path("/proc/thread-self/net")
+_ESTABLISHED = 1
+"""The state in which no side has closed the connection."""
 
 
 def owner(connection: socket.socket) -> int | None:
@@ -21,20 +22,30 @@ def owner(connection: socket.socket) -> int | None:
     another network namespace, or was passed on by the kernel (NAT).
 
     In a user namespace the kernel shows users without an id there as nobody (65534).
+
+    Raises:
+        ConnectionResetError: no process holds it: it was not accepted yet, or is closed. Bytes that were sent before
+            may still come, but the kernel shows such a socket as root's.
     """
     try:
         here, there = _address(connection.getsockname()), _address(connection.getpeername())
     except OSError:
-        return None
+        raise ConnectionResetError("the peer closed the connection") from None
     if here[0] != there[0] and not (_is_loopback(here[0]) and _is_loopback(there[0])):
         return None  # to a local address the kernel connects from that address, or from a loopback address
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        with contextlib.suppress(OSError, ValueError):
+        try:
             row = f": {_shown(*there, family)} {_shown(*here, family)} ".encode()
             text = (_TABLES / table).read_bytes()
-            if (at := text.find(row)) >= 0:
-                # state, queues, timer, retransmits, uid
-                return int(text[at + len(row) :].split(None, 5)[4])
+        except (OSError, ValueError):
+            continue
+        if (at := text.find(row)) >= 0:
+            _, _, _, _, uid, _, inode = text[at + len(row) :].split(None, 7)[:7]  # state, queues, timer, resent, ...
+            if inode == b"0":
+                raise ConnectionResetError("the peer closed the connection")
+            return int(uid)
+    if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+        raise ConnectionResetError("the peer closed the connection")  # which is why its socket is not in the table
     return None
 
 

@@ -28,8 +28,11 @@ def users(daemon_user: str | int | None) -> frozenset[int]:
 def check_peer(connection: socket.socket, endpoint: str, trusted: frozenset[int]) -> None:
     """Refuse a peer that another user of this machine runs. A peer on another machine passes.
 
+    Call it when the peer has sent something, so that it has accepted the connection.
+
     Raises:
         Unreachable: says who it is, and how to trust that user.
+        ConnectionResetError: the peer has closed the connection.
     """
     uid = socket_owner.owner(connection)
     if uid is not None and uid not in trusted:
