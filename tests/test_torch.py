@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from itertools import islice
@@ -95,8 +96,21 @@ def test_workers_of_a_loader_are_refused(serve: Serve, monkeypatch: pytest.Monke
 
 def test_a_feed_of_unknown_length_has_no_len(serve: Serve) -> None:
     daemon = serve(COUNTING.replace(", samples=200", ""))
-    with penstock.connect(daemon.url) as connection, pytest.raises(TypeError, match="give the feed samples="):
-        len(connection.torch())
+    with penstock.connect(daemon.url) as connection:
+        assert not hasattr(connection.torch(), "__len__"), "Keras asks so, and then calls len()"
+
+
+def test_a_loader_that_would_make_batches_of_batches_is_refused(serve: Serve) -> None:
+    daemon = serve(COUNTING)
+    with penstock.connect(daemon.url) as connection, pytest.raises(TypeError, match="batch_size=None"):
+        next(iter(DataLoader(connection.torch())))
+
+
+def test_batches_cannot_be_sent_to_a_spawned_worker_of_a_loader(serve: Serve) -> None:
+    daemon = serve(COUNTING)
+    with penstock.connect(daemon.url) as connection:
+        with pytest.raises(TypeError, match="num_workers=0, because the feed has workers of its own"):
+            pickle.dumps(connection.torch())
 
 
 def test_the_example_trains() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,7 @@ from penstock_proto import PenstockError, Spec, StartError
 from penstock_proto.keys import client_keys
 from penstock_proto.messages import MAX_WORLD, FeedInfo
 
+from . import _optional
 from ._address import is_private
 from ._connecting import Connector, Identity
 from ._feed_objects import compare, find, require_feed
@@ -21,6 +22,7 @@ from ._stream_handle import StreamHandle
 
 if TYPE_CHECKING:
     import tensorflow as tf  # noqa: TID251 (for type checkers only)
+    from keras.utils import PyDataset  # noqa: TID251
     from torch.utils.data import IterableDataset
 
     from penstock_server import Feed
@@ -78,7 +80,11 @@ class Connection:
 
         Raises (while iterating): tf.errors.UnknownError, or another of tf.errors, with the text of the PenstockError.
             `Connection.error` is the PenstockError itself.
+
+        Raises:
+            ImportError: TensorFlow is not installed.
         """
+        _optional.check_tensorflow("connection.dataset()")
         if prefetch is None:
             prefetch = max(2, self.info.turn)
         if prefetch < 0:
@@ -92,6 +98,30 @@ class Connection:
         dataset = self._dataset if cached is None else _tfdata.cached(self._dataset, cached, self.cardinality)
         return dataset.prefetch(prefetch) if prefetch else dataset
 
+    def keras(self, map: Callable[[Any], Any] | None = None) -> PyDataset:
+        """Return a `keras.utils.PyDataset` of this connection's stream, for `fit`, `evaluate` and `predict` on any
+        backend of Keras. Each iteration is one epoch, in order, and `fit(shuffle=)` has no effect.
+
+        The batch that Keras reads to build the model is trained on as well. The dataset has `num_batches` if
+        `cardinality` is known and finite. An epoch of unknown length ends where the stream's epoch ends, and an endless
+        stream needs `fit(steps_per_epoch=)`. After a state, the first epoch is the rest of the one that was
+        interrupted.
+
+        Args:
+            map: a function that arranges a batch as Keras takes it: `(x, y)`, `(x, y, sample_weight)`, or `x` alone
+                (an array or a dict). None: the feed's samples have that structure. Its argument is a batch of NumPy
+                arrays; with the TensorFlow backend it runs in a graph, as in `Dataset.map`, so compute with
+                `keras.ops`.
+
+        Raises:
+            ImportError: Keras, or the library of its backend, is not installed.
+            ValueError: the backend has no tensors for a leaf of the feed (text, ragged).
+        """
+        _optional.check_keras()
+        from ._keras_batches import KerasBatches
+
+        return KerasBatches(self._handle, self.dataset, map)
+
     def torch(self) -> IterableDataset[Any]:
         """Return a PyTorch `IterableDataset` of this connection's stream: each iteration is one epoch, in order.
 
@@ -102,9 +132,10 @@ class Connection:
         Raises:
             ImportError: PyTorch is not installed.
         """
-        from ._torch import TorchBatches
+        _optional.check_torch()
+        from ._torch import SizedTorchBatches, TorchBatches
 
-        return TorchBatches(self._handle)
+        return (SizedTorchBatches if isinstance(self.cardinality, int) else TorchBatches)(self._handle)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Return the training loop's position in the stream, for `load_state_dict` or `connect(state=...)` later.
@@ -316,7 +347,11 @@ def dataset(
     Short for `connect(url, ...).dataset(prefetch, cached=cached)`. See `Connection.dataset` for `prefetch` and
     `cached`, and `connect` for all other arguments and the errors. The connection closes when the dataset, and
     everything made from it, is gone.
+
+    Raises:
+        ImportError: TensorFlow is not installed.
     """
+    _optional.check_tensorflow("penstock.dataset()")
     connection = connect(
         url,
         workers=workers,

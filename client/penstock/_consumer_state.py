@@ -157,7 +157,7 @@ class ConsumerState:
         Raises:
             Refused: with EndOfStream if the feed has no further epoch; or the stream failed or was closed.
         """
-        self._check_readable()
+        self.check_readable()
         if self.info.epochs is not None and max(self.epoch + 1, self._shared_from) >= self.info.epochs:
             text = f"all {self.info.epochs} epochs of the feed were read (it has epochs={self.info.epochs}): "
             raise Refused(EndOfStream(text + "connect again to read it from the start", feed=self.info.name))
@@ -179,11 +179,7 @@ class ConsumerState:
         if self.closed is not None:
             raise Refused(self.closed)
         if epoch != self.epoch:
-            text = (
-                f"this iteration (epoch {epoch}) ended, because a newer one on the same connection took its stream: a "
-                "connection has one stream, so give iterators that are used at the same time a connection each"
-            )
-            raise Refused(StreamClosed(text, feed=self.info.name))
+            raise self.superseded(epoch)
         if self._queue:
             if hold:
                 return None
@@ -200,8 +196,16 @@ class ConsumerState:
             self.progress.ended(epoch)
             return self._end
         self.error = self.error or self._failure
-        self._check_readable()
+        self.check_readable()
         return None
+
+    def superseded(self, epoch: int) -> Refused:
+        """Return the error of an iteration of `epoch` after a newer iteration has begun."""
+        text = (
+            f"this iteration (epoch {epoch}) ended, because a newer one on the same connection took its stream: a "
+            "connection has one stream, so give iterators that are used at the same time a connection each"
+        )
+        return Refused(StreamClosed(text, feed=self.info.name))
 
     def nothing_left(self, epoch: int) -> bool:
         """Return whether the stream resumed within `epoch`, which has ended, and found nothing left of it."""
@@ -443,7 +447,8 @@ class ConsumerState:
         self.handed += len(self._queue)
         self._queue.clear()
 
-    def _check_readable(self) -> None:
+    def check_readable(self) -> None:
+        """Raise Refused if the stream was closed or has failed."""
         if self.closed is not None:
             raise Refused(self.closed)
         if self.error is not None:

@@ -16,17 +16,19 @@ import keras
 
 from penstock_proto.figures import Figures
 
-from . import _tfdata
 from ._daemon_status import DaemonStatus
 from ._feeding_summary import figures_of_training, summary
 from ._hand_overs import HandOvers
 from ._handoff import HandOff
 from ._step_waits import StepWaits, Waits
+from ._stream_handle import datasets
 
 PATIENCE = 2.0
 """Most seconds that the end of the training waits for the daemon's last status."""
 QUICK = 0.002
 """In a loop of your own, a batch counts as ready if `next` returns within this many seconds."""
+_EARLY = ("torch", "numpy")
+"""The backends on which Keras takes the batch of a step before it says that the step begins."""
 _READY, _WAIT = "data_ready", "data_wait"
 _END = object()
 
@@ -35,7 +37,7 @@ logger = logging.getLogger("penstock")
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream that TensorFlow may read.
+    """A stream that `fit` may read.
 
     Attributes:
         feed, rank: the stream's feed and rank.
@@ -70,8 +72,8 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
     `summary` always has the line). The first call of the training step does not count, because it compiles the model.
 
     It detects which feeds `fit` reads. Each element of `fit`'s dataset must be one batch of each of them, in order:
-    make the dataset from `connection.dataset()` with `map` and `prefetch`, or zip such datasets. For a loop of your own
-    use `watch`, which measures any dataset.
+    give `fit` `connection.keras()`, on any backend, or make the dataset from `connection.dataset()` with `map` and
+    `prefetch`, or zip such datasets. For a loop of your own use `watch`, which measures any dataset.
 
     Attributes:
         summary: one line that says what the loader cost. Empty until `fit`, or an iteration of `watch`, has ended.
@@ -86,6 +88,8 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.summary = ""
+        self._early = keras.backend.backend() in _EARLY
+        self._direct = keras.backend.backend() != "tensorflow"
         self._reset()
 
     @property
@@ -147,13 +151,17 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
         """Begin to measure the epoch. Called by Keras."""
         self._epoch = Waits()
         self._validated = None
+        if self._early:
+            with self._lock:
+                self._train.asks(time.monotonic(), self._steps)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Note that a step asks for its batch. Called by Keras."""
         now = time.monotonic()
         with self._lock:
-            self._found_sources(validation=False)
-            self._count(self._train.asks(now, self._steps))
+            if not self._early:
+                self._found_sources(validation=False)
+                self._count(self._train.asks(now, self._steps))
             self._number = batch
             if self._began is None and not self._train.skip:
                 self._began, self._thread_had_waited = now, self._thread_waited()
@@ -166,6 +174,8 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
                 if self._validated is None:
                     self._found_sources(validation=False)
                 self._count(self._train.ends(now))
+                if self._early:
+                    self._train.asks(now, self._steps)
             shown = self._shown
         if logs is not None and shown is not None:
             logs.update(shown)
@@ -175,14 +185,17 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
         if self._fitting:
             self._end_of_steps()
             self._validated = Waits()
+            if self._early:
+                self._validation.asks(time.monotonic(), self._steps)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """As on_train_batch_begin."""
         now = time.monotonic()
         with self._lock:
             if self._validated is not None:
-                self._found_sources(validation=True)
-                self._validated.add(self._validation.asks(now, self._steps) or Waits())
+                if not self._early:
+                    self._found_sources(validation=True)
+                    self._validated.add(self._validation.asks(now, self._steps) or Waits())
                 self._validation_number = batch
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -192,6 +205,8 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
             if self._validated is not None and batch == self._validation_number + self._steps - 1:
                 self._found_sources(validation=True)
                 self._validated.add(self._validation.ends(now) or Waits())
+                if self._early:
+                    self._validation.asks(now, self._steps)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the figures of the epoch to `logs`. Called by Keras, after validation."""
@@ -228,9 +243,9 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
         self._fitting = False
 
     def _begin(self) -> None:
-        """Watch all streams that TensorFlow may read, and ask their daemons for the first status."""
-        for handle in _tfdata.handles():
-            handoff, overs, status = handle.handoff, HandOvers(), None
+        """Watch all streams that `fit` may read, and ask their daemons for the first status."""
+        for handle in list(datasets):
+            handoff, overs, status = handle.handoff, HandOvers(self._direct), None
             if handoff.url.startswith("tcp://"):
                 status = DaemonStatus(handoff.url, handoff.keys)
             handoff.hand_overs = overs
@@ -264,7 +279,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
             self._began = None
 
     def _waited(self) -> tuple[float, float]:
-        """Return how many seconds TensorFlow's thread has waited for data, and in how many of these it was coming."""
+        """Return how many seconds batches were waited for, perhaps ahead, and in how many of these they were coming."""
         waits = [stream.handoff.waited for stream in self._streams if not stream.validation]
         return max(waits, default=(0.0, 0.0))
 

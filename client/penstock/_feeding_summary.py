@@ -30,8 +30,8 @@ def summary(sums: Waits, figures: Figures | None, *, fits: bool, asked_in_vain: 
     """
     if not fits:
         return (
-            "waits are unknown, because a step did not consume one batch of the feed: Feeding needs a dataset that is "
-            "made from connection.dataset() with map and prefetch alone"
+            "waits are unknown, because a step did not consume one batch of the feed: Feeding needs "
+            "connection.keras(), or a dataset that is made from connection.dataset() with map and prefetch alone"
         )
     if not sums.steps:
         return "no steps were measured: fit read no feed, or took too few steps"

@@ -38,11 +38,14 @@ class HandOvers:
 
     Attributes:
         total: batches that were handed over.
+        direct: whether steps take the batches themselves. A batch then counts as handed over as soon as all of it was
+            there, because nothing takes it before a step asks.
         overflowed: whether slabs went unrecorded, because far more are handed over than consumed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, direct: bool = False) -> None:
         self.total = 0
+        self.direct = direct
         self.overflowed = False
         self._log: deque[HandOver] = deque()
         self._restarts: deque[int] = deque()
@@ -65,7 +68,7 @@ class HandOvers:
         """Record that a slab of `batches` batches was handed over."""
         self.total += batches
         if len(self._log) < MOST:
-            self._log.append(HandOver(self.total, began, whole, now))
+            self._log.append(HandOver(self.total, began, whole, whole if self.direct else now))
         else:
             self.overflowed = True
 

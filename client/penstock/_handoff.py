@@ -24,6 +24,7 @@ from penstock_proto.messages import End, Had, Message, MissingRanks, Opened, Pon
 from penstock_proto.position import Position
 
 from . import _repeats
+from ._build_reads import Again, BuildReads
 from ._connecting import Link, Named
 from ._consumer_state import ConsumerState, Received
 from ._counters import Counters
@@ -88,6 +89,8 @@ class HandOff:
         self._state = ConsumerState(link.info, start, consumed, shared_from, identity.world_size or 1)
         self._lost = LostTransports()
         self._outbox = Outbox(self._state)
+        self._again = Again()
+        self._begun = False
         self._pool = Pool(keep=2)
         self._counters = Counters(asked)
         self.hand_overs: HandOvers | None = None
@@ -103,13 +106,14 @@ class HandOff:
 
     @property
     def begun(self) -> bool:
-        """Whether an epoch was begun."""
-        return self._counters.begun
+        """Whether an epoch was begun, other than to build a model."""
+        return self._begun
 
     @property
     def consumed(self) -> int:
         """Batches handed over since the very beginning of the stream, including earlier runs."""
-        return self._state.progress.consumed
+        with self._ready:
+            return self._state.progress.consumed - self._again.batches
 
     @property
     def waited(self) -> tuple[float, float]:
@@ -121,14 +125,23 @@ class HandOff:
         """Whether the stream was closed."""
         return self._state.closed is not None
 
-    def begin(self, unread: int = 0) -> int:
-        """Begin the next epoch and return its number. Raises as `ConsumerState.begin`."""
+    def begin(self, unread: int = 0, build: BuildReads | None = None) -> int:
+        """Begin the next epoch and return its number. Raises as `ConsumerState.begin`.
+
+        `build`: where to keep what this iteration reads, if Keras reads it only to build a model. The next iteration
+        then begins the same epoch, and is handed over the same batches.
+        """
         with self._ready:
             self._leave_dropped_epochs()
+            self._state.check_readable()
+            self._begun = self._begun or build is None
+            again = self._again.begins(build, self.url)
+            if self.hand_overs is not None and build is None:
+                self.hand_overs.begins()
+            if again:
+                return self._state.epoch
             messages = self._state.begin(unread)
             self._counters.begin(unread)
-            if self.hand_overs is not None:
-                self.hand_overs.begins()
             self._send(*messages)
             if self._state.passed_by is not None:
                 self.mailbox.wake()
@@ -137,47 +150,41 @@ class HandOff:
         self._reads.begins(self.url)
         return epoch
 
+    def go_on(self, build: BuildReads) -> bool:
+        """As `Again.go_on`: this iteration then counts like any other."""
+        with self._ready:
+            goes_on = self._again.go_on(build)
+            self._begun = self._begun or goes_on
+            return goes_on
+
     def nothing_left(self, epoch: int) -> bool:
         """As `ConsumerState.nothing_left`."""
         return self._state.nothing_left(epoch)
 
-    def take(self, epoch: int, timeout: float) -> Received | End | None:
+    def take(self, epoch: int, timeout: float, build: BuildReads | None = None) -> Received | End | None:
         """Hand over the next slab of `epoch`; or return its End, or None after `timeout` seconds without either.
 
         Over TCP the client tells the daemon at once. On the daemon's host the ledger records the hand-over. Then one
         message at the next call (else within 0.1 s, or 1 s if no slot is held) reports that the slab was handed over
         and, in most cases, released.
 
+        `build`: that of `begin`.
+
         Raises as `ConsumerState.take`.
         """
         with self._ready:
-            transport = self.transport
-            if transport is not None and transport.sends_anywhere:
-                self._send()
-            item = self._next(epoch)
+            self._check_newest(epoch, build)
+            item, copy = self._again.next(), False
             if item is None:
-                item = self._wait(epoch, timeout)
-            transport = self.transport
-            if not isinstance(item, Received) or transport is None:
-                if isinstance(item, End):
-                    self._reads.ends(whole=True)
-                    if self.hand_overs is not None:
-                        self.hand_overs.ends()
-                return item
-            state = self._state
-            transport.mark(state.handed)
-            quota = transport.quota
-            copy = quota is not None and len(state.aliased) >= quota
-            if copy:
-                self._release()
-                copy = len(state.aliased) >= (quota or 0)
-            if quota is not None:
-                state.aliased.add(item.slab.seq)  # during a copy too: this keeps the connection open
-            self._counters.handed_over(item, copy or item.copied)
-            if not transport.sends_anywhere:
-                self._send()
+                item, copy = self._take(epoch, timeout, build)
+            if build is not None and item is not None and not (isinstance(item, End) and self.nothing_left(epoch)):
+                build.keep(item)
+            if isinstance(item, End) and self.hand_overs is not None and build is None:
+                self.hand_overs.ends()
+        if not isinstance(item, Received):
+            return item
         began, whole = item.began, item.whole
-        if copy:
+        if copy or build is not None:
             regions = item.layout.regions(item.slab.first, item.slab.batches)
             try:
                 private = self._pool.copied(item.root, item.layout.nbytes, regions)
@@ -186,7 +193,7 @@ class HandOff:
                 raise
             item = Received(item.slab, item.layout, private)  # drops the original, which releases the slot
             self.mailbox.wake()
-        if self.hand_overs is not None:
+        if self.hand_overs is not None and build is None:
             self.hand_overs.handed(item.slab.batches, began, whole, time.monotonic())
         return item
 
@@ -197,7 +204,7 @@ class HandOff:
         """
         with self._ready:
             progress = self._state.progress
-            count = progress.consumed - unread if consumed is None else consumed
+            count = progress.consumed - self._unread(unread) if consumed is None else consumed
             return progress.position(count), count
 
     def ends_epoch(self, consumed: int) -> bool:
@@ -213,7 +220,7 @@ class HandOff:
                 "feed": self._state.info.name,
                 "transport": self._name,
                 "epoch": self._state.epoch,
-                **self._counters.stats(unread),
+                **self._counters.stats(self._unread(unread)),
                 "aliased": len(self._state.aliased) + len(self._lost),
             }
 
@@ -222,6 +229,7 @@ class HandOff:
         self._stop_reading()
         with self._ready:
             self._state.close(StreamClosed(f"the connection to {self.url} was closed", feed=self._state.info.name))
+            self._again.clear()
             self._ready.notify_all()
 
     def forget(self) -> None:
@@ -353,11 +361,48 @@ class HandOff:
 
     # --- both, with the lock ---
 
+    def _take(self, epoch: int, timeout: float, build: BuildReads | None) -> tuple[Received | End | None, bool]:
+        """Take the next item from the stream. Return it, and whether it must be copied."""
+        transport = self.transport
+        if transport is not None and transport.sends_anywhere:
+            self._send()
+        item = self._next(epoch)
+        if item is None:
+            item = self._wait(epoch, timeout, build)
+        transport = self.transport
+        if not isinstance(item, Received) or transport is None:
+            if isinstance(item, End):
+                self._reads.ends(whole=True)
+            return item, False
+        state = self._state
+        transport.mark(state.handed)
+        quota = transport.quota
+        copy = quota is not None and len(state.aliased) >= quota
+        if copy:
+            self._release()
+            copy = len(state.aliased) >= (quota or 0)
+        if quota is not None:
+            state.aliased.add(item.slab.seq)  # during a copy too: this keeps the connection open
+        self._counters.handed_over(item, copy or item.copied)
+        if not transport.sends_anywhere:
+            self._send()
+        return item, copy
+
+    def _check_newest(self, epoch: int, build: BuildReads | None) -> None:
+        """Raise Refused if a newer iteration has begun in the same epoch."""
+        if build is not self._again.reads and self._state.closed is None:
+            raise self._state.superseded(epoch)
+
+    def _unread(self, unread: int) -> int:
+        """Return how many batches that were taken from the stream the consumer has not read, or will read again, if it
+        has not read `unread` batches of the latest slab."""
+        return self._again.batches + (unread if self._again.reads is None else 0)
+
     def _next(self, epoch: int) -> Received | End | None:
         transport = self.transport
         return self._state.take(epoch, hold=transport is None or transport.silent())
 
-    def _wait(self, epoch: int, timeout: float) -> Received | End | None:
+    def _wait(self, epoch: int, timeout: float, build: BuildReads | None) -> Received | End | None:
         began = time.monotonic()
         self._counters.waiting(began)
         try:
@@ -368,6 +413,7 @@ class HandOff:
                     self._ready.wait(min(left, SOON if self._state.aliased else STEP))
                 else:
                     self._work(self.work, left)
+                self._check_newest(epoch, build)
                 item = self._next(epoch)
         finally:
             now = time.monotonic()

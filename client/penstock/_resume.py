@@ -1,12 +1,11 @@
 """`penstock.keras.Resume`: saves the model together with its position in the data, and resumes `fit` there.
 
-Imports TensorFlow and Keras.
+Imports Keras, and TensorFlow only on that backend.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -14,29 +13,17 @@ import warnings
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from penstock_proto import StateMismatch, StreamClosed
 
 from ._connection import Connection
 
-_KEY = "progress/.ATTRIBUTES/py_state"
+if keras.backend.backend() == "tensorflow":
+    from ._tf_checkpoints import TensorFlowCheckpoints as Checkpoints
+else:
+    from ._checkpoints import FileCheckpoints as Checkpoints  # type: ignore[assignment]
 
 logger = logging.getLogger("penstock")
-
-
-class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """The progress of `fit`, as JSON in the checkpoint of the model."""
-
-    def __init__(self, value: dict[str, Any]) -> None:
-        super().__init__()
-        self.value = value
-
-    def serialize(self) -> str:
-        return json.dumps(self.value)
-
-    def deserialize(self, text: bytes) -> None:
-        self.value = json.loads(text)
 
 
 class _Enough:
@@ -53,12 +40,16 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     If the stream has no end (`Feed(segment=)` without `samples=`), `fit(steps_per_epoch=)` defines an epoch.
 
+    With the TensorFlow backend the checkpoints are TensorFlow's, otherwise files of NumPy arrays. A backend cannot
+    continue those of another.
+
     A Resume serves one `fit`. A script that runs again must make a new connection and a new Resume.
 
     Args:
-        connection: from `penstock.connect`, without `state=` and `group=`, and not read yet. Give `fit` its
-            `dataset()`, or one made from it in which each element is still one batch, in order (`map` and `prefetch`,
-            not `shuffle`, `filter`, `take` or `batch`). Nothing else may read the connection.
+        connection: from `penstock.connect`, without `state=` and `group=`, and not read yet. Give `fit` its `keras()`,
+            on any backend, or its `dataset()`, or one made from the latter in which each element is still one batch, in
+            order (`map` and `prefetch`, not `shuffle`, `filter`, `take` or `batch`). Nothing else may read the
+            connection.
         directory: the directory for the checkpoints of one training. Created if it does not exist.
         every: steps between two checkpoints, besides those at the end of each epoch; None: only the latter. Checkpoints
             within an epoch require that `fit` knows its length. So there are none if the feed has no `samples=`, if a
@@ -85,12 +76,10 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._connection = checked(connection, "Resume")
         self._directory = os.fspath(directory)
         self._every = every
-        self._keep = keep
         self._handoff = connection._handle.handoff
         _check_unread(connection)
-        _check_writable(self._directory)
-        self._manager: tf.train.CheckpointManager | None = None
-        self._latest: str | None = tf.train.latest_checkpoint(self._directory)
+        self._checkpoints = Checkpoints(self._directory, keep)
+        self._latest = self._checkpoints.latest()
         self._progress: dict[str, Any] | None = None
         self._consumed = 0
         self._saved = 0
@@ -102,7 +91,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._values: list[tuple[Any, Any]] = []
         self._used = self._reads_it = False
         if self._latest is not None:
-            self._progress = self._read(self._latest)
+            self._progress = self._checkpoints.progress(self._latest)
             self._consumed = self._saved = self._progress["consumed"]
             try:
                 connection.load_state_dict(self._progress["state"])
@@ -135,10 +124,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         }
         self._variables = list(variables.values())
         self._shapes = {name: list(variable.shape) for name, variable in variables.items()}
-        holder = tf.train.Checkpoint(**{name: variable.value for name, variable in variables.items()})
-        self._checkpoint = tf.train.Checkpoint(variables=holder, progress=_Progress({}))
-        self._manager = tf.train.CheckpointManager(self._checkpoint, self._directory, max_to_keep=self._keep)
-        if self._progress is not None:
+        self._checkpoints.track(variables)
+        if self._progress is not None and self._latest is not None:
             was, now = self._progress["variables"], self._shapes
             found = [f"{name} had shape {was.get(name)} and has {now.get(name)}" for name in {**was, **now}]
             found = [text for name, text in zip({**was, **now}, found, strict=True) if was.get(name) != now.get(name)]
@@ -148,7 +135,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                     f"model {len(now)}: {'; '.join(found[:3])}"
                 )
             self._check_steps()
-            self._checkpoint.restore(self._latest).assert_consumed()
+            self._checkpoints.restore(self._latest)
             model._initial_epoch = self.initial_epoch  # as keras.callbacks.BackupAndRestore does
         self._epoch = self.initial_epoch
         steps, batches = self.params.get("steps"), self._connection.cardinality
@@ -185,7 +172,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._endless:
             return
         if self._progress is not None and self._progress["within"] and resumed:
-            self._rest_ends = int(self._connection.cardinality or 0) - self._behind(self._progress["state"])
+            if keras.backend.backend() == "tensorflow":
+                self._rest_ends = int(self._connection.cardinality or 0) - self._behind(self._progress["state"])
             self._quiet.enter_context(warnings.catch_warnings())  # the rest of an epoch is shorter, as expected
             warnings.filterwarnings("ignore", message=r"\s*Your input ran out of data")
 
@@ -198,7 +186,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._endless and self._before and step >= self.params["steps"] and not self.model.stop_training:
             self.model.stop_training = self._enough  # ends this epoch; `on_epoch_end` takes it back
         if batch + 1 == self._rest_ends:
-            # Keras then tries one more step, which draws random numbers although it finds no data.
+            # TensorFlow then tries one more step, which draws random numbers although it finds no data.
             self._values = [(variable, variable.numpy()) for variable in self._variables]
         if self._every is None or self._consumed - self._saved < self._every or not self._within:
             return
@@ -226,7 +214,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError(
                 f"fit took {self._consumed - self._begin} steps in epoch {epoch}, which do not end epoch "
                 f"{state['position']['epoch']} of the stream: an element of fit's dataset must be one batch, in order, "
-                "so make it from connection.dataset() with map and prefetch alone"
+                "so give fit connection.keras(), or make it from connection.dataset() with map and prefetch alone"
             )
         if self._by_epochs and self._handoff.consumed != self._consumed:
             raise ValueError(
@@ -252,8 +240,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._handoff.begun:
             raise ValueError(
                 f"{self._connection} was read between Resume and the first step of fit: by code that takes a batch, a "
-                "cached dataset, or Keras itself, which reads a batch to build the model under a tf.distribute "
-                "strategy. Give Resume a connection that only the training of fit reads"
+                "cached dataset, or another callback. Give Resume a connection that only the training of fit reads"
             )
 
     def _check_source(self) -> None:
@@ -261,8 +248,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._handoff.consumed < self._consumed:
             raise ValueError(
                 f"fit has trained on {self._consumed} batches, but {self._connection} has handed over "
-                f"{self._handoff.consumed}: fit reads another dataset. Give fit the dataset of Resume's connection, "
-                "connection.dataset(), or one made from it"
+                f"{self._handoff.consumed}: fit reads another dataset. Give fit the dataset of Resume's connection: "
+                "connection.keras(), connection.dataset(), or one made from the latter"
             )
         self._reads_it = True
 
@@ -288,26 +275,23 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _save(self, state: dict[str, Any], epoch: int, step: int) -> None:
         """Save a checkpoint after `step` steps of the epoch."""
-        assert self._manager is not None
-        self._checkpoint.progress.value = {
-            "consumed": self._consumed,
-            "epoch": epoch,
-            "step": step,
-            "steps": self.params.get("steps"),
-            "within": step > 0,
-            "state": state,
-            "variables": self._shapes,
-        }
-        self._manager.save()
+        self._sync()
+        self._checkpoints.save(
+            {
+                "consumed": self._consumed,
+                "epoch": epoch,
+                "step": step,
+                "steps": self.params.get("steps"),
+                "within": step > 0,
+                "state": state,
+                "variables": self._shapes,
+            }
+        )
         self._saved = self._consumed
 
-    @staticmethod
-    def _read(path: str) -> dict[str, Any]:
-        reader = tf.train.load_checkpoint(path)
-        if not reader.has_tensor(_KEY):
-            raise ValueError(f"{path} was not written by penstock.keras.Resume: give it a directory of its own")
-        progress: dict[str, Any] = json.loads(reader.get_tensor(_KEY))
-        return progress
+    def _sync(self) -> None:
+        """Bring the values of the variables up to date. On JAX they are elsewhere during an epoch."""
+        _ = self.model
 
 
 def _named(kind: str, variables: Any) -> dict[str, Any]:
@@ -318,10 +302,10 @@ def checked(connection: Any, user: str) -> Connection:
     """Return `connection`, which the class `user` was given. Raise TypeError if it is not a Connection."""
     if isinstance(connection, Connection):
         return connection
-    given = "a URL" if isinstance(connection, str) else "a dataset" if isinstance(connection, tf.data.Dataset) else ""
+    given = "a URL" if isinstance(connection, str) else "a dataset" if hasattr(connection, "__iter__") else ""
     raise TypeError(
         f"{user} was given {given or f'{connection!r:.80}'}, but needs the connection that the dataset comes from: "
-        f"connection = penstock.connect(url); {user}(connection, ...); connection.dataset()"
+        f"connection = penstock.connect(url); {user}(connection, ...); connection.keras() or connection.dataset()"
     )
 
 
@@ -349,15 +333,3 @@ def _check_unread(connection: Connection) -> None:
             f"{connection} was given a state (after {handoff.consumed} batches): Resume keeps the state in its "
             "checkpoints and loads it itself, so connect without state="
         )
-
-
-def _check_writable(directory: str) -> None:
-    """Create the directory, and raise OSError now rather than at the first checkpoint if it cannot be written."""
-    probe = os.path.join(directory, f".penstock-{os.getpid()}")
-    try:
-        tf.io.gfile.makedirs(directory)
-        with tf.io.gfile.GFile(probe, "w") as file:
-            file.write("")
-        tf.io.gfile.remove(probe)
-    except tf.errors.OpError as error:
-        raise OSError(f"cannot save checkpoints in {directory!r}: {error.message}") from None

@@ -14,6 +14,7 @@ from penstock_proto.messages import End, FeedInfo
 from penstock_proto.position import Position
 
 from . import _state_dict
+from ._build_reads import BuildReads
 from ._connecting import Connector
 from ._consumer_state import Received, Refused
 from ._errors import renewed
@@ -21,6 +22,9 @@ from ._handoff import STEP, HandOff
 from ._in_process import InProcessConnector, InProcessReceiver
 from ._mailbox import Mailbox
 from ._receiver import Receiver
+
+datasets: weakref.WeakSet[StreamHandle] = weakref.WeakSet()
+"""The handles of streams that a dataset of TensorFlow, Keras or PyTorch was made of, so that `fit` may read them."""
 
 
 class StreamHandle:
@@ -35,7 +39,7 @@ class StreamHandle:
         handoff: hands slabs over.
         receiver: receives them.
         shares: whether it shares a group's stream, and so receives only some of the batches.
-        by_dataset: whether TensorFlow reads the stream, and so takes batches ahead.
+        reads_ahead: whether TensorFlow or Keras reads the stream, and so takes batches ahead.
         unread: how many batches of the last slab were not read yet, as a list of one number. Each slab has its own
             list.
     """
@@ -50,7 +54,7 @@ class StreamHandle:
         self.shares = connector.identity.shares
         self.rank = connector.identity.rank if connector.identity.world_size > 1 else None
         self.world_size = connector.identity.world_size or 1
-        self.by_dataset = False
+        self.reads_ahead = False
         self.unread = [0]
         try:
             self._open(connector, loaded)
@@ -83,6 +87,7 @@ class StreamHandle:
         elif self.cardinality is not None:
             pad = connector.identity.pad
             self.cardinality = (self.cardinality + (self.world_size - 1) * pad) // self.world_size
+        self._start = start
         self.handoff = HandOff(link, mailbox, connector, asked, start, consumed)
         if isinstance(connector, Connector):
             self.receiver = Receiver(self.handoff, link, connector, self._reconnect)
@@ -115,9 +120,9 @@ class StreamHandle:
                 "a group's stream has no state, because chance decides which consumer gets a batch. For a stream that "
                 "can be resumed give each consumer rank= and world_size="
             )
-        if consumed is None and self.by_dataset:
+        if consumed is None and self.reads_ahead:
             raise ValueError(
-                "state_dict() needs `consumed` when a tf.data.Dataset reads the connection, because TensorFlow takes "
+                "state_dict() needs `consumed` when a tf.data.Dataset or Keras reads the connection, because they take "
                 "batches ahead: give the number of batches that the training loop has consumed since the very "
                 "beginning of the stream, including earlier runs"
             )
@@ -144,8 +149,8 @@ class StreamHandle:
             self._error = weakref.ref(kept)
         return kept
 
-    def begin(self) -> int:
-        """Begin the next epoch and return its number.
+    def begin(self, build: BuildReads | None = None) -> int:
+        """Begin the next epoch and return its number. `build`: as for `HandOff.begin`.
 
         Raises:
             EndOfStream: the feed has no further epoch.
@@ -153,22 +158,22 @@ class StreamHandle:
             PenstockError: the stream failed.
         """
         try:
-            epoch = self.handoff.begin(self.unread[0])
+            epoch = self.handoff.begin(self.unread[0], build)
             self.unread = [0]
             return epoch
         except Refused as refused:
             error = refused.error
         raise self._raised(error)
 
-    def take(self, epoch: int) -> Received | End:
-        """Wait for the next slab of `epoch`, or its End, and return it.
+    def take(self, epoch: int, build: BuildReads | None = None) -> Received | End:
+        """Wait for the next slab of `epoch`, or its End, and return it. `build`: that of `begin`.
 
         Raises:
             StreamClosed: the connection was closed, or a newer iteration has begun.
             PenstockError: the stream failed.
         """
         try:
-            while (item := self.handoff.take(epoch, STEP)) is None:
+            while (item := self.handoff.take(epoch, STEP, build)) is None:
                 pass
             if self.views.has_offsets and isinstance(item, Received):
                 self._check_offsets(item)
@@ -185,6 +190,24 @@ class StreamHandle:
             self.handoff.lose(renewed(error))
             assert self.handoff.error is not None
             raise Refused(self.handoff.error) from None
+
+    @property
+    def begins_within(self) -> bool:
+        """Whether the next iteration reads the rest of an epoch, because a state was loaded."""
+        return self._start is not None and self.behind(self._start.epoch) > 0 and not self.handoff.begun
+
+    def behind(self, epoch: int) -> int:
+        """Return how many batches of `epoch` (for a rank: of this rank's) come before the state that was loaded."""
+        start = self._start
+        if start is None or start.epoch != epoch:
+            return 0
+        return -(-(start.batches + start.skip) // self.world_size)
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a Penstock connection cannot be pickled or copied: another process must call penstock.connect itself. A "
+            "DataLoader needs num_workers=0, because the feed has workers of its own"
+        )
 
     def _raised(self, error: PenstockError) -> PenstockError:
         kept = self.error

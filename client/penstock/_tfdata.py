@@ -33,17 +33,20 @@ from penstock_proto.layout import ALIGN, HEADER, LeafPlace
 from penstock_proto.messages import End
 from penstock_proto.spec import Leaf, leaf_list, unflatten
 
-from . import _interrupts
+from . import _interrupts, _keras_calls
+from ._build_reads import BuildReads
 from ._consumer_state import Received, Refused
 from ._errors import renewed
 from ._handoff import STEP
 from ._memory import Gone, Root, address_of
 from ._ragged import Ragged
 from ._slab_views import SlabViews
-from ._stream_handle import StreamHandle
+from ._stream_handle import StreamHandle, datasets
 
 OWN_COMPONENT = 16 * 1024
 """A leaf of this many bytes or more is a component of its own if it is the only leaf, or if the graph would copy it."""
+LATE = 8
+"""An iteration that takes more slabs than this after Keras has built a model was not read to build it."""
 _FIRST, _BATCHES = 4, 5
 """The words of a slab's first header that tell the graph the slab's place in the slot and its number of batches."""
 
@@ -51,6 +54,7 @@ _FIRST, _BATCHES = 4, 5
 def dataset(handle: StreamHandle) -> tf.data.Dataset:
     """Return the dataset of `handle`'s stream. It, and everything made from it, keeps the handle alive."""
     form = _form(handle)
+    datasets.add(handle)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def slabs(token: tf.Tensor) -> tf.data.Dataset:
@@ -257,7 +261,11 @@ class _Epoch:
 
     def __init__(self, handle: StreamHandle, form: _Form) -> None:
         self._form = form
-        handle.by_dataset = True
+        handle.reads_ahead = True
+        if handle.begins_within and handle.cardinality is None:
+            _keras_calls.check_length(handle.handoff.url)
+        self._build = BuildReads() if _keras_calls.builds_somewhere() else None
+        self._late = 0
         self._handoff = handle.handoff
         self._nothing = form.nothing()
         self._waiting = False
@@ -266,7 +274,7 @@ class _Epoch:
 
     def _begin(self) -> None:
         try:
-            self._epoch = self._handoff.begin()
+            self._epoch = self._handoff.begin(build=self._build)
             return
         except Refused as refused:
             error = refused.error
@@ -284,13 +292,15 @@ class _Epoch:
             raise KeyboardInterrupt("Ctrl-C while waiting for data")
         item: Received | End | PenstockError | None
         try:
-            item = self._handoff.take(self._epoch, STEP)
+            item = self._handoff.take(self._epoch, STEP, self._build)
         except Refused as refused:
             item = refused.error
         if isinstance(item, PenstockError):
             raise renewed(item)
         if isinstance(item, Received):
             self._waiting = False
+            if self._build is not None:
+                self._check_build(self._build)
             return self._form.components(item)
         if isinstance(item, End):
             if not self._handoff.nothing_left(self._epoch):
@@ -299,19 +309,21 @@ class _Epoch:
             return self._nothing
         return self._nothing
 
+    def _check_build(self, build: BuildReads) -> None:
+        """Stop keeping slabs if this iteration goes on after the model was built. (Then another thread has built one.)
+        When Keras drops an iteration, TensorFlow may still take a few."""
+        self._late += not _keras_calls.builds_somewhere()
+        if self._late > LATE and self._handoff.go_on(build):
+            self._build = None
+
     def __del__(self) -> None:
-        if hasattr(self, "_epoch"):
+        if hasattr(self, "_epoch") and self._build is None:
             self._handoff.mailbox.leave(self._epoch)
 
 
 _read: dict[int, tuple[StreamHandle, _Form]] = {}
 """The handle and form of each dataset, by the number in its token, while the token lives."""
 _numbers = itertools.count()
-
-
-def handles() -> list[StreamHandle]:
-    """Return the handles of all live datasets."""
-    return list({id(handle): handle for handle, _ in list(_read.values())}.values())
 
 
 def _begin(token: npt.NDArray[np.uint8]) -> _Epoch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ._numpy_batches import NumpyBatches
-from ._stream_handle import StreamHandle
+from ._stream_handle import StreamHandle, datasets
 
 
 class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]
@@ -27,12 +28,18 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]
 
     def __init__(self, handle: StreamHandle) -> None:
         self._handle = handle
+        datasets.add(handle)
+
+    def __repr__(self) -> str:
+        # Keras shows this if it is given to model.fit.
+        return f"<PyTorch batches of {self._handle.handoff.url}; model.fit takes connection.keras() instead>"
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch with the first `next`.
 
         Raises:
             RuntimeError: a DataLoader's worker iterates.
+            TypeError: a DataLoader without `batch_size=None` iterates, which would make batches of batches.
             PenstockError: as `Connection.batches`.
         """
         if get_worker_info() is not None:
@@ -40,18 +47,12 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]
                 "a DataLoader's worker cannot read a Penstock connection: write DataLoader(batches, batch_size=None, "
                 "num_workers=0). The feed has workers of its own"
             )
+        if sys._getframe(1).f_locals.get("auto_collation"):  # the caller is torch's _IterableDatasetFetcher
+            raise TypeError(
+                "the feed makes the batches already, and this DataLoader would put them into batches of batches: write "
+                "DataLoader(batches, batch_size=None)"
+            )
         return map(_tensors, NumpyBatches(self._handle))
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch.
-
-        Raises:
-            TypeError: it is unknown, or epochs have no end.
-        """
-        batches = self._handle.cardinality
-        if not isinstance(batches, int):
-            raise TypeError("the number of batches in an epoch is unknown: give the feed samples=, if you know it")
-        return batches
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the batches that were yielded, as `Connection.state_dict` does."""
@@ -60,6 +61,15 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, as `Connection.load_state_dict` does."""
         self._handle.load(state)
+
+
+class SizedTorchBatches(TorchBatches):
+    """The batches of a connection whose epochs have a known number of batches. (Keras and others ask for `__len__`.)"""
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        assert isinstance(self._handle.cardinality, int)
+        return self._handle.cardinality
 
 
 def _tensors(batch: Any) -> Any:

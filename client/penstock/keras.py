@@ -1,59 +1,41 @@
 """For Keras: `Feeding` measures how long training waits for data (_feeding.py). `Resume`, for `Model.fit` (_resume.py),
-and `CheckpointState`, for `tf.train.Checkpoint`, resume training in the middle of an epoch after a crash:
+and `CheckpointState`, for `tf.train.Checkpoint` (_checkpoint_state.py), resume training in the middle of an epoch after
+a crash:
 
     connection = penstock.connect("tcp://loader:5555/train")
     resume = penstock.keras.Resume(connection, "checkpoints")
-    model.fit(connection.dataset(), epochs=10, callbacks=[resume])
+    model.fit(connection.keras(), epochs=10, callbacks=[resume])
 
-Imports TensorFlow and Keras; `import penstock` does not import this module.
+Imports Keras, and TensorFlow only for `CheckpointState` and on Keras' TensorFlow backend. `import penstock` does not
+import this module.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import tensorflow as tf
+from . import _optional
 
-from ._connection import Connection
-from ._feeding import Feeding
-from ._resume import Resume, checked
-from ._step_waits import Waits
+_optional.check_keras()
+
+from ._feeding import Feeding  # noqa: E402
+from ._resume import Resume  # noqa: E402
+from ._step_waits import Waits  # noqa: E402
+
+if TYPE_CHECKING:
+    from ._checkpoint_state import CheckpointState
 
 __all__ = ["CheckpointState", "Feeding", "Resume", "Waits"]
 
 
+def __getattr__(name: str) -> object:
+    if name != "CheckpointState":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _optional.check_tensorflow("penstock.keras.CheckpointState is a part of a tf.train.Checkpoint, so it")
+    from ._checkpoint_state import CheckpointState
+
+    return CheckpointState
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class CheckpointState(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """The state of a connection as a part of a `tf.train.Checkpoint`, saved and restored with the model.
-
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step,
-                                         data=penstock.keras.CheckpointState(connection, consumed=step))
-
-    Restoring loads the state into the connection, which must not have been read before (see
-    `Connection.load_state_dict`). This happens at `restore`, or, if that is later, when the object is added to the
-    checkpoint.
-    """
-
-    def __init__(self, connection: Connection, consumed: Callable[[], int] | tf.Variable | None = None) -> None:
-        """`consumed`: a function that returns, or a variable that holds, the number of batches that the training loop
-        has consumed since the very beginning of the stream, including earlier runs. (A variable is restored with the
-        same checkpoint.) None if the loop reads `Connection.batches`, which counts them.
-        """
-        super().__init__()
-        self._connection = checked(connection, "CheckpointState")
-        self._consumed = consumed
-
-    def serialize(self) -> str:
-        """Return the state as JSON. Called by TensorFlow."""
-        count = self._consumed
-        if count is not None:
-            count = int(count() if callable(count) and not isinstance(count, tf.Variable) else count.numpy())
-        return json.dumps(self._connection.state_dict(count))
-
-    def deserialize(self, text: bytes) -> None:
-        """Load the state into the connection. Called by TensorFlow."""
-        self._connection.load_state_dict(json.loads(text))

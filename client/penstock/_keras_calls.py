@@ -1,0 +1,108 @@
+"""Recognises, from the stack, why Keras reads data. Imports nothing of Keras.
+
+Keras reads a batch before it trains, to learn the shapes that it builds the model with: on its JAX and PyTorch
+backends, and under a `tf.distribute` strategy. Then it drops the iterator, and begins another one. No argument tells a
+dataset why it is read, so the names of the functions that read are the only sign. They are Keras' own (3.8 to 3.15);
+the tests run each backend, so they notice a version that renames them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+_KERAS = "keras.src."
+_BUILD = {"_symbolic_build", "_maybe_symbolic_build", "get_tf_dataset"}
+"""Functions of Keras that read batches only to learn their shapes. (`get_tf_dataset`: of data that is no tf.data.)"""
+_MAY_BUILD = {"keras.src.backend.jax.trainer", "keras.src.backend.numpy.trainer", "keras.src.backend.openvino.trainer"}
+"""Modules whose `evaluate` and `predict` may read a batch in a loop of their own, if the model is not built yet."""
+
+
+def builds_here() -> bool:
+    """Return whether this thread reads only so that Keras can build a model."""
+    return any(map(_builds, _frames(sys._getframe(1))))
+
+
+def builds_somewhere() -> bool:
+    """Return whether any thread reads so. TensorFlow runs generators on threads of its own."""
+    threads = sys._current_frames()
+    del threads[threading.get_ident()]  # this frame would refer to itself, and keep those of the other threads alive
+    return any(_builds(frame) for stack in threads.values() for frame in _frames(stack))
+
+
+def peeks() -> bool:
+    """Return whether Keras takes the first two batches of a generator, to give them again in each epoch."""
+    return any(f.f_code.co_name == "peek_and_restore" and _is_keras(f) for f in _frames(sys._getframe(1)))
+
+
+def arguments() -> dict[str, Any] | None:
+    """Return the arguments of `fit`, `evaluate` or `predict` that concern the data, or None outside of these: called by
+    a data adapter's `num_batches`, when Keras takes the adapter."""
+    for frame in _frames(sys._getframe(2)):
+        if (
+            frame.f_code.co_name == "__init__"
+            and frame.f_globals.get("__name__") == "keras.src.trainers.epoch_iterator"
+        ):
+            return {name: frame.f_locals.get(name) for name in ("y", "sample_weight", "class_weight")}
+    return None
+
+
+def forget_length() -> None:
+    """Let Keras forget the length of the epoch that just ended: called by a data adapter's `on_epoch_end`.
+
+    If Keras does not know the length of an epoch, it takes that of the first one for all, and drops the rest of later
+    ones. The first one is shorter after a resume, and the others may differ.
+    """
+    caller = sys._getframe(2)
+    if caller.f_code.co_name == "catch_stop_iteration" and _is_keras(caller):
+        caller.f_locals["self"]._num_batches = None
+
+
+def check_length(url: str) -> None:
+    """Raise ValueError if `fit` is about to take the rest of an epoch, of unknown length, for the length of all epochs.
+
+    Called when such a stream is first read. It may be read on a thread of TensorFlow, while the main thread waits.
+    """
+    main = threading.main_thread().ident or 0
+    stacks = [sys._getframe(1)]
+    if main != threading.get_ident():
+        stacks.append(sys._current_frames()[main])
+    if any(_learns_length(frame) for stack in stacks for frame in _frames(stack)):
+        raise ValueError(
+            f"{url}: the number of batches in an epoch is unknown, and the first iteration is the rest of an epoch, so "
+            "fit would take its length for that of the next ones, and drop their ends. Give fit connection.keras(), or "
+            "set Feed(samples=), or train this rest with a fit of its own"
+        )
+
+
+def _learns_length(frame: FrameType) -> bool:
+    """Return whether this is a `fit` that will take the length of its first epoch for that of the others."""
+    if frame.f_code.co_name != "fit" or not _is_keras(frame):
+        return False
+    known = frame.f_locals
+    data = known.get("epoch_iterator")
+    if data is None or data.num_batches is not None or getattr(data.data_adapter, "forgets_length", False):
+        return False
+    return bool(known["epochs"] - known["initial_epoch"] > 1)
+
+
+def _builds(frame: FrameType) -> bool:
+    name = frame.f_code.co_name
+    if name in _BUILD:
+        return _is_keras(frame)
+    if name in ("predict", "evaluate") and frame.f_globals.get("__name__") in _MAY_BUILD:
+        return not all(layer.built for layer in frame.f_locals["self"]._flatten_layers())
+    return False
+
+
+def _is_keras(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(_KERAS)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
