@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice, product
 
@@ -179,6 +179,38 @@ def test_a_split_that_ends_its_worker_while_its_lane_moves_counts_too() -> None:
     assert lane.dropped == (worker, run)
     world.handle(on.WorkerDied(worker, "was killed", (run, 0, "split 0")))
     assert lane.skip == (0,)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(workers: int) -> None:
+    feeds = [SimFeed(name=name, splits=(80,) * 6, lanes=6, epochs=1) for name in ("train", "other")]
+    world = World(*feeds, workers=workers)
+    consumers = [world.open(feed.name, reads=[(0, None)]) for feed in feeds]
+    epoch, other = (consumer.stream._epochs[0] for consumer in consumers)
+    lane = epoch.lane(0)
+
+    def step_until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert world.step()
+
+    step_until(lambda: lane.run is not None and len(other.lanes) == 6)
+    for times in (1, 2):
+        assert lane.run is not None
+        worker, run = lane.run
+        world.workers[worker]._end((run, 0, "split 0"))
+        step_until(lambda: lane.deaths[0] == times)  # noqa: B023
+        world._started(world.workers[worker])
+        world.wait(0.3)
+        assert lane.run is not None
+        apart = world.coordinator.workers.apart
+        assert lane.run[0] == apart
+        for one in (*epoch.lanes.values(), *other.lanes.values()):
+            assert one is lane or one.run is None or one.run[0] != apart
+    world.run()
+    for feed, consumer in zip(feeds, consumers, strict=True):
+        assert consumer.read[0] == list(feed.expected(0))
+    world.wait(61.0)
+    assert world.coordinator.workers.apart is None
 
 
 @pytest.mark.parametrize(

@@ -432,7 +432,7 @@ def test_a_worker_that_is_to_leave_has_a_minute_and_is_killed_soon_after() -> No
 
 
 def test_a_place_that_ends_workers_again_and_again_fails_the_stream() -> None:
-    machine = Machine(attempts=2)
+    machine = Machine(workers=3, attempts=2)
     machine.begin()
     for _ in range(2):
         fill = filling(machine, machine.tickets[0]) if machine.turn().state is TurnState.WAITING else None

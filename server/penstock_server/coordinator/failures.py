@@ -11,13 +11,16 @@ from ..process_ends import advice
 LAST_PAUSE = 30.0
 """The most seconds between a failure and the next attempt."""
 
+FIRST_PAUSE = 0.1
+"""Seconds that the pauses begin with."""
+
 ALL = 2**62
 """More batches than a lane ever has."""
 
 
 def pause(times: int) -> float:
     """Return the seconds from failure number `times` to the next attempt."""
-    return min(LAST_PAUSE, 0.1 * 2.0 ** min(times, 10))
+    return min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** min(times, 10))
 
 
 def batches_at_stake(plan: FeedPlan) -> int:

@@ -30,7 +30,11 @@ class LaneProduction(Production):
         epoch.end(lane)
 
     def _worker_for(self, epoch: Epoch, key: int) -> int:
-        """See Production: the lane's home, or, if workers came or went, the worker with the fewest lanes."""
+        """See Production: the lane's home, or, if workers came or went, the worker with the fewest lanes. A lane that
+        has ended a worker goes to the worker that is set apart for such lanes."""
+        apart = self._workers.apart
+        if apart is not None and epoch.lane(key).deaths and apart not in self._workers.away:
+            return apart
         if epoch.moved:
             return min(self._placing.workers(key, epoch.lane_count), key=epoch.loads.__getitem__)
         return self._placing.pick(key, epoch.lane_count)
@@ -41,6 +45,8 @@ class LaneProduction(Production):
         if lane.ended:
             if lane.run[0] in self._workers.leaving and not lane.busy and not self._merges_of(epoch, lane.run[1]):
                 self._drop(epoch, lane)
+            return
+        if lane.deaths and lane.run[0] == self._workers.apart:
             return
         if not lane.border:
             return
@@ -76,8 +82,8 @@ class LaneProduction(Production):
         lane.failures += 1
         count = lane.blame(split)
         if count < plan.attempts or plan.on_error == "retry":
-            if lane.failures > 1:
-                self._pause(lane, run, lane.failures - 1)
+            if lane.failures > 1 or self._workers.apart in self._workers.away:
+                self._pause(lane, run, max(1, lane.failures - 1))
         elif plan.on_error == "skip" and split >= 0 and count < 2 * plan.attempts:
             lane.skip = tuple(sorted({*lane.skip, split}))
         else:

@@ -213,10 +213,13 @@ class Production(ABC):
         return False
 
     def retry(self, run: int) -> None:
-        """Go on with the lane of this run: the pause after the run's failure is over."""
+        """Go on with the lane of this run: the pause after the run's failure is over. A lane that has ended workers
+        waits until the worker that is set apart for it is ready."""
         for epoch in self._epochs:
             for key, lane in epoch.lanes.items():
-                if lane.pause == run:
+                if lane.pause == run and lane.deaths and self._workers.apart in self._workers.away:
+                    self._later(failures.FIRST_PAUSE, run)
+                elif lane.pause == run:
                     lane.waited()
                     self._fill(epoch, key)
                     self.merging.resume(epoch, key)

@@ -1,5 +1,8 @@
 """Workers come, die and leave: tells the start of the feeds (starting.py) and each stream.
 
+When user code has ended a worker, one of the others is set apart for a minute: it makes only the lanes that have done
+so, and hands over the others first. So if these lanes do it again, no other stream waits.
+
 A worker that is to leave hands over each lane when the lane comes to a border. After a minute it hands over its other
 lanes wherever they are. A little later it is killed.
 
@@ -26,6 +29,10 @@ HAND_OVER = 60.0
 
 HURRY = 10.0
 """Seconds that it then has to finish its current batch, before it is killed."""
+
+
+APART = 60.0
+"""Seconds since the last death in user code for which a worker is set apart."""
 
 
 class Staffing:
@@ -55,6 +62,8 @@ class Staffing:
         self._budget = budget
         self._timers = timers
         self._do = out
+        self._deaths = 0
+        """How often user code has ended a worker."""
 
     def imported(self, event: on.Imported) -> None:
         """Give work to a worker that has imported the feeds, unless other workers have imported different ones."""
@@ -74,10 +83,31 @@ class Staffing:
         self._starting.worker_died(event.worker, event.how)
         if event.worker in self._workers.numbers:
             self._workers.died(event.worker)
+        if event.blamed is not None and event.blamed[1] >= 0:
+            self._set_apart(event.worker)
         for stream in self._streams.all():
             with self._streams.alone(stream):
                 stream.workers_gone((event.worker,), event.how, event.blamed)
         self.retire()
+
+    def _set_apart(self, died: int) -> None:
+        """Set a worker apart. It gets the messages in order, so it has handed over the other lanes before it begins one
+        that has ended a worker."""
+        worker = self._workers.set_apart(died)
+        if self._workers.apart is None:
+            return
+        self._deaths += 1
+        deaths = self._deaths
+        self._timers.later(APART, lambda: self._together(deaths))
+        if worker is not None:
+            for stream in self._streams.all():
+                with self._streams.alone(stream):
+                    stream.production.move_all(worker)
+
+    def _together(self, deaths: int) -> None:
+        if deaths == self._deaths and self._workers.apart is not None:
+            self._workers.together()
+            self._changed()
 
     def added(self, event: on.WorkerAdded) -> None:
         """Add a worker."""

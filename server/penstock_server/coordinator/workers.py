@@ -34,6 +34,8 @@ class Workers:
         away: those whose next process is not ready yet.
         leaving: those that are to leave.
         vacant: whether VACANT may have work.
+        apart: the worker that makes only lanes which have ended a worker, so that no other lane waits when they do so
+            again; None if there is none.
     """
 
     def __init__(self, count: int, idle: bool = False) -> None:
@@ -42,6 +44,7 @@ class Workers:
         self.leaving: set[int] = set()
         self.vacant = False
         self._first: int | None = None
+        self.apart: int | None = None
         self._idle = set(self.numbers) if idle else set()
         self._machines: dict[int, str] = {}
         self._update()
@@ -117,6 +120,26 @@ class Workers:
         self.leaving.update(numbers)
         self._update()
 
+    def set_apart(self, died: int) -> int | None:
+        """Set a worker apart, unless one is that can be given work. Take the one that has just died if only one other
+        can be given work. Return the worker that has to hand over its lanes, or None."""
+        if self.apart is not None and self.apart in self.numbers and self.apart not in self.away:
+            return None
+        self.apart = None
+        self._update()
+        if len(self._available) > 1:
+            self.apart = self._available[-1]
+            self._update()
+            return self.apart
+        if self._available != [VACANT] and died in self.numbers:
+            self.apart = died
+        return None
+
+    def together(self) -> None:
+        """Let all workers make all lanes again."""
+        self.apart = None
+        self._update()
+
     def own_stay(self) -> None:
         """Let the daemon's own workers stay after all."""
         self.leaving.difference_update(self.own)
@@ -129,6 +152,8 @@ class Workers:
             self._machines.pop(number, None)
         for those in (self.away, self.leaving, self._idle):
             those.difference_update(numbers)
+        if self.apart in numbers:
+            self.apart = None
         self._update()
 
     def place_taken(self) -> None:
@@ -137,8 +162,10 @@ class Workers:
 
     def _update(self) -> None:
         ready = [number for number in self.makers if number not in self.away]
-        self._available = [number for number in ready if number not in self.leaving] or ready or [VACANT]
+        staying = [number for number in ready if number not in self.leaving]
+        self._available = [number for number in staying if number != self.apart] or staying or ready or [VACANT]
         self._offset = self._available.index(self._first) if self._first in self._available else 0
         self.vacant = self.vacant or self._available == [VACANT]
         staying = [number for number in self.own if number not in self.leaving]
-        self._local = [number for number in staying if number not in self.away] or staying or self.own
+        there = [number for number in staying if number not in self.away]
+        self._local = [number for number in there if number != self.apart] or there or staying or self.own
