@@ -355,6 +355,8 @@ class OpenSplit:
                 self._leave()
         self._generator = self._source = self._samples = iter(())
         self._transformed = self._seekable = None
+        self.variables = Context()
+        self._run_code = self.variables.run
         helpers.of_this_process.ended(self)
 
     def _drop(self, until: int, deadline: float) -> bool:
