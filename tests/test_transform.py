@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Daemon, Serve, kill
+from conftest import UNCHECKED, Daemon, Serve, kill
 
 import penstock
 from penstock_proto.spec import flatten
@@ -227,7 +227,7 @@ def test_transforms_run_in_all_workers_once_a_sample_and_not_for_samples_that_ar
     serve: Serve, tmp_path: Path
 ) -> None:
     log = tmp_path / "made"
-    daemon = serve(FEEDS, "counted", workers=2, env={"MADE": str(log)})
+    daemon = serve(FEEDS, "counted", workers=2, env={"MADE": str(log)}, patched=UNCHECKED)
     while not all(worker["ready"] for worker in json.loads(control.status(daemon.url, 60))["workers"]):
         time.sleep(0.02)
     with penstock.connect(daemon.url) as connection:
