@@ -7,6 +7,7 @@ the real one.
 from __future__ import annotations
 
 import logging
+import threading
 from itertools import islice
 from typing import Any
 
@@ -67,6 +68,21 @@ def test_the_next_iteration_begins_with_what_was_read_to_build_a_model(
         assert firsts(connection.batches()) == stream[0]
         assert firsts(connection.batches()) == stream[1]
         assert connection.stats()["batches"] == connection.state_dict()["consumed"] == 40
+
+
+def test_what_tensorflow_reads_on_a_thread_of_its_own_to_build_a_model_is_refused(url: str) -> None:
+    space: dict[str, Any] = {"__name__": "tensorflow.python.ops.script_ops"}
+    exec(
+        "def call(batches, results):\n    try:\n        next(batches)\n    except ValueError as error:\n"
+        "        results.append(str(error))",
+        space,
+    )
+    read_there = keras_function("_symbolic_build", "[thread.start() or thread.join() for thread in data]")
+    with penstock.connect(url) as connection:
+        results: list[str] = []
+        read_there([threading.Thread(target=space["call"], args=(connection.batches(), results))])
+        assert "the model would never see those batches: give model.fit connection.keras()" in results[0]
+        assert firsts(islice(connection.batches(), 1)) == [0], "no epoch was used up"
 
 
 def test_a_look_by_the_users_own_code_uses_up_its_epoch(url: str, stream: list[list[int]]) -> None:

@@ -151,10 +151,14 @@ def test_fit_trains_on_the_stream_by_every_route(streams: Streams, backend: str)
         cases += [case for route in ("keras", "dataset") for case in strategy_cases(streams, route)]
     state = streams.states["unknown"]
     refused = [{"route": route, "feed": "unknown", "state": state} for route in routes if route != "keras"]
-    results, _ = run(streams, backend, cases + refused)
+    beside = [{"route": "torch", "feed": "known", "strategy": True}] * (backend == "tensorflow" and "torch" in routes)
+    results, _ = run(streams, backend, cases + refused + beside)
     check(streams, cases, results[: len(cases)])
-    for result in results[len(cases) :]:  # Keras would take the length of the rest for that of the other epochs
+    for result in results[len(cases) : len(cases) + len(refused)]:
+        # Keras would take the length of the rest for that of the other epochs.
         assert "Give fit connection.keras(), or set Feed(samples=)" in result["error"]
+    for result in results[len(cases) + len(refused) :]:
+        assert "the model would never see those batches: give model.fit connection.keras()" in result["error"]
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])

@@ -17,6 +17,8 @@ from typing import Any
 _KERAS = "keras.src."
 _BUILD = {"_symbolic_build", "_maybe_symbolic_build", "get_tf_dataset"}
 """Functions of Keras that read batches only to learn their shapes. (`get_tf_dataset`: of data that is no tf.data.)"""
+_PY_FUNCTIONS = "tensorflow.python.ops.script_ops"
+"""The module that calls generators on threads of TensorFlow."""
 _MAY_BUILD = {"keras.src.backend.jax.trainer", "keras.src.backend.numpy.trainer", "keras.src.backend.openvino.trainer"}
 """Modules whose `evaluate` and `predict` may read a batch in a loop of their own, if the model is not built yet."""
 
@@ -31,6 +33,12 @@ def builds_somewhere() -> bool:
     threads = sys._current_frames()
     del threads[threading.get_ident()]  # this frame would refer to itself, and keep those of the other threads alive
     return any(_builds(frame) for stack in threads.values() for frame in _frames(stack))
+
+
+def builds_beside_tensorflow() -> bool:
+    """Return whether this is a thread of TensorFlow's while another one waits for data to build a model."""
+    ours = any(f.f_globals.get("__name__") == _PY_FUNCTIONS for f in _frames(sys._getframe(1)))
+    return ours and builds_somewhere()
 
 
 def peeks() -> bool:

@@ -71,6 +71,12 @@ class NumpyBatches:
             _keras_calls.check_length(self._handle.handoff.url)
         if _keras_calls.builds_here():
             self._build = BuildReads()
+        elif _keras_calls.builds_beside_tensorflow():
+            raise ValueError(
+                f"{self._handle.handoff.url}: under a tf.distribute strategy Keras reads this data on a thread of "
+                "TensorFlow's, once only to build the model, and the model would never see those batches: give "
+                "model.fit connection.keras()"
+            )
         elif _keras_calls.peeks():
             logger.warning(
                 "%s: Keras takes the first two batches of a generator to learn their shapes, and trains on them again "
