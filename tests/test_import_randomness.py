@@ -156,6 +156,11 @@ def test_feeds_of_several_modules_do_not_hear_of_each_others_draws(tmp_path: Pat
 FAKE_TORCH = """
 import random as _random
 
+class _State(tuple):
+    "Stands in for a tensor."
+    def numpy(self):
+        return repr(self).encode()
+
 class _Generator:
     "Stands in for torch's: a state that can be seeded, read and set."
     def __init__(self):
@@ -163,9 +168,9 @@ class _Generator:
     def manual_seed(self, seed):
         self._random.seed(seed)
     def get_state(self):
-        return self._random.getstate()
+        return _State(self._random.getstate())
     def set_state(self, state):
-        self._random.setstate(state)
+        self._random.setstate(tuple(state))
 
 default_generator = _Generator()
 

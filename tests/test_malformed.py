@@ -28,7 +28,7 @@ BROKEN = [
     (pack({"type": "hello", "version": m.VERSION}), "of type 'hello': Object missing required field `feed`"),
     (pack({"type": "hello", "version": "6", "feed": "feed"}), r"of type 'hello': .*got `str` - at `\$.version`"),
     (pack({"type": "open", "session": bytes(16), "credit": 0}), r"of type 'open': .* >= 1 - at `\$.credit`"),
-    (pack({"type": "ping", "a\nline": 1}), r"of type 'ping': Object contains unknown field `a\?line`"),
+    (pack({"type": "ping", "a\nline": 1}), r"of type 'ping': Object contains unknown field `a line`"),
 ]
 
 

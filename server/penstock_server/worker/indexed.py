@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -147,7 +145,11 @@ class IndexRun:
         self._randomness.seed(self._seed, self._epoch, batch)
         self._page.enter(self._run, batch, f"batch {batch}")
         try:
-            yield from islice(iter(partial(self._variables.run, next, items, _END), _END), count)
+            for _ in range(count):
+                sample = self._variables.run(next, items, _END)
+                if sample is _END:
+                    return
+                yield sample
         except GeneratorExit:  # the caller wants no more
             raise
         except BaseException as error:
