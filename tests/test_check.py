@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -427,6 +428,37 @@ def test_costly_imports_open_files_and_gpus_are_named(check: Check, tmp_path: Pa
     assert "TensorFlow" in checked.finding("import")["what"]
     assert "data.h5 is opened at import and stays open (DATA in costly.py)" in checked.finding("open file")["what"]
     assert checked.finding("gpu")["what"] == "cupy can see 2 GPUs in a worker"
+
+
+def running() -> set[int]:
+    return {
+        process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != psutil.STATUS_ZOMBIE
+    }
+
+
+def test_processes_that_outlive_their_generators_are_counted_and_end_with_the_check(
+    check: Check, tmp_path: Path
+) -> None:
+    (tmp_path / "forking.py").write_text(
+        textwrap.dedent(
+            """
+            import os, time
+            from penstock_server import Feed
+            def rows(split):
+                pid = os.fork()
+                if pid == 0:
+                    os.setsid()
+                    time.sleep(300)
+                with open("pids", "a") as file:
+                    print(pid, file=file)
+                yield split
+            feed = Feed(rows, splits=range(4), batch_size=2)
+            """
+        )
+    )
+    found = check("forking.py:feed").finding("processes")
+    assert re.match("[0-9]+ processes that generators have started still run after", found["what"])
+    assert not {*map(int, (tmp_path / "pids").read_text().split())} & running()
 
 
 def test_pdb_stops_in_the_failing_frame_of_user_code(command: Callable[..., Any]) -> None:

@@ -171,6 +171,14 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
             f"{name} can see {count} GPU{'s' if count > 1 else ''} in a worker",
             fix="leave CUDA_VISIBLE_DEVICES as Penstock sets it (-1), unless the feed needs the GPU",
         )
+    if done.processes:
+        yield Finding(
+            WARNING,
+            "processes",
+            f"{done.processes} processes that generators have started still run after their generators have ended, so "
+            "each split that is read leaves more of them, until the worker ends",
+            fix="end them in the generator, in a finally block, or start them once, at the top of the module",
+        )
     for library in done.late:
         if library.nbytes >= _HEAVY or library.name == "tensorflow":
             yield Finding(

@@ -162,6 +162,7 @@ class Done(Struct, frozen=True, tag=True):
         late: libraries that were imported while samples were made.
         used: sources that user code used.
         changed: names in user modules, and attributes of objects there, that changed while samples were made.
+        processes: how many processes of generators still run although their generators have ended.
     """
 
     samples: int
@@ -172,6 +173,7 @@ class Done(Struct, frozen=True, tag=True):
     late: tuple[Library, ...]
     used: tuple[Source, ...] = ()
     changed: tuple[str, ...] = ()
+    processes: int = 0
 
 
 class CauseAsked(Struct, frozen=True):

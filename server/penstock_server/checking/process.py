@@ -21,13 +21,14 @@ from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError, 
 from penstock_proto.messages import ErrorReport
 from penstock_proto.text import printable
 
+from .. import orphans
 from ..activity import ActivityPage
 from ..environment import missing
 from ..feed_kinds import takes_rng
 from ..indexables import is_keras
 from ..plan_sizes import segment_count
 from ..transforms import checked_transforms
-from ..worker import signals, start
+from ..worker import helpers, signals, start
 from ..worker.first_sample import Probe
 from ..worker.loaded_feed import LoadedFeed
 from ..worker.randomness import GlobalRandomness
@@ -88,6 +89,7 @@ class Process:
         if variables is not None:
             self._say(messages.Wanted(variables))
             return None
+        helpers.of_this_process.others()
         (feed,) = loaded.values()
         transforms = checked_transforms(feed.declared.transform)
         self._say(
@@ -135,6 +137,7 @@ class Process:
         if failure is not None:
             self._failed(failure)
         reader.close()
+        helpers.of_this_process.settle(now=True)
         self._say(
             messages.Done(
                 samples=reader.recording.samples,
@@ -145,6 +148,7 @@ class Process:
                 late=tuple(library for library in watch.libraries() if library.name not in imported),
                 used=tuple(sorted(used, key=lambda source: -used[source]))[:64],
                 changed=changed,
+                processes=helpers.of_this_process.left,
             )
         )
 
@@ -247,6 +251,7 @@ def main(arguments: Sequence[str]) -> int:
     for descriptor in (fd, activity_fd, dump_fd):
         os.set_inheritable(descriptor, False)
     start.end_with_the_daemon(connection, "penstock-check")
+    orphans.adopt()
     if not task.debugs:
         start.quiet()
         signals.restore_in_children()

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock_proto import seqpacket
 
-from .. import activity
+from .. import activity, orphans
 from ..process_ends import ended_how
 from . import messages
 
@@ -130,12 +130,16 @@ class Run:
         return True
 
     def close(self) -> None:
-        """Kill the process, and close the connection to it."""
+        """Kill the process with all processes that user code has started there, and close the connection to it."""
+        left = [*orphans.descendants(self._process.pid)]
         with contextlib.suppress(ProcessLookupError):
             if self._has_group:
-                os.killpg(self._process.pid, signal.SIGKILL)  # and any processes that user code has started
+                os.killpg(self._process.pid, signal.SIGKILL)
             else:
                 self._process.kill()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
 
