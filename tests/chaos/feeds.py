@@ -10,6 +10,7 @@ import random
 import signal
 import time
 
+import leaving
 import numpy as np
 from held import Held
 from sample import ROWS, checksum, endless_size, payload, rows_of, width_of
@@ -86,6 +87,7 @@ class Source:
 
     def many(self, epoch, split, size, rng):
         with Held(self.case["holds"], split) as held:
+            process = leaving.start(self.case["leaves"])  # noqa: F841
             for number in range(size):
                 held.check()
                 yield self.one(epoch, split, number, rng)

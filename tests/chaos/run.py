@@ -26,7 +26,7 @@ from fault_proxy import FaultProxy
 from penstock_proto import PenstockError
 from penstock_server import control
 
-from . import compare, service
+from . import compare, leaving, service
 from .reading import Reading
 from .scenario import Consumer, Fault, Job, Scenario, Step
 from .service import FEEDS, Service
@@ -576,6 +576,9 @@ def _present() -> dict[Any, str]:
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             found["process", child.pid] = f"process {child.pid} {child.name()}"
+    for process in psutil.process_iter(["cmdline"]):
+        if (process.info["cmdline"] or [""])[0] == os.environ[leaving.MARK]:
+            found["process", process.pid] = f"process {process.pid}, which user code has started"
     for thread in threading.enumerate():
         found["thread", thread.ident] = f"thread {thread.name}"
     for name in os.listdir("/proc/self/fd"):
@@ -593,6 +596,7 @@ def run(scenario: Scenario) -> Result:
     """Run the scenario in its own folder."""
     if any(consumer.how in ("eager", "mapped") for job in scenario.jobs for consumer in job.consumers):
         _tensorflow()
+    os.environ[leaving.MARK] = f"chaos-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         running = Run(scenario, Path(folder))
         with nothing_left(running.result):

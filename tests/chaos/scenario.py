@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from . import held
+from . import held, leaving
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class FeedCase:
     "segment" (with samples=), "endless", "index" (an object with __getitem__) or "items" (a list of samples).
 
     `holds`: the settings that its generator holds while it yields (held.py).
+    `leaves`: how its generator starts a process that it leaves behind (leaving.py); "" if it starts none.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class FeedCase:
     pause: float = 0.0
     failures: tuple[Failure, ...] = ()
     holds: tuple[str, ...] = ()
+    leaves: str = ""
 
     @property
     def indexable(self) -> bool:
@@ -252,7 +254,7 @@ def _feed(chance: random.Random, mode: str, number: int) -> FeedCase:
     if kind == "list" and on_error != "skip" and not ready and chance.random() < 0.2:
         case = replace(case, tells_samples=sum(sizes[0]))
     if not indexable:  # not drawn from `chance`: older seeds keep their scenarios
-        case = replace(case, holds=held.drawn(case.tag, draws))
+        case = replace(case, holds=held.drawn(case.tag, draws), leaves=leaving.drawn(case.tag))
     return replace(case, failures=_failures(chance, case))
 
 
