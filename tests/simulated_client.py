@@ -54,7 +54,7 @@ class Client(Consumer):
         super().__init__(world, reader, reads, ask=ask, position=position, **habits)
         shared_from = reader.epoch if self._shares else None
         info = self.stream.feed.info
-        self.state = ConsumerState(info, position, 0, shared_from, rank=ask.world_size > 1)
+        self.state = ConsumerState(info, position, 0, shared_from, ranks=ask.world_size or 1)
         self._leaves = list(leaves)
         self._impatient = impatient
         self._breaks = breaks

@@ -25,7 +25,7 @@ from penstock._slab_views import SlabViews
 from penstock_proto import Leaf, MemoryBound, PenstockError, ProtocolError, TupleSpec, ledger, sealed, zmtp
 from penstock_proto import messages as m
 from penstock_proto.codec import MAX_MESSAGE, MAX_STATUS, encode
-from penstock_proto.layout import lay_out
+from penstock_proto.layout import POOL_LANE, lay_out
 from penstock_proto.position import EndedLane, Place, Position
 from penstock_server import control
 
@@ -272,6 +272,28 @@ def test_what_was_sent_elsewhere_lies_within_the_skip_or_goes_to_other_ranks() -
         bounds.came(slab)
     with pytest.raises(ProtocolError, match="not for a group's stream"):
         EpochBounds(info, shares=True).passed(elsewhere)
+
+
+def test_the_batches_of_pools_are_counted() -> None:
+    info = small_feed(lanes=4, pool=2)
+    slab, elsewhere = m.Slab(0, 0, POOL_LANE, 0, 1, 4, 64), m.SentElsewhere(0, POOL_LANE, 0, 1, 4)
+    lanes = (m.LaneInPool(0, 2, b"a"), m.LaneInPool(1, 1, b"b"))
+    bounds = EpochBounds(info, ranks=2)
+    bounds.passed(m.PoolBegun(0, 0, 2, 8, lanes))
+    bounds.passed(elsewhere)
+    bounds.came(slab)
+    bounds.came(structs.replace(slab, repeat=True))  # a copy, which fills up a round
+    with pytest.raises(ProtocolError, match="which has fewer"):
+        bounds.came(slab)
+    bounds.passed(m.PoolBegun(0, 1, 1, 4, lanes[:1], more=True))
+    with pytest.raises(ProtocolError, match="before the other lanes of pool 1"):
+        bounds.came(slab)
+    with pytest.raises(ProtocolError, match="before the other lanes of pool 1"):
+        bounds.passed(elsewhere)
+    bounds.passed(m.PoolBegun(0, 1, 1, 4, lanes[1:]))
+    bounds.came(slab)
+    with pytest.raises(ProtocolError, match="lane 4"):
+        bounds.came(m.Slab(0, 0, 4, 0, 1, 4, 64, repeat=True))
 
 
 def test_old_places_are_forgotten_when_they_take_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,12 @@ class EpochBounds:
     def _read(self, some: Slab | SentElsewhere) -> None:
         if some.lane >= 0:
             self._keep(some.lane, some.record)
+        elif isinstance(some, Slab) and some.repeat:  # its batch was read in its own place
+            return
         elif some.lane == POOL_LANE and not self._shares:
+            number, known = self._pool
+            if known:
+                raise ProtocolError(f"the daemon sent a batch before the other lanes of pool {number}")
             left = some.batches
             while left and self._pools:
                 batches, nbytes = self._pools.popleft()
