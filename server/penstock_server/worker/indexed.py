@@ -110,7 +110,7 @@ class IndexRun:
         spot = self._spot_of(self.index, 0.0)
         if spot is not None:
             items = spot.of(items)
-        self._randomness.use(self._state)
+        self._randomness.use_settings(self._state)
         self._randomness.seed(self._seed, self._epoch, self.index)
         self._page.enter(self._run, self.index, f"batch {self.index}")
         try:
@@ -141,7 +141,7 @@ class IndexRun:
             enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
         self._reads, self._transforms = self._indices(start, min(self._length, start + self._batch_rows)), None
         items = self._samples()
-        self._randomness.use(self._state)
+        self._randomness.use_settings(self._state)
         self._randomness.seed(self._seed, self._epoch, batch)
         self._page.enter(self._run, batch, f"batch {batch}")
         try:

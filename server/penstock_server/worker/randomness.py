@@ -120,20 +120,25 @@ class GlobalRandomness:
         Takes about 3 us when the owner changes, and 80 us more if its generator has drawn from global random states
         (with torch 3 us more), and no time otherwise.
         """
-        if state is not self._settings:
-            self._leave_settings()
-            if state is not None:
-                if not self._outside:
-                    self._outside = present()
-                state._put_settings()
-                self._settings = state
-            else:
-                self._outside = []  # other code may change them now
+        self.use_settings(state)
         if state is not self._random:
             self._leave_random()
             if state is not None:
                 state._put_random(neutral=self._neutral)
                 self._random = state
+
+    def use_settings(self, state: GlobalState | None) -> None:
+        """As `use`, for code that is seeded before it runs: random states stay as they are."""
+        if state is self._settings:
+            return
+        self._leave_settings()
+        if state is None:
+            self._outside = []  # other code may change them now
+            return
+        if not self._outside:
+            self._outside = present()
+        state._put_settings()
+        self._settings = state
 
     def of(self, owner: object) -> tuple[GlobalState, Context]:
         """Return the settings and the context variables of an object that is called repeatedly, such as an
