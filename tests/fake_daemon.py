@@ -273,6 +273,8 @@ class _Session:
     gone: bool = False
     resume: bytes = b""
     position: Position | None = None
+    grouped: bool = False
+    """Whether it is a group's stream, which has no records and no ends of lanes."""
 
 
 class FakeDaemon:
@@ -466,6 +468,7 @@ class FakeDaemon:
         if session.resume:
             session.position = unpack(session.resume)
             self.positions.append(session.position)
+        session.grouped = bool(message.group) and not message.world_size
         session.credit = self._credit or message.credit
         quota = message.quota if self._quota is None else self._quota
         self._send(session, Opened(session.credit, quota))
@@ -521,6 +524,8 @@ class FakeDaemon:
             plan = list(self._epoch(message.epoch))
             if session.position is not None and session.position.epoch == message.epoch:
                 plan = self._rest(session, session.position, plan)
+            if session.grouped:
+                plan = [item for item in plan if not isinstance(item, LaneEnded)]
             if self._digest is not None:
                 self._send(session, Begun(message.epoch, self._digest))
             session.todo = [*plan, "end"]
@@ -675,7 +680,7 @@ class FakeDaemon:
             memfd,
             made.first,
             made.shapes,
-            made.record(),
+            b"" if session.grouped else made.record(),
         )
         self._send(session, message)
         if session.connection is None:

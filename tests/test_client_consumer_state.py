@@ -155,7 +155,7 @@ def test_a_failure_after_the_answer_to_begin_belongs_to_the_new_epoch(answer: st
         stream.take(1)
 
 
-@pytest.mark.parametrize("more", [{"shared_from": 0}, {"rank": True}])
+@pytest.mark.parametrize("more", [{"shared_from": 0}, {"ranks": 2}])
 def test_a_failure_ends_a_stream_that_others_share_at_once(more: dict[str, int]) -> None:
     stream = ConsumerState(info(), **more)  # type: ignore[arg-type]
     stream.begin()

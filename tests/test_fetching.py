@@ -63,7 +63,7 @@ NAMES = ["plain", "ragged", "items", "pooled"]
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all hosts look remote to the clients of this process."""
 
-    def refused(where: m.HostAt, timeout: float) -> None:
+    def refused(*_: object) -> None:
         raise ConnectionRefusedError
 
     monkeypatch.setattr(_fetching, "HostHere", refused)

@@ -46,8 +46,8 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[m.HostAt]:
     found: list[m.HostAt] = []
 
     class Here(_host_here.HostHere):
-        def __init__(self, where: m.HostAt, timeout: float) -> None:
-            super().__init__(where, timeout)
+        def __init__(self, where: m.HostAt, trusted: frozenset[int] | None, timeout: float) -> None:
+            super().__init__(where, trusted, timeout)
             found.append(where)
 
     def refused(*_: object) -> None:
