@@ -335,10 +335,12 @@ def test_a_slot_that_could_shrink_ends_the_stream_and_not_the_trainer(clients: C
 
     def attack(peer: Peer) -> None:
         fd = sealed_memfd(nbytes, 0)
-        peer.say(m.Map(1, nbytes), fd)
-        peer.say(structs.replace(next(slabs(info)), memfd=1))
-        os.ftruncate(fd, 0)
-        os.close(fd)
+        try:
+            peer.say(m.Map(1, nbytes), fd)
+            peer.say(structs.replace(next(slabs(info)), memfd=1))  # the client may be gone by now
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
 
     with HostileDaemon(info, attack) as daemon:
         check(clients.read(daemon.url, "local"), "F_SEAL_SHRINK")
