@@ -18,7 +18,7 @@ autodoc_typehints_format = "short"
 # There is no intersphinx, so names of other projects do not resolve. Our own must.
 _elsewhere = (
     "asyncio|click|collections|contextlib|h5py|keras|logging|msgspec|np|numpy|os|pathlib|socket|tensorflow"
-    "|tf|torch|types|typing|typing_extensions|zmq|IterableDataset"
+    "|tf|torch|types|typing|typing_extensions|zmq|IterableDataset|PyDataset"
 )
 nitpick_ignore_regex = [("py:.*", rf"({_elsewhere})(\..*)?")]
 
