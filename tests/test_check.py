@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import psutil
 import pytest
-from conftest import DaemonLauncher
+from conftest import DaemonLauncher, wait_until
 
 from penstock_server.checking import culprit
 from penstock_server.checking.culprit import Culprit, Result, Trial
@@ -458,7 +458,8 @@ def test_processes_that_outlive_their_generators_are_counted_and_end_with_the_ch
     )
     found = check("forking.py:feed").finding("processes")
     assert re.match("[0-9]+ processes that generators have started still run after", found["what"])
-    assert not {*map(int, (tmp_path / "pids").read_text().split())} & running()
+    pids = {*map(int, (tmp_path / "pids").read_text().split())}
+    wait_until(lambda: not pids & running())
 
 
 def test_pdb_stops_in_the_failing_frame_of_user_code(command: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ from penstock_proto import messages as m
 from penstock_server import control, in_process
 from penstock_server.worker import spot_checks
 from penstock_server.worker.making_again import Rows
-from penstock_server.worker.spot_checks import FIRST, FIRST_SECONDS, SHARE, SpotChecks
+from penstock_server.worker.spot_checks import FIRST, FIRST_SECONDS, OVERHEAD, SHARE, SpotChecks
 
 HEAD = """
 import itertools, os, random
@@ -331,8 +331,8 @@ class Maker:
             yield i
 
     def checked(self) -> float:
-        """Return how long it takes to make the checked samples again."""
-        return sum(check.samples for check in self.sent) * self._seconds
+        """Return how long it takes to make the checked samples again, and to ask for that."""
+        return sum(check.samples * self._seconds + OVERHEAD for check in self.sent)
 
 
 @pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.03, 2.0])
@@ -355,8 +355,10 @@ def test_a_sample_that_takes_long_is_checked_once_its_time_is_saved(clock: Clock
     maker.split(0)
     assert maker.sent == []
     maker.split(1)
-    assert [(check.index, check.samples) for check in maker.sent] == [(1, 1)]
-    assert maker.checked() == pytest.approx(SHARE * 50)
+    assert maker.sent == []
+    maker.split(2)
+    assert [(check.index, check.samples) for check in maker.sent] == [(2, 1)]
+    assert maker.checked() == pytest.approx(SHARE * 50 + OVERHEAD)
 
 
 def test_a_check_says_what_was_made_and_the_first_ones_hold_up_the_end_of_the_epoch(clock: Clock) -> None:

@@ -131,6 +131,7 @@ class Run:
 
     def close(self) -> None:
         """Kill the process with all processes that user code has started there, and close the connection to it."""
+        self._process.send_signal(signal.SIGSTOP)  # so that it starts no more of them
         left = [*orphans.descendants(self._process.pid)]
         with contextlib.suppress(ProcessLookupError):
             if self._has_group:

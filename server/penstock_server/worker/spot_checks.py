@@ -25,6 +25,9 @@ FIRST = 4
 FIRST_SECONDS = 0.2
 """Seconds that one of these first spots may take."""
 
+OVERHEAD = 0.002
+"""Seconds that a spot takes besides its samples: messages, and opening the split once more."""
+
 MOST_SECONDS = 0.1
 """A spot ends with the sample at which it has taken this many seconds."""
 
@@ -57,7 +60,7 @@ class Spot:
         self.samples = 0
         self.digests = b""
         self.ended = False
-        self.seconds = seconds
+        self.seconds = OVERHEAD + seconds
         self.complete = False
         self._over: Callable[[Spot], None] | None = over
 
