@@ -29,6 +29,9 @@ from typing import NoReturn
 _GRACE = 0.1
 """Seconds in which the main thread handles an interrupt, unless it waits."""
 
+_LOOK = 0.05
+"""Seconds between two looks at the wakeup fd. A look costs a system call, and may hand the GIL to another thread."""
+
 _CALLED_FROM_C = tuple(
     os.path.join("tensorflow", "python", *names)
     for names in (("framework", "errors_impl.py"), ("eager", "core.py"), ("framework", "tensor_shape.py"))
@@ -44,6 +47,7 @@ class _Listener:
         self._heard = 0
         self._handled = 0
         self._since: float | None = None
+        self._due = 0.0
         self._ends: tuple[socket.socket, socket.socket] | None = None
         self._lock = threading.RLock()  # the handler may interrupt its owner
 
@@ -85,6 +89,10 @@ class _Listener:
         signals.close()
 
     def pending(self) -> bool:
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._due = now + _LOOK
         if signal.getsignal(signal.SIGINT) not in (_handle, signal.default_int_handler):
             self.handled()
             return False
@@ -92,7 +100,6 @@ class _Listener:
         if self._heard == self._handled:
             self._since = None
             return False
-        now = time.monotonic()
         if self._since is None:
             self._since = now
         return now - self._since >= _GRACE
