@@ -13,7 +13,7 @@ with the next epoch. The daemon's session has failed, so this needs another conn
 session's stream, so a failure ends it at once.)
 
 A stream outlives its connection. `disconnected` drops everything that was not handed over, a failure included. Then
-`joined` continues after what was, over another connection, which counts its slabs from 0.
+`joined` continues after the last slab that was, over another connection, which counts its slabs from 0.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class EpochBounds:
         info: the feed.
         place: the position at which the session begins in this epoch; None: the epoch's start.
         ranks: how many ranks read the stream; 1 without ranks.
-        shares: whether it is a group's stream, of which only slabs come.
+        shares: whether it is a group's stream. A group gets only slabs.
     """
 
     def __init__(self, info: FeedInfo, place: Position | None = None, *, ranks: int = 1, shares: bool = False) -> None:
