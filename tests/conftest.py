@@ -489,6 +489,13 @@ def _workers_of(pid: int) -> list[psutil.Process]:
     return found
 
 
+def runs(pid: int) -> bool:
+    """Tell whether this process runs. It may end at any moment, also between two questions to the kernel."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def kill(processes: Iterable[psutil.Process]) -> None:
     """Kill those of these processes that still run."""
     for process in processes:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Serve
+from conftest import Serve, runs
 
 import penstock
 from penstock_server import control
@@ -189,7 +189,7 @@ def pids(folder: Path, name: str) -> list[int]:
 
 def alive(found: Iterable[int]) -> list[int]:
     """Return those of these processes that run."""
-    return [pid for pid in found if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    return [pid for pid in found if runs(pid)]
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from conftest import Serve
+from conftest import Serve, runs
 
 import penstock
 from penstock_server import control
@@ -184,7 +184,7 @@ def test_a_child_that_comes_back_from_user_code_speaks_for_nobody(serve: Serve, 
     (worker,) = json.loads(control.status(daemon.urls["other"], 60))["workers"]
     assert worker["restarts"] == 0
     deadline = time.monotonic() + 60
-    while any(child.status() != "zombie" for child in psutil.Process(worker["pid"]).children()):
+    while any(runs(child.pid) for child in psutil.Process(worker["pid"]).children()):
         assert time.monotonic() < deadline, "a child still runs"
         time.sleep(0.02)
 
