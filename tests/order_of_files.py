@@ -21,7 +21,7 @@ LONGEST = """
     test_lending test_hosts_network test_feeding test_descriptors test_chaos_scenarios test_ranks test_ranks_rounds
     test_client_delivery test_fork_server test_mix test_peek test_fetching test_router test_page test_variable_batches
     test_deploying test_commands test_profile test_supervisor test_keys test_shutdown test_in_process test_attacks_keys
-    test_stream_hashes test_lanes
+    test_stream_hashes test_golden test_lanes
 """.split()
 """The files that take more than 20 s, longest first."""
 
