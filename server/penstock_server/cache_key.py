@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .feed_options import FeedOptions
+from .names_on_disk import name_of
 from .sources.reader import Reader
 
 FORMAT = 1
@@ -174,7 +175,7 @@ def _is_full(cell: types.CellType) -> bool:
 
 
 def _global_name(value: Any) -> str:
-    return f"{_module_name(value)}.{value.__qualname__}"
+    return name_of(value) or f"{_module_name(value)}.{value.__qualname__}"
 
 
 def _module_name(value: Any) -> str:

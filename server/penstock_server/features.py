@@ -10,9 +10,12 @@ import numpy as np
 
 from penstock_proto.reprs import shown
 
+from .names_on_disk import on_disk_as
+
 _NAMES = {"float": "float32", "int": "int64", "bytes": "bytes", "str": "bytes", "string": "bytes"}
 
 
+@on_disk_as("penstock_server.features.FixedLen")
 @dataclass(frozen=True)
 class FixedLen:
     """A feature with the same number of values in every record, like `tf.io.FixedLenFeature`.
@@ -67,6 +70,7 @@ class FixedLen:
         return full[()]
 
 
+@on_disk_as("penstock_server.features.VarLen")
 @dataclass(frozen=True)
 class VarLen:
     """A feature whose number of values varies, like `tf.io.VarLenFeature`: a one-dimensional array, often padded.

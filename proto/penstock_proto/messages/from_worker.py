@@ -44,7 +44,8 @@ class FirstSample(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SplitsListed(Message, frozen=True):
-    """Answers ListSplits; its fd holds the list. `digest` is the SHA-256 of the list.
+    """Answers ListSplits; its fd holds the list. `digest` is the SHA-256 of the list, in which Penstock's own classes
+    have the names that they have on disk.
 
     Without an fd `nbytes` is 0: an indexable feed has no splits (`count` 0), and segments are numbers (`count` is 2**62
     if they have no end). The list of a mix holds the splits of all of its feeds; `count` is at least `lanes`, or the

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..names_on_disk import on_disk_as
 from . import files as fs
 from .reader import Reader
 from .row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
@@ -84,6 +85,7 @@ class Hdf5Splits:
         return table
 
 
+@on_disk_as("penstock_server.sources.hdf5.Hdf5Rows")
 class Hdf5Rows(Reader):
     """Yields the rows of a range, read in slabs."""
 

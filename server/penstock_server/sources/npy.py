@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from penstock_proto.reprs import shown
 
+from ..names_on_disk import on_disk_as
 from . import files as fs
 from .reader import Reader
 from .row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
@@ -120,6 +121,7 @@ class NumpySplits:
         ]
 
 
+@on_disk_as("penstock_server.sources.npy.NumpyRows")
 class NumpyRows(Reader):
     """Yields the rows of a range."""
 

@@ -12,11 +12,13 @@ import numpy as np
 
 from penstock_proto import distribution
 
+from ..names_on_disk import on_disk_as
 from . import files as fs
 from .reader import Reader
 from .structure import Columns
 
 
+@on_disk_as("penstock_server.sources.parquet.RowGroup")
 @dataclass(frozen=True, slots=True, repr=False)
 class RowGroup:
     """A row group of a file that has `size` bytes (None: not known)."""
@@ -56,6 +58,7 @@ class ParquetSplits:
         return self._known[key]
 
 
+@on_disk_as("penstock_server.sources.parquet.ParquetRows")
 class ParquetRows(Reader):
     """Yields the rows of a row group."""
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from penstock_proto.reprs import shown
 
+from ..names_on_disk import on_disk_as
+
 _PIECES = 256
 """About how many splits an input is divided into: enough for mixing, and for many workers."""
 
@@ -20,6 +22,7 @@ _ENOUGH = 64
 """How many splits 16 lanes with 4 open splits each need."""
 
 
+@on_disk_as("penstock_server.sources.row_ranges.RowRange")
 @dataclass(frozen=True, slots=True, repr=False)
 class RowRange:
     """Rows `start` to `stop` (not included) of a file that has `size` bytes (None: not known)."""

@@ -7,7 +7,10 @@ from typing import Any
 
 from penstock_proto.reprs import shown
 
+from ..names_on_disk import on_disk_as
 
+
+@on_disk_as("penstock_server.sources.structure.Columns")
 class Columns:
     """Names of columns in the structure of a sample.
 

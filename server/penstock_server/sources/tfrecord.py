@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from penstock_proto.reprs import shown
 
 from ..features import FixedLen, VarLen
+from ..names_on_disk import on_disk_as
 from . import files as fs
 from .crc32c import crc32c, masked
 from .example import BadExample, ExampleParser
@@ -40,6 +41,7 @@ class CorruptRecord(ValueError):
     """A record of a file is corrupt, or is not as declared."""
 
 
+@on_disk_as("penstock_server.sources.tfrecord.ByteRange")
 @dataclass(frozen=True, slots=True, repr=False)
 class ByteRange:
     """The records of a file that begin at byte `start` or later, and before `stop` (None: the end).
@@ -95,6 +97,7 @@ class TFRecordSplits:
         return self._known[key]
 
 
+@on_disk_as("penstock_server.sources.tfrecord.TFRecordSamples")
 class TFRecordSamples(Reader):
     """Yields the Examples of a range as samples.
 

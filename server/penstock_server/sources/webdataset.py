@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock_proto.reprs import shown
 
+from ..names_on_disk import on_disk_as
 from . import files as fs
 from .reader import Reader
 from .structure import Columns
@@ -26,6 +27,7 @@ PICKLED = ("pyd", "pickle", "pkl", "pth", "pt")
 """Extensions of files that are refused, because reading them can run any code."""
 
 
+@on_disk_as("penstock_server.sources.webdataset.Shard")
 @dataclass(frozen=True, slots=True, repr=False)
 class Shard:
     """A tar file that has `size` bytes (None: not known)."""
@@ -53,6 +55,7 @@ class TarSplits:
         return [Shard(file, None if fs.is_url(file) else fs.size_of(file)) for file in fs.expand(self._files)]
 
 
+@on_disk_as("penstock_server.sources.webdataset.TarSamples")
 class TarSamples(Reader):
     """Yields the samples of a shard.
 

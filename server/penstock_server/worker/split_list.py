@@ -28,6 +28,7 @@ from ..activity import ActivityPage
 from ..feed import Feed
 from ..feed_kinds import is_shared, wants_of
 from ..importing import summary, user_traceback
+from ..names_on_disk import with_names
 from .failures import describe, pass_on
 from .randomness import GlobalRandomness
 
@@ -83,7 +84,8 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
     """Write the list to a memfd.
 
     Returns:
-        Its fd, which the caller closes, its length in bytes, and the SHA-256 of these bytes.
+        Its fd, which the caller closes, its length in bytes, and its digest: the SHA-256 of these bytes, where classes
+        of Penstock have their names on disk.
 
     Raises:
         FeedError: a split cannot be pickled.
@@ -99,9 +101,9 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
                 "paths or ranges, and open files in the generator",
                 split=shown(split),
             ) from error
-    head = 8 * (len(items) + 2)
-    offsets = np.cumsum([head, *map(len, items)], dtype=np.uint64)
-    data = b"".join((np.uint64(len(items)).tobytes(), offsets.tobytes(), *items))
+    data = _joined(items)
+    named = with_names(splits, items)
+    digest = hashlib.sha256(data if named is items else _joined(named)).digest()
     fd = os.memfd_create("penstock-splits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         rest = memoryview(data)
@@ -111,7 +113,13 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
     except BaseException:
         os.close(fd)
         raise
-    return fd, len(data), hashlib.sha256(data).digest()
+    return fd, len(data), digest
+
+
+def _joined(items: list[bytes]) -> bytes:
+    head = 8 * (len(items) + 2)
+    offsets = np.cumsum([head, *map(len, items)], dtype=np.uint64)
+    return b"".join((np.uint64(len(items)).tobytes(), offsets.tobytes(), *items))
 
 
 class SharedSplits:

@@ -1,0 +1,85 @@
+"""The names that Penstock's own classes have on disk. They stay the same when a class moves to another file.
+
+The digest of a list of splits is part of every saved state, and it covers the pickles of the splits. A pickle names
+the classes of its objects, and so do the keys of cached splits. If such a name changed, no saved state would be
+accepted, and each split would be written to the cache again. So each class of ours that can be a split, or can be in
+one or in the arguments of a generator, says its name with `on_disk_as`. The name is the place where the class was when
+it was first written to disk. It stays when the class moves.
+
+The classes of users have no such names. Their modules are part of what users declare.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from penstock_proto.spec import DictSpec, Leaf, TupleSpec
+
+T = TypeVar("T")
+
+_names: dict[Any, str] = {  # of the protocol's classes here, and of others where they are defined
+    Leaf: "penstock_proto.spec.Leaf",
+    TupleSpec: "penstock_proto.spec.TupleSpec",
+    DictSpec: "penstock_proto.spec.DictSpec",
+}
+
+
+def on_disk_as(name: str) -> Callable[[type[T]], type[T]]:
+    """Give a class this name on disk. Never change the name of a class, and never give it to another one."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        _names[cls] = name
+        return cls
+
+    return decorate
+
+
+def name_of(value: Any) -> str | None:
+    """Return the name of a class on disk, or None if it has the name of its module and its own."""
+    return _names.get(value) if isinstance(value, type) else None
+
+
+def with_names(values: Sequence[Any], pickles: list[bytes]) -> list[bytes]:
+    """Return the pickles of `values`, of protocol 5, with the names on disk.
+
+    They cannot be loaded where a class has moved. `pickles` are the usual ones, and are returned if no class in them
+    has moved.
+    """
+    moved = [cls.__module__.encode() for cls, name in _names.items() if f"{cls.__module__}.{cls.__qualname__}" != name]
+    if not moved:
+        return pickles
+    return [
+        _pickled(value) if any(module in usual for module in moved) else usual
+        for value, usual in zip(values, pickles, strict=True)
+    ]
+
+
+def _pickled(value: Any) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5).dump(value)
+    return stream.getvalue()
+
+
+_InPython: Any = pickle._Pickler
+"""The pickler in Python. That in C lets nobody else name a class. This one is slower (30 us for a split), so it is used
+only for classes that have moved."""
+
+
+class _Pickler(_InPython):  # type: ignore[misc]
+    """Writes the bytes that `pickle.dumps` would write if no class had moved."""
+
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        known = name_of(obj)
+        if known is None:
+            super().save_global(obj, name)
+            return
+        # Equal names must be one object, as they are in classes of one module: the second is written as a reference.
+        module, _, own = known.rpartition(".")
+        self.save(sys.intern(module))
+        self.save(sys.intern(own))
+        self.write(pickle.STACK_GLOBAL)
+        self.memoize(obj)
