@@ -22,6 +22,7 @@ from ._stream_handle import StreamHandle, datasets
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from torch.utils.data import DataLoader
 
 
 class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[misc]
@@ -93,6 +94,14 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
             bare = not isinstance(dataset.element_spec, tuple)
             dataset = dataset.map(lambda *batch: arrange(batch[0] if bare else batch))
         return TFDatasetAdapter(dataset, class_weight=self.class_weight).get_tf_dataset()
+
+    def get_torch_dataloader(self) -> DataLoader[Any]:
+        """Return a DataLoader. Each iteration over Keras' own draws a random number, and a resumed `fit` has fewer."""
+        from . import _torch_randomness
+
+        loader: DataLoader[Any] = super().get_torch_dataloader()
+        _torch_randomness.leave_alone(loader)
+        return loader
 
     def _get_iterator(self) -> Iterator[Any]:
         for batch in self:

@@ -33,7 +33,8 @@ class _Enough:
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves the model with its position in the data, and resumes `fit` there after a crash, even within an epoch.
 
-    A checkpoint holds the model, the optimizer, the seeds of random layers, the epoch, and the connection's state. It
+    A checkpoint holds the model, the optimizer, the seeds of random layers, the epoch, and the connection's state. On
+    the PyTorch backend, layers without a seed draw from PyTorch's global generators, so it holds their states too. It
     exists whole or not at all, so these always match. A new Resume on the same directory loads the newest state into
     the connection at once, and `fit` restores the model when it begins. Training then resumes in the interrupted epoch,
     and the remaining batches are those of an undisturbed run. Later epochs have their full length.
@@ -136,6 +137,10 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             self._check_steps()
             self._checkpoints.restore(self._latest)
+            if keras.backend.backend() == "torch" and "random" in self._progress:
+                from . import _torch_randomness
+
+                _torch_randomness.put_states(self._progress["random"])
             model._initial_epoch = self.initial_epoch  # as keras.callbacks.BackupAndRestore does
         self._epoch = self.initial_epoch
         steps, batches = self.params.get("steps"), self._connection.cardinality
@@ -276,17 +281,20 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def _save(self, state: dict[str, Any], epoch: int, step: int) -> None:
         """Save a checkpoint after `step` steps of the epoch."""
         self._sync()
-        self._checkpoints.save(
-            {
-                "consumed": self._consumed,
-                "epoch": epoch,
-                "step": step,
-                "steps": self.params.get("steps"),
-                "within": step > 0,
-                "state": state,
-                "variables": self._shapes,
-            }
-        )
+        progress = {
+            "consumed": self._consumed,
+            "epoch": epoch,
+            "step": step,
+            "steps": self.params.get("steps"),
+            "within": step > 0,
+            "state": state,
+            "variables": self._shapes,
+        }
+        if keras.backend.backend() == "torch":
+            from . import _torch_randomness
+
+            progress["random"] = _torch_randomness.take_states()
+        self._checkpoints.save(progress)
         self._saved = self._consumed
 
     def _sync(self) -> None:
