@@ -310,6 +310,65 @@ def test_without_workers_neither_neighbours_nor_the_trainer_see_what_a_generator
             assert of_this_process() == before, name
 
 
+OF_TRANSFORMS = """
+    import os
+    import numpy as np
+    from penstock_server import Feed
+
+    def seen():
+        return os.environ.get("OF_TRANSFORM", "unset")
+
+    def generate(split):
+        for i in range(3):
+            yield seen()
+
+    class Items:
+        def __len__(self):
+            return 6
+        def __getitem__(self, index):
+            return seen()
+
+    def first(sample):
+        before = seen()
+        os.environ["OF_TRANSFORM"] = "first"
+        return f"{sample} {before}"
+
+    def second(sample, rng):
+        before = seen()
+        os.environ["OF_TRANSFORM"] = "second"
+        return f"{sample} {before}"
+
+    def part(sample):
+        os.environ["OF_TRANSFORM"] = "part"
+        return sample
+
+    def joined(samples):
+        return second(" ".join(samples), None)
+
+    both = dict(transform=[first, second], batch_size=2)
+    generated = Feed(generate, splits=range(2), lanes=1, **both)
+    indexed = Feed(Items(), **both)
+    zipped = Feed.zip(
+        Feed(generate, splits=range(2), transform=part, batch_size=1),
+        Feed(generate, splits=range(2), batch_size=1),
+        transform=joined, batch_size=1, lanes=1)
+"""
+
+
+@pytest.mark.parametrize(("name", "of_source"), [("generated", 1), ("indexed", 1), ("zipped", 2)])
+def test_a_transform_has_settings_of_its_own_which_it_finds_at_its_next_call(
+    tmp_path: Path, name: str, of_source: int
+) -> None:
+    module = module_of(OF_TRANSFORMS, tmp_path)
+    with penstock.connect(f"{module}:{name}", workers=1) as connection:
+        found = [row.split() for batch in connection.batches() for row in rows_of(batch)]
+    assert len(found) == 6
+    for source in range(of_source):
+        assert {row[source] for row in found} == {"unset"}
+    kept = [["first", "second"]] if name != "zipped" else [["second"]]
+    assert [row[of_source:] for row in found[1:]] == kept * 5
+
+
 LIBRARY = """
     import decimal, os, warnings
     import numpy as np

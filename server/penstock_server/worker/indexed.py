@@ -179,6 +179,7 @@ class IndexRun:
         assert self._transform is not None
         self._transforms = item
         made = self._transform(sample, self._epoch, 0, item)
+        self._randomness.use_settings(self._state)
         self._transforms = None
         return made
 

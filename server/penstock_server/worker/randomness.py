@@ -24,7 +24,7 @@ import numpy as np
 
 from . import state_memory
 from .context_variables import Variables
-from .process_settings import Held, Values, present, put_aside, put_back
+from .process_settings import Held, Values, are, present, put_aside, put_back
 
 States: TypeAlias = tuple[Any, Any, Any]
 """The states of `random`, `numpy.random` and torch (None if torch is not imported)."""
@@ -56,9 +56,12 @@ class GlobalState:
         sequence: seeds the random states. None for a generator that takes `rng`: its random states begin as any other
             code has left them, and are its own as soon as it has seeded them or drawn from them.
         otherwise: returns seeds to begin with if `sequence` is None and another generator has left its own states.
+
+    Attributes:
+        held: the settings to put back when its code continues.
     """
 
-    __slots__ = ("_held", "_mark", "_otherwise", "_saved", "_sequence")
+    __slots__ = ("_mark", "_otherwise", "_saved", "_sequence", "held")
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class GlobalState:
         self._otherwise = otherwise
         self._saved: States | None = None
         self._mark: bytes | None = None
-        self._held: Held = {}
+        self.held: Held = {}
 
     def _put_random(self, *, neutral: bool) -> None:
         """Restore the random states, or seed them for the first time. `neutral`: no generator has left its own states
@@ -91,12 +94,6 @@ class GlobalState:
             return False
         self._saved = take_states()
         return True
-
-    def _put_settings(self) -> None:
-        put_back(self._held)
-
-    def _take_settings(self, outside: Values) -> None:
-        self._held = put_aside(outside)
 
 
 class GlobalRandomness:
@@ -129,16 +126,19 @@ class GlobalRandomness:
 
     def use_settings(self, state: GlobalState | None) -> None:
         """As `use`, for code that is seeded before it runs: random states stay as they are."""
-        if state is self._settings:
+        before = self._settings
+        if state is before:
             return
-        self._leave_settings()
+        if before is not None:
+            before.held = {} if are(self._outside) else put_aside(self._outside)
+        self._settings = state
         if state is None:
             self._outside = []  # other code may change them now
             return
         if not self._outside:
             self._outside = present()
-        state._put_settings()
-        self._settings = state
+        if state.held:
+            put_back(state.held)
 
     def of(self, owner: object) -> tuple[GlobalState, Context]:
         """Return the settings and the context variables of an object that is called repeatedly, such as an
@@ -156,18 +156,6 @@ class GlobalRandomness:
         continues."""
         self._leave_random()
         seed_all(sequence)
-
-    def put_aside(self) -> None:
-        """Put the settings aside that the present owner holds, until it is used again. Takes 2 us."""
-        if self._settings is not None:
-            self._settings._take_settings(self._outside)
-            if self._settings._held:
-                self._settings = None
-
-    def _leave_settings(self) -> None:
-        if self._settings is not None:
-            self._settings._take_settings(self._outside)
-            self._settings = None
 
     def _leave_random(self) -> None:
         if self._random is not None:

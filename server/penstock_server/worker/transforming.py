@@ -62,15 +62,15 @@ class SampleTransform:
         self._randomness = randomness
         self._takes_rng = any(transform.takes_rng for transform in transforms)
         self._draws_globally = not all(transform.takes_rng for transform in transforms)
-        self._run_code = [randomness.of(transform.function)[1].run for transform in transforms]
+        self._own = [randomness.of(transform.function) for transform in transforms]
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
         return bool(self._transforms)
 
     def __call__(self, sample: Any, epoch: int, split: int, number: int) -> Any:
-        """Return the transformed sample. The caller must then restore the split's own global random state, if it has
-        one.
+        """Return the transformed sample. The caller must then restore the source's own settings, and its global random
+        state, if it has one.
 
         Args:
             sample: as the source yielded it.
@@ -86,12 +86,13 @@ class SampleTransform:
             rng = np.random.default_rng(seeds("transform rng", self._seed, epoch, split, number))
         if self._draws_globally:
             self._randomness.seed_for_call(seeds("transform", self._seed, epoch, split, number))
-        for transform, run_code in zip(self._transforms, self._run_code, strict=True):
+        for transform, (settings, variables) in zip(self._transforms, self._own, strict=True):
+            self._randomness.use_settings(settings)
             try:
                 if transform.takes_rng:
-                    sample = run_code(transform.function, sample, rng=rng)
+                    sample = variables.run(transform.function, sample, rng=rng)
                 else:
-                    sample = run_code(transform.function, sample)
+                    sample = variables.run(transform.function, sample)
             except BaseException as error:  # a StopIteration would look like the end of the split
                 raise TransformFailed(transform.name, error) from error
             if sample is None:
@@ -185,7 +186,6 @@ class TransformedSamples(Iterator[Any]):
     def __next__(self) -> Any:
         self._randomness.use(self._state)
         sample = next(self._samples)
-        self._randomness.put_aside()
         number = self._place_of(self.number)
         self.number += 1
         if self.number <= self._first:
