@@ -115,7 +115,8 @@ class Connection:
 
         Raises:
             ImportError: Keras, or the library of its backend, is not installed.
-            ValueError: the backend has no tensors for a leaf of the feed (text, ragged).
+            ValueError: the backend has no tensors for a leaf of the feed (text, ragged), or the feed's samples are
+                tuples of more than 3 parts.
         """
         _optional.check_keras()
         from ._keras_batches import KerasBatches

@@ -7,6 +7,7 @@ batches for a backend and to apply `class_weight`, is left to Keras' adapters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
-from penstock_proto.spec import leaf_list
+from penstock_proto.spec import leaf_list, unflatten
 
 from . import _keras_calls
 from ._numpy_batches import NumpyBatches
@@ -42,8 +43,11 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
         datasets.add(handle)
         self._map = map
         self._reading: Iterator[Any] | None = None
-        if map is None and keras.backend.backend() != "tensorflow":
-            _check_leaves(handle)
+        if map is None:
+            spec = handle.views.spec
+            _check_parts(unflatten(spec, leaf_list(spec)), f"a sample of feed {handle.info.name}")
+            if keras.backend.backend() != "tensorflow":
+                _check_leaves(handle)
 
     def __repr__(self) -> str:
         return f"<Keras batches of {self._handle.handoff.url}>"
@@ -57,7 +61,7 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
             if reading.epoch is not None and taken + self._handle.behind(reading.epoch) == all_of_it:
                 after = [*islice(reading, 1)]  # Keras asks for no more, and the end of the epoch has to be checked
             for one in (batch, *after):
-                yield one if self._map is None else self._map(one)
+                yield one if self._map is None else _arranged(self._map, one)
 
     def __getitem__(self, index: int) -> Any:
         """Return the next batch of the stream, whatever the index is. `fit` does not use it: it reads whole epochs."""
@@ -82,6 +86,11 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
                         f"{name}= cannot be given together with a dataset of Penstock: a batch is (x, y) or (x, y, "
                         "sample_weight), so let the feed yield them, or arrange them with connection.keras(map)"
                     )
+            if self._handle.cardinality == math.inf and arguments["steps_per_epoch"] is None:
+                raise ValueError(
+                    f"{self._handle.handoff.url}: the stream has no end, so fit needs steps_per_epoch= (and "
+                    "validation_steps=, if this is its validation data), and evaluate and predict need steps="
+                )
         batches = self._handle.cardinality
         return batches if isinstance(batches, int) else None
 
@@ -92,7 +101,7 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
         dataset, arrange = self._dataset(), self._map
         if arrange is not None:
             bare = not isinstance(dataset.element_spec, tuple)
-            dataset = dataset.map(lambda *batch: arrange(batch[0] if bare else batch))
+            dataset = dataset.map(lambda *batch: _arranged(arrange, batch[0] if bare else batch))
         return TFDatasetAdapter(dataset, class_weight=self.class_weight).get_tf_dataset()
 
     def get_torch_dataloader(self) -> DataLoader[Any]:
@@ -107,6 +116,10 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
         for batch in self:
             yield self._standardize_batch(batch)
 
+    def _standardize_batch(self, batch: Any) -> Any:
+        # Keras takes x alone only if it is an array of NumPy's, and `map` may return a tensor of the backend.
+        return super()._standardize_batch(batch if isinstance(batch, tuple | list | dict) else (batch,))
+
     def on_epoch_begin(self) -> None:
         """Do nothing: an epoch begins with its first batch."""
 
@@ -114,6 +127,23 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
         """Let Keras forget the length of this epoch if lengths are unknown, because others may be longer."""
         if not isinstance(self._handle.cardinality, int):
             _keras_calls.forget_length()
+
+
+def _arranged(map: Callable[[Any], Any], batch: Any) -> Any:
+    made = map(batch)
+    _check_parts(made, "what the function of connection.keras(map) returned")
+    return made
+
+
+def _check_parts(batch: Any, source: str) -> None:
+    """Raise ValueError if Keras cannot take this as a batch."""
+    if batch is None:
+        raise ValueError(f"{source} is None: did you forget to `return` the batch?")
+    if isinstance(batch, tuple | list) and len(batch) not in (1, 2, 3):
+        raise ValueError(
+            f"{source} has {len(batch)} parts, but a batch for Keras is x, (x, y) or (x, y, sample_weight). Arrange it "
+            "with connection.keras(map). If x has several arrays, make it a dict, or a tuple of its own"
+        )
 
 
 def _check_leaves(handle: StreamHandle) -> None:

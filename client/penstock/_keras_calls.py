@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 _KERAS = "keras.src."
+ARGUMENTS = ("y", "sample_weight", "class_weight", "steps_per_epoch")
 _BUILD = {"_symbolic_build", "_maybe_symbolic_build", "get_tf_dataset"}
 """Functions of Keras that read batches only to learn their shapes. (`get_tf_dataset`: of data that is no tf.data.)"""
 _PY_FUNCTIONS = "tensorflow.python.ops.script_ops"
@@ -47,14 +48,15 @@ def peeks() -> bool:
 
 
 def arguments() -> dict[str, Any] | None:
-    """Return the arguments of `fit`, `evaluate` or `predict` that concern the data, or None outside of these: called by
-    a data adapter's `num_batches`, when Keras takes the adapter."""
+    """Return those of `fit`, `evaluate` or `predict` that concern the data, or None outside of these: called by a data
+    adapter's `num_batches`, when Keras takes the adapter. (`steps_per_epoch` is called `steps` in the latter two, and
+    `validation_steps` for validation data.)"""
     for frame in _frames(sys._getframe(2)):
         if (
             frame.f_code.co_name == "__init__"
             and frame.f_globals.get("__name__") == "keras.src.trainers.epoch_iterator"
         ):
-            return {name: frame.f_locals.get(name) for name in ("y", "sample_weight", "class_weight")}
+            return {name: frame.f_locals.get(name) for name in ARGUMENTS}
     return None
 
 
