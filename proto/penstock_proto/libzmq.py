@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from .addresses import Address, first_that_answers
 from .codec import MAX_CHUNK, MAX_MESSAGE
 from .errors import KeyRefused, ProtocolError
 from .keys import SERVER, ClientKeys, needs_key
@@ -272,26 +273,19 @@ def dealer(keys: ClientKeys | None, host: str, port: int, timeout: float, watch:
         KeyRefused: one side has no key, or one that the other side does not accept.
         ProtocolError: the peer does not speak ZeroMQ.
     """
-    error = OSError(f"{host} has no address")
-    end = time.monotonic() + timeout
-    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for number, (family, _, _, _, place) in enumerate(places):
+
+    def connect(address: Address, deadline: float) -> LibzmqDealer:
+        family, *_, place = address
         made = LibzmqDealer(keys)
-        now = time.monotonic()
         try:
             made.connect(
                 f"tcp://[{place[0]}]:{port}" if family == socket.AF_INET6 else f"tcp://{place[0]}:{port}",
-                now + max(0.0, end - now) / (len(places) - number),
+                deadline,
                 watch,
             )
-            return made
-        except OSError as failed:
-            error = failed
-            made.close(0)
         except BaseException:
             made.close(0)
             raise
-    try:
-        raise error
-    finally:
-        del error  # it and this frame hold each other, and, through `watch`, a session that looks for its daemon
+        return made
+
+    return first_that_answers(host, port, timeout, connect)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection
 
 from . import zmtp as codec
+from .addresses import Address, first_that_answers
 from .errors import KeyRefused, ProtocolError
 from .zmtp import Silent
 
@@ -252,28 +253,20 @@ def connected(host: str, port: int, timeout: float, watch: Callable[[], None]) -
         KeyRefused: the peer wants encryption.
         ProtocolError: the peer does not speak ZeroMQ, or refuses the connection.
     """
-    error = OSError(f"{host} has no address")
-    end = time.monotonic() + timeout
-    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for number, (family, kind, proto, _, place) in enumerate(places):
+
+    def connect(address: Address, deadline: float) -> Dealer:
+        family, kind, proto, _, place = address
         connection = socket.socket(family, kind, proto)
         try:
-            now = time.monotonic()
-            deadline = now + max(0.0, end - now) / (len(places) - number)
             _connect(connection, place, deadline, watch)
             dealer = Dealer(connection)
             dealer.greet(deadline, watch)
-            return dealer
-        except OSError as failed:
-            error = failed
-            connection.close()
         except BaseException:
             connection.close()
             raise
-    try:
-        raise error
-    finally:
-        del error  # a cycle: it holds this frame, which would hold it, and through `watch` a session that reconnects
+        return dealer
+
+    return first_that_answers(host, port, timeout, connect)
 
 
 def _connect(connection: socket.socket, place: object, deadline: float, watch: Callable[[], None]) -> None:
