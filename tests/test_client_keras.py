@@ -17,6 +17,7 @@ import pytest
 from conftest import Serve, StartTrainer
 from fake_daemon import FakeDaemon, dealt, numbers
 from forked import Forked
+from killed_fit import KILL, check_equal
 
 import penstock
 
@@ -24,7 +25,8 @@ LANES = [41, 30, 27]
 TOTAL = -(-sum(LANES) // 4)
 EPOCHS = 4
 
-TRAIN = """
+TRAIN = (
+    """
 import os, signal, sys
 import keras, numpy as np, tensorflow as tf
 import penstock, penstock.keras
@@ -36,14 +38,9 @@ model = keras.Sequential([
     keras.layers.Dropout(0.5), keras.layers.Dense(1),
 ])
 model.compile("adam", "mse")
-
-class Kill(keras.callbacks.Callback):
-    steps = 0
-    def on_train_batch_end(self, batch, logs=None):
-        Kill.steps += 1
-        if Kill.steps == int(kill_at):
-            os.kill(os.getpid(), signal.SIGKILL)
-
+"""
+    + KILL
+    + """
 connection = penstock.connect(url)
 resume = penstock.keras.Resume(connection, directory, every=3)
 history = model.fit(
@@ -54,6 +51,7 @@ print(Kill.steps, resume.consumed, history.epoch)
 np.savez(out, *[np.array(v) for v in [*model.get_weights(), *[v.numpy() for v in model.optimizer.variables]]])
 connection.close()
 """
+)
 
 
 def ended(trainer: Forked, status: int = 0) -> tuple[str, str]:
@@ -85,10 +83,7 @@ def test_fit_killed_in_the_middle_of_epoch_2_ends_with_the_same_weights_bit_by_b
         assert TOTAL < int(steps) < 2 * TOTAL, "it must continue within epoch 2, and epoch 3 must have its full length"
         assert epochs == ["[2, 3]"]
         assert "ran out of data" not in err
-        whole, pieced = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
-        assert whole.files == pieced.files
-        for name in whole.files:
-            np.testing.assert_array_equal(whole[name], pieced[name])
+        check_equal(tmp_path / "a.npz", tmp_path / "b.npz")
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import Serve
+from killed_fit import KILL, check_equal
 
 FEED = """
 import numpy as np
@@ -30,7 +30,8 @@ feed = Feed(numbers, splits=range(6), batch_size=8, shuffle=8, lanes=2, turn=2, 
 endless = Feed(endless, segment=16, batch_size=8, turn=2)
 """
 
-TRAIN = """
+TRAIN = (
+    """
 import json, os, signal, sys
 import penstock, penstock.keras
 imported = "tensorflow" in sys.modules
@@ -41,14 +42,9 @@ url, directory, out, kill_at = sys.argv[1:5]
 keras.utils.set_random_seed(7)
 model = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
 model.compile("adam", "mse")
-
-class Kill(keras.callbacks.Callback):
-    steps = 0
-    def on_train_batch_end(self, batch, logs=None):
-        Kill.steps += 1
-        if Kill.steps == int(kill_at):
-            os.kill(os.getpid(), signal.SIGKILL)
-
+"""
+    + KILL
+    + """
 with penstock.connect(url) as connection:
     resume, feeding = penstock.keras.Resume(connection, directory, every=2), penstock.keras.Feeding()
     steps = 6 if url.endswith("endless") else None
@@ -59,6 +55,7 @@ variables = [*model.variables, *model.optimizer.variables]
 np.savez(out, *[keras.ops.convert_to_numpy(variable.value) for variable in variables])
 print(json.dumps([imported, Kill.steps, resume.consumed, history.epoch, feeding.summary]))
 """
+)
 
 
 @pytest.mark.timeout(300)
@@ -91,7 +88,4 @@ def test_fit_killed_within_epoch_1_ends_with_the_same_weights_bit_by_bit(
     _, *counts, epochs, _ = json.loads(again.stdout.splitlines()[-1])
     assert (counts, epochs) == ([16, 24], [1, 2, 3]), "it continues after step 8"
     assert "ran out of data" not in again.stderr
-    whole, pieced = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
-    assert whole.files == pieced.files
-    for name in whole.files:
-        np.testing.assert_array_equal(whole[name], pieced[name])
+    check_equal(tmp_path / "a.npz", tmp_path / "b.npz")
