@@ -194,7 +194,7 @@ with FakeDaemon(info, lambda e: epoch(e + 7), port=int(sys.argv[1])) as daemon:
 
 
 @ROOT_ONLY
-def test_whoever_takes_the_port_of_a_daemon_that_died_does_not_feed_the_waiting_trainer() -> None:
+def test_another_user_who_takes_the_port_of_a_dead_daemon_does_not_feed_the_waiting_trainer() -> None:
     info, epoch = numbers(20, batches=20)
     seen: list[float] = []
     daemon = FakeDaemon(info, lambda e: [*epoch(e)[:5], Stall()])

@@ -537,7 +537,7 @@ def test_ranks_wait_for_one_that_does_not_come_back_as_long_as_reconnect_says_an
         assert re.match(cause + r"\. After 1 s ranks? .*\b1\b.* of 3 (is|are) still missing\. Stop all", error)
 
 
-def test_whoever_waits_says_which_ranks_are_missing(
+def test_a_waiting_rank_says_which_ranks_are_missing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_counters, "SLOW", 0.2)

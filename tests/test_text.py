@@ -1,4 +1,4 @@
-"""Text of peers, files and user code cannot control the terminal of whoever reads it."""
+"""Text of peers, files and user code cannot control the reader's terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_only_what_a_terminal_obeys_or_cannot_show_is_escaped(text: str, safe: s
     assert one_line(text) == cleaned.replace("\n", " ").replace("\t", " ")
 
 
-def test_the_texts_of_an_error_are_safe_to_print_whoever_wrote_them() -> None:
+def test_the_texts_of_an_error_are_safe_to_print_even_those_of_a_peer() -> None:
     error = GeneratorError(HOSTILE, feed=HOSTILE, split=HOSTILE, remote_traceback=HOSTILE)
     assert [error.message, error.feed, error.split, error.remote_traceback] == [SAFE] * 4
     assert "\x1b" not in str(error)

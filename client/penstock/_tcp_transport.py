@@ -178,7 +178,7 @@ class TcpTransport:
             ) from None
 
     def _next(self) -> ServerMessage | Received | None:
-        """Return what is due next, or None if it has not arrived."""
+        """Return the next message or slab in order, or None if it has not arrived."""
         if not self._due:
             return None
         first, nbytes = self._due[0]

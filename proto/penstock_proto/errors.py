@@ -29,7 +29,7 @@ from .text import printable
 
 
 class PenstockError(Exception):
-    """Base of all errors that Penstock raises on purpose. Its texts are safe to print (text.py), whoever wrote them.
+    """Base of all errors that Penstock raises on purpose. Its texts are safe to print (text.py), even those of a peer.
 
     Attributes:
         feed: name of the feed, or None.

@@ -1,5 +1,5 @@
-"""Maps memory that another process shares. If a file shrinks under a mapping, the kernel kills whoever touches what is
-gone (SIGBUS). So only a memfd that is sealed against shrinking is mapped; nobody can remove that seal."""
+"""Maps memory that another process shares. If a file shrinks under a mapping, the kernel kills a process that touches
+the missing pages (SIGBUS). So only a memfd that is sealed against shrinking is mapped; nobody can remove that seal."""
 
 from __future__ import annotations
 

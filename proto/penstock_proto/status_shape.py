@@ -1,5 +1,5 @@
-"""The types of what commands and clients read in a daemon's status. A status may have more. Its text is documented in
-docs/monitoring.md; the daemon makes it in penstock_server/status.py."""
+"""The types of the fields that commands and clients read in a daemon's status, which may have others too.
+docs/monitoring.md documents the fields, and penstock_server/status.py fills them in."""
 
 from __future__ import annotations
 
