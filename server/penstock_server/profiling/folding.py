@@ -30,6 +30,7 @@ _WORDS = {
     "worker/cached_samples.py": "reading and writing the cache",
     "object_states.py": "switching random states",
     "worker/randomness.py": "switching random states",
+    "worker/sample_generators.py": "switching random states",
     "worker/state_memory.py": "switching random states",
     "worker/process_settings.py": "switching settings",
     "worker/context_variables.py": "switching settings",

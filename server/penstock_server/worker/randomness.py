@@ -39,8 +39,12 @@ def seeds(purpose: str, *numbers: int) -> np.random.SeedSequence:
     They come from a 128-bit hash of all parts. A `SeedSequence` of the numbers themselves would cut each into 32-bit
     words and forget where one ends: [2**32, 5, 0] and [0, 1, 5] would give the same seeds.
     """
-    text = " ".join((purpose, *map(str, numbers)))
-    return np.random.SeedSequence(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little"))
+    return np.random.SeedSequence(int.from_bytes(digest(purpose, *numbers), "little"))
+
+
+def digest(purpose: str, *numbers: int) -> bytes:
+    """Return the hash for `seeds`."""
+    return hashlib.blake2b(" ".join((purpose, *map(str, numbers))).encode(), digest_size=16).digest()
 
 
 def generator(seed: int, epoch: int, split: int) -> np.random.Generator:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from penstock_proto import GeneratorError
 
 from ..component_options import seed_of
@@ -24,6 +22,7 @@ from ..transforms import Transform, checked_transforms
 from ..zipped import Form, Zipped, ZippedItems
 from .failures import describe
 from .randomness import GlobalRandomness, GlobalState, seeds
+from .sample_generators import SampleGenerators
 
 
 class TransformFailed(Exception):
@@ -60,6 +59,7 @@ class SampleTransform:
         self._transforms = transforms
         self._seed = seed
         self._randomness = randomness
+        self._generators = SampleGenerators("transform rng", seed)
         self._takes_rng = any(transform.takes_rng for transform in transforms)
         self._draws_globally = not all(transform.takes_rng for transform in transforms)
         self._own = [randomness.of(transform.function) for transform in transforms]
@@ -83,7 +83,7 @@ class SampleTransform:
         """
         rng = None
         if self._takes_rng:
-            rng = np.random.default_rng(seeds("transform rng", self._seed, epoch, split, number))
+            rng = self._generators.of(epoch, split, number)
         if self._draws_globally:
             self._randomness.seed_for_call(seeds("transform", self._seed, epoch, split, number))
         for transform, (settings, variables) in zip(self._transforms, self._own, strict=True):
