@@ -1,4 +1,4 @@
-"""Which job a worker does next: streams share its time, and within a stream the oldest job comes first."""
+"""Which job a worker does next: streams share its time, and within a stream the oldest ticket comes first."""
 
 from __future__ import annotations
 
@@ -49,6 +49,19 @@ def test_a_streams_jobs_are_done_one_after_another() -> None:
     while world.scheduler.next() is not None:
         world.step()
     assert world.done == [0, 1, 2, 3]
+
+
+def test_an_older_ticket_that_another_worker_had_before_comes_first() -> None:
+    world, run, other = World(), Run(1), Run(1)
+    world.add(run, 4, steps=10)
+    world.add(run, 6)
+    world.step()
+    for ticket in (3, 5):
+        world.add(other, ticket, steps=10)
+    world.add(Run(1), 9, first=True)
+    while world.scheduler.next() is not None:
+        world.step()
+    assert world.done == [9, 3, 4, 5, 6]
 
 
 def test_streams_take_turns_of_a_slice() -> None:

@@ -169,6 +169,13 @@ class Empty(Source):
     def __len__(self):
         return 0
 
+class SlowSource:
+    def __len__(self):
+        return 100
+    def __getitem__(self, i):
+        time.sleep(0.03)
+        return np.int64(10 * i)
+
 splits = [(0, 5), (1, 0), (2, 4), (3, 2)]
 feed = Feed(counted, splits=lambda: splits, batch_size=2, lanes=2)
 declared = Feed(counted, splits=splits, batch_size=2, spec=TupleSpec((Leaf("float32", (3,)), Leaf("int16", ()))))
@@ -199,6 +206,7 @@ no_splits = Feed(counted, splits=none, batch_size=1)
 no_list = Feed(counted, splits=broken_list, batch_size=1)
 unpicklable = Feed(counted, splits=[lambda: 1], batch_size=1, spec=Leaf("int64", ()))
 source = Feed(Source(), batch_size=3, turn=256)
+slow_source = Feed(SlowSource(), batch_size=1, turn=256)
 no_items = Feed(Empty(), batch_size=3)
 objects = Feed(lambda split: iter([object()]), splits=[1], batch_size=1)
 """
@@ -575,6 +583,23 @@ def test_an_indexable_source_makes_any_batch(worker: Start) -> None:
     error = started.receive(m.RunFailed).error
     assert "reading item 6 raised KeyError: 'six'" in error.message
     assert error.split == "item 6"
+
+
+def test_an_older_turn_that_comes_late_is_made_first(worker: Start) -> None:
+    started = worker("slow_source")
+    started.list("slow_source")
+    started.send(m.StartRun(1, "slow_source", 0, 0, 0))
+    started.map(1 << 20, memfd=2)
+    started.fill(ticket=5, index=10, batches=60)
+    tickets = [started.receive(m.Made).ticket]
+    started.fill(ticket=4, index=3, batches=2, memfd=2)
+    while (made := started.receive(m.Made)).ticket == 4 or not made.last:
+        tickets.append(made.ticket)
+    assert set(tickets) == {4, 5}
+    assert tickets[-1] == 5
+    made_of = started.batches("slow_source", 1, 60)
+    assert [value for _, [[value]] in made_of] == list(range(100, 700, 10))
+    assert [value for _, [[value]] in started.batches("slow_source", 1, 2, memfd=2)] == [30, 40]
 
 
 def test_a_batch_that_is_too_large_waits_for_room_and_lets_others_by(worker: Start) -> None:

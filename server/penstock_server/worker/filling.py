@@ -42,7 +42,6 @@ class Filler:
         """Make a turn of a feed whose batches have one size; report it in parts if it takes long."""
         run = job.run
         source = run.batches
-        _go_to(source, fill.index)
         if fill.first + fill.batches > slot_layout.batches:
             raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit into a slot")
         slot = self._memfds.batches(slot_layout, fill.memfd)
@@ -62,6 +61,7 @@ class Filler:
             return at > job.reported and source.replayed and time.monotonic() - reported > _PART_SECONDS
 
         while at < fill.batches:
+            _go_to(source, fill.index + at)  # an older turn may have come in between
             place = fill.first + at
             try:
                 while not source.prepare():

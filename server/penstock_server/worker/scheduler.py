@@ -1,8 +1,8 @@
-"""Decides which job a worker does next: streams share its time, and within a stream the oldest job comes first.
+"""Decides which job a worker does next: streams share its time, and within a stream the oldest ticket comes first.
 
 A stream has the worker for `SLICE_SECONDS` at a time (or for one step of a job, if that takes longer). So a stream that
-reads far into a split again, or whose samples are slow, does not hold up the others. Within a stream the oldest job is
-the one that the consumer waits for.
+reads far into a split again, or whose samples are slow, does not hold up the others. Tickets are numbered in the order
+of the stream, so the oldest is the one that the consumer waits for. It may be a job that another worker had first.
 
 This file knows nothing of messages or clocks.
 """
@@ -54,12 +54,12 @@ class Scheduler(Generic[R]):
         self._since = 0.0
 
     def add(self, job: Job[R], *, first: bool = False) -> None:
-        """Add a job after those of its stream, or before them if `first`."""
+        """Add a job before those of its stream that fill younger tickets, or before all of them if `first`."""
         jobs = self._jobs.setdefault(self._stream(job.run), deque())
-        if first:
-            jobs.appendleft(job)
-        else:
-            jobs.append(job)
+        place = 0 if first else len(jobs)
+        while place and jobs[place - 1].fills and jobs[place - 1].ticket > job.ticket:
+            place -= 1
+        jobs.insert(place, job)
 
     def next(self) -> Job[R] | None:
         """Return the job to continue with. Pass over the jobs of a waiting run, which keep their places."""
