@@ -2,9 +2,9 @@
 
 There are only a few kinds of steps: the next message on a link arrives, a ticket gets its slot, a worker makes part of
 a turn, or a consumer takes one of the actions that it has now. Faults are steps too: a worker dies, is added or is
-removed; a host joins, leaves or is lost (simulated_hosts.py); a connection is cut, and everything under way is lost;
-the daemon is restarted. `World.step` takes one step, chosen at random, and `World.check` then checks the coordinator's
-promises. The same arguments and the same seed give the same history.
+removed, or stands in one step for a while; a host joins, leaves or is lost (simulated_hosts.py); a connection is cut,
+and everything under way is lost; the daemon is restarted. `World.step` takes one step, chosen at random, and
+`World.check` then checks the coordinator's promises. The same arguments and the same seed give the same history.
 
 No process, socket, clock or byte of memory is real. Samples are (epoch, split, number); a slot holds batches of them.
 """
@@ -423,7 +423,10 @@ class Fill:
 
 
 class Worker:
-    """A worker process. It reads its messages in order, makes its turns in order, and answers over its own link."""
+    """A worker process. It reads its messages in order, makes its turns in order, and answers over its own link.
+
+    While it stands in one step, it does none of this. Then it reads all of its messages before the next step.
+    """
 
     def __init__(self, world: World, number: int) -> None:
         self.number = number
@@ -436,6 +439,12 @@ class Worker:
         self.fills: list[Fill] = []
         self.pooling: set[int] = set()
         """Runs that only copy the rows of pools."""
+        self.stands: int | None = None
+        """The run in one of whose steps it stands; 0: for something else than a stream."""
+        self.to_drop: set[int] = set()
+        """The runs that it was told to drop, and does not know it yet."""
+        self.revoked: set[int] = set()
+        """Those of them that it does not stand in. It writes nothing more for them."""
         self.told: deque[Event] = deque()
         self.answers: deque[Event] = deque()
         self._world = world
@@ -449,7 +458,10 @@ class Worker:
 
     def fills_of(self, run: int) -> bool:
         """Return whether the worker writes into slots for this run."""
-        return run in self.pooling or (run in self.runs and not self.runs[run].failed)
+        return run not in self.revoked and (run in self.pooling or self._is_open(run))
+
+    def _is_open(self, run: int) -> bool:
+        return run in self.runs and not self.runs[run].failed
 
     # commands from the coordinator
 
@@ -501,7 +513,7 @@ class Worker:
     def fill(self, fill: Fill) -> None:
         """Take a turn to make: `batches` batches from number `index` on, in the places of the slot from `base` on."""
         hold(fill.run not in self.dropped, f"run {fill.run}, which was dropped, is told to make a turn")
-        if not self.fills_of(fill.run):
+        if not self._is_open(fill.run):
             return  # the run failed, or was that of a dead predecessor, and the daemon did not know yet
         for waiting in self.fills:
             if waiting.ticket == fill.ticket:
@@ -515,7 +527,7 @@ class Worker:
         """Measure or write leftover rows of a lane."""
         hold(rows.run in self.runs, f"run {rows.run}, which is not open, is told to write rows")
         run = self.runs[rows.run]
-        if run.failed:  # the daemon did not know yet
+        if run.failed or rows.run in self.revoked:  # the daemon did not know yet, or only waits for the slot
             slot.fillers.discard((self, rows.run))
             self._answer(m.RowsWritten(rows.run, rows.ticket))
             return
@@ -544,6 +556,11 @@ class Worker:
 
     def pool_rows(self, command: do.PoolRows, feed: SimFeed, slot: Slot, sources: list[Slot]) -> None:
         """Copy rows of a pool into their new order."""
+        if command.run in self.revoked:  # the daemon only waits for the slot
+            slot.fillers.discard((self, command.run))
+            self.pooling.discard(command.run)
+            self._answer(m.RowsWritten(command.run, command.ticket))
+            return
         rows: list[Sample] = []
         for source, (ticket, batches) in zip(sources, command.sources, strict=True):
             if source.ticket != ticket:  # the epoch was closed, so nobody needs the copy
@@ -564,12 +581,28 @@ class Worker:
 
     def drop_run(self, run: int) -> None:
         self.dropped.add(run)
+        self.to_drop.discard(run)
         if self.runs.pop(run, None) is not None:
             for fill in [fill for fill in self.fills if fill.run == run]:
                 self._close(fill)
                 self._answer(m.Made(run, fill.ticket, first=0, batches=0, rows=0, last=True))
 
     # actions
+
+    def stand(self) -> None:
+        """Stand in a step: of the next turn, or of something that belongs to no stream."""
+        fill = self.next_fill()
+        self.stands = 0 if fill is None or self._world.random.random() < 0.5 else fill.run
+        self.revoked.update(run for run in self.to_drop if run != self.stands)
+
+    def go_on(self) -> None:
+        """End the step, and read all messages."""
+        run, self.stands = self.stands, None
+        if run:
+            self.make()
+        while self.alive and self.told:
+            self.told.popleft()()
+        self.revoked.clear()
 
     def make(self) -> None:
         """Make a random number of batches of the next turn that can continue."""
@@ -604,7 +637,7 @@ class Worker:
         """Die, perhaps in the middle of a batch. The messages already sent still arrive, then the news of the death."""
         fill = self.next_fill()
         blamed = None
-        if fill is not None and not self.hung and self.started:
+        if fill is not None and not self.hung and self.started and self.stands in (None, fill.run):
             blamed = fill.run, self._world.random.choice((0, -1)), "the split"
             if self._world.random.random() < 0.5:
                 said = len(self.answers)
@@ -622,7 +655,9 @@ class Worker:
         self.answers.append(partial(self._world.bury, self))
 
     def _made(self, fill: Fill, run: Run, parts: list[Batch], *, last: bool) -> None:
-        made = m.Made(fill.run, fill.ticket, first=0, batches=0, rows=0, last=False, record=run.record())
+        replay_ms = self._world.replay_ms()
+        record = run.record()
+        made = m.Made(fill.run, fill.ticket, 0, 0, 0, last=False, record=record, replay_ms=replay_ms)
         if parts:
             rows = sum(run.feed.rows(batch) for batch in parts)
             shapes = run.feed.shapes(parts[0])
@@ -1098,6 +1133,7 @@ class World:
         state: the daemon has a state file, and may be killed between any two commands.
         kills, cuts, restarts, scales: how many times a worker dies, a consumer's connection is cut, the daemon is
             restarted, and workers are added or told to leave, each at a random time. (A short world may end before.)
+        stands: how many times one of the daemon's own workers stands for a while.
         fulls: how many times the state file cannot be written for a while.
         idle: the daemon's only own worker is an idle worker. If there is no other worker and no other step is
             possible, a host joins.
@@ -1120,6 +1156,7 @@ class World:
         cuts: int = 0,
         restarts: int = 0,
         scales: int = 0,
+        stands: int = 0,
         fulls: int = 0,
         idle: bool = False,
         hosts: int = 0,
@@ -1147,6 +1184,10 @@ class World:
         self._memory = memory
         self._refused = refused
         self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales, "full": fulls}
+        if stands:
+            self._faults["stand"] = stands
+        self._stood: set[int] = set()
+        """The workers that the coordinator thinks stand."""
         if idle or hosts or joins:
             self._faults |= {"join": joins, "leave": leaves, "lose": losses}
         self.hosts = Hosts(self, host_workers)
@@ -1356,6 +1397,14 @@ class World:
                 if worker.alive:
                     yield (worker.number, "starts"), partial(self._started, worker)
                 continue
+            if worker.alive and worker.stands is not None and worker.hung:
+                continue
+            if worker.alive and worker.stands is not None:
+                yield (worker.number, "stands"), partial(self._tell_that_it_stands, worker)
+                yield (worker.number, "goes on"), worker.go_on
+                continue
+            if worker.number in self._stood:
+                yield (worker.number, "has gone on"), partial(self._tell_that_it_goes_on, worker)
             if worker.alive and worker.told:
                 yield (worker.number, "told"), partial(_arrive, worker.told)
             if worker.alive and not worker.hung and worker.next_fill() is not None:
@@ -1483,6 +1532,7 @@ class World:
         self.ends.clear()
         self._muted.clear()
         self._unkept.clear()
+        self._stood.clear()
         self.workers = {number: Worker(self, number) for number in range(own)}
         self.consumers = {}
         while len(self.coordinator.feeds) != len(self.feeds):
@@ -1498,6 +1548,28 @@ class World:
         self._faults["full"] -= 1
         self._due["full"] = self._when()
         self._cannot_write = self.random.randrange(1, 6)
+
+    def _stand(self) -> None:
+        """Let one of the daemon's own workers stand in a step."""
+        self._faults["stand"] -= 1
+        self._due["stand"] = self._when()
+        free = [worker for number, worker in self.workers.items() if number < REMOTE and worker.alive]
+        free = [worker for worker in free if worker.started and worker.stands is None and not worker.hung]
+        if free:
+            self.random.choice(free).stand()
+
+    def _tell_that_it_stands(self, worker: Worker) -> None:
+        assert worker.stands is not None
+        self._stood.add(worker.number)
+        self.handle(on.WorkerStands(worker.number, worker.stands, self.random.choice((1.0, 10.0))))
+
+    def _tell_that_it_goes_on(self, worker: Worker) -> None:
+        self._stood.discard(worker.number)
+        self.handle(on.WorkerGoesOn(worker.number))
+
+    def replay_ms(self) -> int:
+        """Return how long it takes to read again what was made."""
+        return self.random.choice((0, 0, 5000)) if "stand" in self._faults else 0
 
     def _scale(self) -> None:
         self._faults["scale"] -= 1
@@ -1617,7 +1689,11 @@ class World:
         self._tell(command.worker, worker.pool_rows, command, self.feeds[command.feed], slot, sources)
 
     def _do_DropRun(self, command: do.DropRun) -> None:
-        self._tell(command.worker, self.workers[command.worker].drop_run, command.run)
+        worker = self.workers[command.worker]
+        worker.to_drop.add(command.run)
+        if worker.stands not in (None, command.run):
+            worker.revoked.add(command.run)
+        self._tell(command.worker, worker.drop_run, command.run)
 
     def _do_KillWorker(self, command: do.KillWorker) -> None:
         if self.workers[command.worker].alive:

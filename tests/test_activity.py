@@ -12,7 +12,25 @@ import time
 import numpy as np
 import pytest
 
-from penstock_server.activity import MAX_TEXT, NBYTES, ActivityPage, read, spent, where
+from penstock_server.activity import MAX_TEXT, NBYTES, ActivityPage, call, read, spent, where
+
+
+def test_a_page_says_how_long_the_present_call_has_lasted_whatever_ticks() -> None:
+    memory = bytearray(NBYTES)
+    page = ActivityPage(memory, ticks=True)
+    assert call(memory) == (-1, 0.0)
+    page.works_on(3)
+    assert call(memory) == (3, 0.0)
+    page.enter(3, 5, "'a.h5'")
+    time.sleep(0.02)
+    page.tick()
+    run, seconds = call(memory)
+    assert run == 3
+    assert 0.02 <= seconds < 60
+    page.leave()
+    assert call(memory) == (3, 0.0)
+    page.works_on(-1)
+    assert call(memory) == (-1, 0.0)
 
 
 def test_a_page_says_what_was_entered_until_it_is_left() -> None:

@@ -149,6 +149,15 @@ def cases(feeds: st.SearchStrategy[SimFeed]) -> st.SearchStrategy[Case]:
     return st.builds(Case, feeds, st.integers(1, 5), st.integers(3, 40), seeds, asks)
 
 
+several_streams = (
+    st.lists(cases(any_feeds), min_size=2, max_size=3),
+    seeds,
+    st.integers(0, 2),
+    st.sampled_from((0, 2, 8, 30)),
+)
+"""Streams beside each other, the seed of their world, and how often its workers die and stand."""
+
+
 def fast(feed: SimFeed) -> SimFeed:
     return replace(feed, order="fast")
 
@@ -241,18 +250,11 @@ class TestOrder:
             assert count is not None or read == expected
 
     @settings(quick, max_examples=50)
-    @given(st.lists(cases(any_feeds), min_size=2, max_size=3), seeds)
-    def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(self, all_: list[Case], seed: int) -> None:
-        feeds = [replace(case.feed, name=f"feed{number}", growth=0) for number, case in enumerate(all_)]
-        memory = sum(replace(case, feed=feed).memory for case, feed in zip(all_, feeds, strict=True))
-        world = World(*feeds, workers=all_[0].workers, memory=memory, seed=seed)
-        consumers = [
-            world.open(feed.name, reads=[(0, None), (1, None)], **case.asks)
-            for feed, case in zip(feeds, all_, strict=True)
-        ]
-        world.run()
-        for feed, consumer in zip(feeds, consumers, strict=True):
-            assert [consumer.read[epoch] for epoch in (0, 1)] == [list(feed.expected(epoch)) for epoch in (0, 1)]
+    @given(*several_streams)
+    def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(
+        self, all_: list[Case], seed: int, kills: int, stands: int
+    ) -> None:
+        check_several_streams(all_, seed, kills, stands)
 
     def test_in_fast_order_a_hung_worker_holds_up_its_own_lanes_only(self) -> None:
         feed = SimFeed(splits=(40,) * 8, lanes=8, order="fast")
@@ -574,6 +576,7 @@ faults = st.fixed_dictionaries(
         "cuts": st.integers(0, 3),
         "restarts": st.integers(0, 2),
         "scales": st.integers(0, 4),
+        "stands": st.integers(0, 6),
     }
 )
 faulty_cases = cases(st.one_of(any_feeds, lane_feeds.map(fast)))
@@ -597,6 +600,20 @@ def check_through_faults(case: Case, faults: dict[str, int]) -> None:
             assert read == list(case.feed.expected(epoch))
         else:
             assert read == list(case.feed.expected(epoch))[: len(read)]
+
+
+def check_several_streams(all_: list[Case], seed: int, kills: int, stands: int) -> None:
+    """Check that streams that share workers and memory come as each alone, even if workers die or stand in steps of
+    one of them."""
+    feeds = [replace(case.feed, name=f"feed{number}", growth=0) for number, case in enumerate(all_)]
+    memory = sum(replace(case, feed=feed).memory for case, feed in zip(all_, feeds, strict=True))
+    world = World(*feeds, workers=all_[0].workers, memory=memory, seed=seed, kills=kills, stands=stands)
+    consumers = [
+        world.open(feed.name, reads=[(0, None), (1, None)], **case.asks) for feed, case in zip(feeds, all_, strict=True)
+    ]
+    world.run()
+    for feed, consumer in zip(feeds, consumers, strict=True):
+        assert [consumer.read[epoch] for epoch in (0, 1)] == [list(feed.expected(epoch)) for epoch in (0, 1)]
 
 
 def check_ranks(case: Case, world_size: int, faults: dict[str, int]) -> None:
@@ -828,6 +845,15 @@ class TestWithoutEnd:
 @given(faulty_cases, faults)
 def test_the_stream_is_the_same_through_faults_in_thousands_of_worlds(case: Case, faults: dict[str, int]) -> None:
     check_through_faults(case, faults)
+
+
+@pytest.mark.soak
+@soak
+@given(*several_streams)
+def test_streams_do_not_disturb_one_another_in_thousands_of_worlds(
+    all_: list[Case], seed: int, kills: int, stands: int
+) -> None:
+    check_several_streams(all_, seed, kills, stands)
 
 
 @pytest.mark.soak

@@ -214,6 +214,108 @@ def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(work
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        SimFeed(name="other", splits=(30,) * 6, lanes=6, epochs=2),
+        SimFeed(name="other", splits=(30, 7, 22, 31), lanes=4, epochs=2, shuffle=7),
+        SimFeed(name="other", splits=(31,) * 6, lanes=6, epochs=2, order="fast", turn=2),
+        SimFeed(name="other", length=90, turn=2, epochs=2),
+        SimFeed(name="other", splits=(9, 13), lanes=2, batch_size=None, growth=300, epochs=2),
+        SimFeed(name="other", splits=(30,) * 6, lanes=3, dynamic=True, epochs=2),
+    ],
+    ids=["lanes", "pools", "fast", "ranges", "varies", "dynamic"],
+)
+@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_worker_that_stands_in_one_stream_holds_up_no_other(other: SimFeed, comes_back: bool, seed: int) -> None:
+    feed = SimFeed(splits=(80,) * 6, lanes=6, epochs=1)
+    world = World(feed, other, workers=3, seed=seed)
+    consumer, beside = world.open("train"), world.open("other", reads=[(0, None), (1, None)])
+    lane, worker = consumer.stream._epochs[0].lane(0), world.workers[0]
+    stands = 0
+    while not (stands and (fill := worker.next_fill()) and fill.run == stands):
+        assert world.step()
+        stands = lane.run[1] if lane.run is not None and lane.run[0] == 0 else 0
+    worker.hung, worker.stands = True, stands
+    worker.revoked.update(worker.to_drop)
+    world.settle()
+    before = len(beside.read.get(0, ())) + len(beside.read.get(1, ()))
+    for _ in range(40):
+        world.handle(on.WorkerStands(0, stands, 1.0))
+        world._carry_out()
+        world.settle()
+    assert not beside.failures
+    assert beside.gone
+    if other.order == "exact":
+        assert [beside.read[epoch] for epoch in (0, 1)] == [list(other.expected(epoch)) for epoch in (0, 1)]
+    read = sum(map(len, beside.read.values()))
+    assert read > before, "it had everything when the worker began to stand"
+    assert not consumer.gone
+    worker.hung = False
+    if comes_back:
+        worker.go_on()
+        world.handle(on.WorkerGoesOn(0))
+    else:
+        worker.die()
+    world.run()
+    assert consumer.read[0] == list(feed.expected(0))
+
+
+def test_when_all_workers_stand_now_and_then_lanes_are_spread_as_if_none_did() -> None:
+    feeds = [SimFeed(name=name, splits=(400,) * 6, lanes=6, epochs=1) for name in ("train", "other")]
+    world = World(*feeds, workers=2)
+    consumers = [world.open(feed.name) for feed in feeds]
+    epoch, number = consumers[1].stream._epochs[0], consumers[0].stream.number
+    while not (len(epoch.lanes) == 6 and all(lane.index for lane in epoch.lanes.values())):
+        assert world.step()
+    worker = world.workers[0]
+    worker.hung, worker.stands = True, number * m.IDS_PER_STREAM
+    worker.revoked.update(worker.to_drop)
+    while epoch.runs[0]:
+        world.handle(on.WorkerStands(0, worker.stands, 10.0))
+        world._carry_out()
+        assert world.step()
+    worker.hung, worker.stands = False, 0
+    worker.go_on()
+    for _ in range(100):
+        assert world.step()
+        assert not epoch.runs[0]
+    world.handle(on.WorkerStands(1, number * m.IDS_PER_STREAM, 10.0))
+    while epoch.runs[0] < 3:
+        assert world.step()
+    world.run()
+    for feed, one in zip(feeds, consumers, strict=True):
+        assert one.read[0] == list(feed.expected(0))
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_work_of_a_worker_that_stands_stays_there_if_no_other_is_free_or_reading_again_takes_longer(dies: bool) -> None:
+    feeds = [SimFeed(name=name, splits=(80,) * 6, lanes=6, epochs=1) for name in ("train", "other")]
+    world = World(*feeds, workers=2)
+    consumers = [world.open(feed.name) for feed in feeds]
+    epoch = consumers[1].stream._epochs[0]
+    while not (len(epoch.lanes) == 6 and all(lane.index for lane in epoch.lanes.values())):
+        assert world.step()
+    for lane in epoch.lanes.values():
+        lane.replay = 3.0
+    runs = [lane.run for lane in epoch.lanes.values()]
+    stream = consumers[0].stream.number
+    world.handle(on.WorkerStands(0, stream * m.IDS_PER_STREAM, 2.9))
+    assert [lane.run for lane in epoch.lanes.values()] == runs
+    if dies:
+        world.workers[1]._end(None)
+        world.bury(world.workers[1])
+    else:
+        world.handle(on.WorkerStands(1, stream * m.IDS_PER_STREAM, 2.9))
+    runs = [lane.run for lane in epoch.lanes.values()]
+    world.handle(on.WorkerStands(0, stream * m.IDS_PER_STREAM, 1000.0))
+    assert [lane.run for lane in epoch.lanes.values()] == runs
+    world.run()
+    for feed, one in zip(feeds, consumers, strict=True):
+        assert one.read[0] == list(feed.expected(0))
+
+
+@pytest.mark.parametrize(
     ("on_error", "pauses"), [("raise", [0.2] * 4), ("skip", [0.2] * 4), ("retry", [0.2, 0.4, 0.8, 1.6])]
 )
 @pytest.mark.parametrize("split", [0, -1], ids=["in user code", "outside"])

@@ -32,3 +32,22 @@ def test_what_was_said_before_the_end_is_heard_also_of_who_left_messages_unread(
     heard, fd = uvloop.run(listen())
     assert heard == [b"%d" % number for number in range(40)]
     assert fd == -1
+
+
+def test_it_says_whether_messages_still_wait_on_this_side() -> None:
+    async def send() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        peer = Peer(ours, lambda data, fd: None, lambda: None)
+        theirs.setblocking(False)
+        sent = 0
+        while not peer.unsent:
+            peer.send(bytes(1000))
+            sent += 1
+        for _ in range(sent):
+            await asyncio.sleep(0)
+            await asyncio.get_running_loop().sock_recv(theirs, 1000)
+        assert not peer.unsent
+        peer.close()
+        theirs.close()
+
+    uvloop.run(send())

@@ -134,6 +134,12 @@ def waits(split):
     print("waiting", flush=True)
     time.sleep(60)
 
+def gated(split):
+    print("stands", flush=True)
+    while not os.path.exists("gate"):
+        time.sleep(0.01)
+    yield np.int64(0)
+
 def mended(split):
     for i in range(12):
         if i == 9 and not os.path.exists("mended"):
@@ -200,6 +206,7 @@ mending = Feed(mended, splits=["a"], batch_size=4, lanes=1)
 deeply = Feed(deep, splits=["deep.h5", "next.h5"], batch_size=2, lanes=1)
 unsaid = Feed(unspeakable, splits=["a"], batch_size=2, spec=Leaf("int64", ()))
 waiting = Feed(waits, splits=["w.h5"], batch_size=2)
+gate = Feed(gated, splits=[0], batch_size=1, spec=Leaf("int64", ()))
 cleaning = Feed(cleans_up, splits=["s"], batch_size=1)
 shards = Feed(sharded, batch_size=1, lanes=3)
 no_splits = Feed(counted, splits=none, batch_size=1)
@@ -821,6 +828,43 @@ def test_rows_of_a_pool_are_copied_to_new_batches_by_a_worker_that_did_not_make_
         failed = mixes.receive(m.RunFailed)
         assert (failed.run, failed.error.kind) == (7, "ProtocolError")
         assert said in failed.error.message
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_after_a_long_step_nothing_is_written_for_runs_that_were_dropped_meanwhile(
+    worker: Start, tmp_path: Path, dropped: bool
+) -> None:
+    started = worker("feed", "gate")
+    started.list("feed")
+    started.start("feed")
+    started.fill(batches=9)
+    made = started.made().batches
+    started.list("gate")
+    started.start("gate", run=2)
+    for memfd in (3, 4, 5, 6):
+        started.map(1 << 20, memfd)
+    started.fill(run=2, ticket=2, memfd=3)
+    started.stderr_has("stands\n")
+    started.fill(ticket=3, index=made, memfd=6)
+    started.send(m.WriteRows(run=1, ticket=8, memfd=4, nbytes=1 << 20, start=0, count=1, row=0, rows=2, index=3))
+    pool = {
+        "epoch": 0,
+        "visit": 0,
+        "part": 0,
+        "sources": (m.PooledVisit(1, made),),
+        "first": 0,
+        "batches": 2,
+        "index": 0,
+    }
+    started.send(m.PoolRows(run=7, ticket=9, memfd=5, nbytes=1 << 20, feed="feed", **pool))
+    if dropped:
+        started.send(m.DropRun(1))
+        started.send(m.DropRun(7))
+    (tmp_path / "gate").touch()
+    assert started.receive(m.Made).ticket == 2
+    assert [started.receive(m.RowsWritten).ticket for _ in range(2)] == [8, 9]
+    assert started.receive(m.Made).ticket == 3
+    assert [started.memory[memfd].any() for memfd in (4, 5)] == [not dropped] * 2
 
 
 def test_leftover_rows_of_a_lane_that_has_a_full_batch_are_refused(worker: Start) -> None:

@@ -250,6 +250,14 @@ def read(page: Page) -> Activity | None:
     )
 
 
+def call(page: Page) -> tuple[int, float]:
+    """Read the run that the worker works on (-1: none), and the seconds for which the present call of user code has
+    lasted (0: user code does not run)."""
+    _, entered = _SUM_SINCE.unpack_from(page, _USER)
+    (works_on,) = _SEQUENCE.unpack_from(page, _WORK)
+    return works_on - 1, max(0.0, (time.monotonic_ns() - entered) / 1e9) if entered else 0.0
+
+
 def spent(page: Page) -> Spent | None:
     """Read how the worker has spent its time. Return None before it was ready."""
     ready, idle, waiting, user, entered = _SPENT.unpack_from(page, _READY)

@@ -181,6 +181,7 @@ class Daemon:
                 loop.add_reader(0, self._stdin)
             self.endpoint = self._router.endpoint
             parts.supervisor.start()
+            parts.standing.start()
             clock = self._clock(listener)
             clock.start()
             parts.looks.start()
@@ -193,6 +194,7 @@ class Daemon:
             parts.sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
             await parts.slots.stop()
             parts.causes.stop()
+            parts.standing.stop()
             await parts.supervisor.stop(codec.encode(m.Shutdown()))
             listener.close()
         finally:

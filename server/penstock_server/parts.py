@@ -33,6 +33,7 @@ from .local_requests import LocalRequests
 from .profiles import Profiles
 from .scaling import Scaling
 from .sessions import Sessions
+from .standing import Standing
 from .starting_feeds import StartingFeeds
 from .to_workers import ToWorkers
 from .waits import Looks
@@ -130,6 +131,7 @@ class Parts:
             environment,
             worker_memory,
         )
+        self.standing = Standing(self.supervisor.workers, coordinator.streams, self._tell_of_standing)
         self.kept = KeptBatches()
         self.hosts = Hosts(
             feeds,
@@ -275,6 +277,11 @@ class Parts:
     def _tell_of_consumer(self, event: on.Event) -> None:
         if isinstance(event, on.Begin):
             self._lifecycle.epoch_begins()
+        self.dispatch.tell(event)
+
+    def _tell_of_standing(self, event: on.WorkerStands | on.WorkerGoesOn) -> None:
+        if isinstance(event, on.WorkerStands):
+            self.from_workers.spot_checks.stands(event.worker)
         self.dispatch.tell(event)
 
     def _host_works(self, host: JoinedHost) -> None:

@@ -110,6 +110,11 @@ class SpotChecks:
         for asked in self._asked.pop(worker, ()):
             self._over(asked)
 
+    def stands(self, worker: int) -> None:
+        """Let the ends of epochs no longer wait for this worker's checks: it is in a long call of user code."""
+        for asked in self._asked.get(worker, ()):
+            self._over(asked)
+
     def look_at_the_clock(self) -> None:
         """Let the ends of epochs no longer wait for checks that take too long. Called once a second."""
         now = time.monotonic()
@@ -126,7 +131,8 @@ class SpotChecks:
     def _checker(self, worker: int) -> int | None:
         """Return the worker of this host that makes the samples again: another one, if there is one."""
         workers = self._coordinator.workers
-        ready = [number for number in workers.own if number not in workers.away and number not in workers.leaving]
+        not_now = workers.away | workers.leaving | workers.standing
+        ready = [number for number in workers.own if number not in not_now]
         others = [number for number in ready if number != worker]
         if not others and workers.own == [worker]:
             others = ready

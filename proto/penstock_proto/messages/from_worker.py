@@ -84,7 +84,8 @@ class Made(Message, frozen=True):
     `last` closes the turn and the ticket. `ended` (only with `last`): the lane has no further full batch and holds
     `leftover` rows. A message can have 0 batches only with `last`. `rows`: rows in these batches. `record`: the restart
     record after the last of them. `border`: a run that continues from there replays next to nothing (a split or a block
-    has just begun), so the lane can move to another worker. `shapes` as in Slab.
+    has just begun), so the lane can move to another worker. `replay_ms`: about how many milliseconds it takes to read
+    again what such a run needs. `shapes` as in Slab.
     """
 
     run: Count
@@ -98,6 +99,7 @@ class Made(Message, frozen=True):
     shapes: Shapes = ()
     record: Record = b""
     border: bool = False
+    replay_ms: Count = 0
 
 
 class NeedRoom(Message, frozen=True):

@@ -148,7 +148,9 @@ class PoolRows(Message, frozen=True):
 
 
 class DropRun(Message, frozen=True):
-    """Forget the run. Answer its unanswered Fills with no batches."""
+    """Forget the run. Answer its unanswered Fills with no batches, and its unanswered WriteRows and PoolRows with
+    RowsWritten, but write nothing for them. This holds also for messages that were sent before, if the worker had not
+    begun with them when this one came."""
 
     run: Count
 

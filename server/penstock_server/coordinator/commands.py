@@ -153,7 +153,7 @@ class PoolRows(Struct, frozen=True):
 
 class DropRun(Struct, frozen=True):
     """Have `worker` drop the run. For each turn that the run was to fill and has not filled, the worker answers Made
-    (last) without batches."""
+    (last) without batches, or RowsWritten without having written any."""
 
     worker: int
     run: int

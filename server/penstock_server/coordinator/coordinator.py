@@ -126,6 +126,8 @@ class Coordinator:
             on.WorkerAdded: self._staffing.added,
             on.RetireWorkers: self._staffing.leave,
             on.WorkerGone: self._staffing.gone,
+            on.WorkerStands: self._staffing.stands,
+            on.WorkerGoesOn: self._staffing.goes_on,
             on.WorkersLost: self._staffing.lost,
             on.SlotsAllowed: self._slots_allowed,
             on.Stop: self._stop,

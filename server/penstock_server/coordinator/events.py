@@ -149,6 +149,25 @@ class WorkerGone(Struct, frozen=True):
     how: str
 
 
+class WorkerStands(Struct, frozen=True):
+    """One of the daemon's own workers has been in one call of user code for `seconds`, for this run. Comes again and
+    again as long as this goes on.
+
+    It has been sent all commands so far, and reads all of them before its next step. So it begins no work of a run that
+    it was told to drop, and writes nothing more for it.
+    """
+
+    worker: int
+    run: int
+    seconds: float
+
+
+class WorkerGoesOn(Struct, frozen=True):
+    """A worker that stood has not done so for a while. (If it has died or left, this event does not come.)"""
+
+    worker: int
+
+
 class WorkersLost(Struct, frozen=True):
     """A joined host is lost, with these workers. Their numbers are not used again. No split is to blame.
 
@@ -251,6 +270,8 @@ Event: TypeAlias = (
     | WorkerAdded
     | RetireWorkers
     | WorkerGone
+    | WorkerStands
+    | WorkerGoesOn
     | WorkersLost
     | BytesLost
     | SlotsAllowed

@@ -78,6 +78,7 @@ class Lane:
         index, record: how many batches were reported, and the restart record after them.
         ahead: a later record, from the position where the epoch goes on. The lane must reach it again.
         border: whether another worker can go on from `record` without making anything again.
+        replay: about how many seconds another worker takes to get to `record`; None before the first report.
         ended: whether it has no further full batch.
         failures: how often user code raised or the worker died since the last batch was reported.
         unexplained: how often the worker died outside of user code since then, while it worked on the lane.
@@ -98,6 +99,7 @@ class Lane:
     record: bytes = b""
     ahead: bytes = b""
     border: bool = True
+    replay: float | None = None
     ended: bool = False
     failures: int = 0
     unexplained: int = 0

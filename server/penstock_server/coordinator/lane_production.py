@@ -36,7 +36,8 @@ class LaneProduction(Production):
         if apart is not None and epoch.lane(key).deaths and apart not in self._workers.away:
             return apart
         if epoch.moved:
-            return min(self._placing.workers(key, epoch.lane_count), key=epoch.loads.__getitem__)
+            workers = self._workers.prompt(self._placing.workers(key, epoch.lane_count))
+            return min(workers, key=epoch.loads.__getitem__)
         return self._placing.pick(key, epoch.lane_count)
 
     def _consider_moving(self, epoch: Epoch, lane: Lane) -> None:
@@ -51,10 +52,14 @@ class LaneProduction(Production):
         if not lane.border:
             return
         available, workers = self._workers.available, self._placing.workers(lane.number, epoch.lane_count)
+        if self._workers.standing and lane.run[0] in workers:
+            if workers is not available or lane.run[0] not in self._workers.prompt_ones:
+                return  # lanes spread when it goes on
+            available = workers = self._workers.prompt_ones
         loads = epoch.loads_of(workers, len(available))
         more = epoch.loads[lane.run[0]] - loads.least
         if lane.run[0] in workers and (more < 2 or loads.free >= loads.lacking > 0):
-            if loads.even and workers is available and not self._workers.leaving:
+            if loads.even and workers is self._workers.available and not self._workers.leaving:
                 epoch.moved = False
             return
         self._move(epoch, lane)

@@ -86,6 +86,12 @@ class SplitLists:
             if epoch.listing is not None and epoch.listing[0] in workers:
                 self._ask_again(epoch, how, blamed is not None and blamed[0] == epoch.listing[1])
 
+    def worker_stands(self, worker: int) -> None:
+        """Ask others for the lists of a worker that has not begun them, as it stands in a step of another stream."""
+        for epoch in self._epochs:
+            if epoch.listing is not None and epoch.listing[0] == worker and not self._workers.local_stand:
+                self.ask(epoch)
+
     def uses(self, worker: int) -> bool:
         """Whether the worker lists splits."""
         return any(epoch.listing is not None and epoch.listing[0] == worker for epoch in self._epochs)

@@ -46,6 +46,8 @@ class Pooling:
         self._ids = ids
         self._singly = singly
         self._do = out
+        self._revoked: set[int] = set()
+        """The runs that were told to drop their turn before they began with it. Another run copies its rows."""
 
     def fill(self, epoch: Epoch, turn: Turn) -> None:
         """Have one of the daemon's own workers copy the rows of the turn into its slot.
@@ -79,6 +81,9 @@ class Pooling:
         visits."""
         if all(filler[1] != run for filler in turn.fillers):
             return
+        if run in self._revoked:
+            self._revoke(epoch, turn)
+            return
         turn.fillers = []
         if turn.left_order:
             self._turns.complete(epoch, turn, DONE)
@@ -96,6 +101,7 @@ class Pooling:
         """Fail the turn whose rows a worker could not copy."""
         for epoch, turn in list(self._turns.by_ticket.values()):
             if turn.pooled and any(filler[1] == run for filler in turn.fillers):
+                self._revoked.discard(run)
                 turn.fillers = []
                 if turn.left_order:
                     self._turns.complete(epoch, turn, DONE)
@@ -108,8 +114,30 @@ class Pooling:
         for other, turn in list(self._turns.by_ticket.values()):
             lost = turn.pooled and any(filler[0] in workers for filler in turn.fillers)
             if other is epoch and lost:
+                self._revoked.discard(turn.fillers[0][1])
                 self._turns.take_from(turn, lambda filler: filler[0] in workers)
                 self.fill(epoch, turn)
+
+    def worker_stands(self, worker: int) -> None:
+        """Take the turns from a worker that has not begun to copy their rows; see `Production.worker_stands`. It first
+        has to know: it may go on at any time."""
+        for epoch, turn in list(self._turns.by_ticket.values()):
+            if turn.pooled and turn.fillers and turn.fillers[0][0] == worker:
+                _, run = turn.fillers[0]
+                if run in self._revoked:
+                    self._revoke(epoch, turn)
+                elif not self._workers.local_stand:
+                    self._revoked.add(run)
+                    self._do(do.DropRun(worker, run))
+
+    def _revoke(self, epoch: Epoch, turn: Turn) -> None:
+        """Give the turn to another run: its run writes nothing more to the slot, and perhaps never did."""
+        self._revoked.discard(turn.fillers[0][1])
+        self._turns.take_from(turn, lambda filler: True)
+        if turn.left_order:
+            self._turns.complete(epoch, turn, DONE)
+        else:
+            self.fill(epoch, turn)
 
     def _release(self, epoch: Epoch, pool: VisitPool) -> None:
         """Release the slots of the pool's visits, once all of its batches are there."""

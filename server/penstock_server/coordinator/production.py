@@ -9,6 +9,7 @@ This file has the part that all feeds share; lane_production.py and range_produc
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -70,6 +71,8 @@ class Production(ABC):
     ) -> None:
         self.feed = feed
         self.turns = OpenTurns(slots)
+        self._replay = math.inf
+        """The latest `Lane.replay`, as an estimate for other lanes."""
         self._epochs = epochs
         self._slots = slots
         self._workers = workers
@@ -127,6 +130,7 @@ class Production(ABC):
                 epoch.order.came(turn)
         if made.batches or made.ended:
             lane.record, lane.border, lane.skip = made.record, made.border, ()
+            lane.replay = self._replay = made.replay_ms / 1000
         if made.last:
             turn.fillers = []
             turn.ended, turn.leftover = made.ended, made.leftover
@@ -275,6 +279,54 @@ class Production(ABC):
                 if lane.run is not None and lane.run[0] == worker:
                     self._move(epoch, lane)
 
+    def worker_stands(self, worker: int, seconds: float) -> None:
+        """Take from a worker what it has not begun: it has been in one call of user code of another stream for
+        `seconds`.
+
+        It is told to drop its runs. When this is called again, it has certainly been sent that. So it writes nothing
+        more for them, even if it goes on meanwhile, and their turns go to other runs at once. If it answers first, they
+        go to others as after any DropRun. A lane stays as long as others would take longer to read it again. So does
+        one with leftover rows that the worker may be writing.
+        """
+        for epoch in self._epochs:
+            epoch.moved = True
+            taken: set[int] = set()
+            for key, lane in epoch.lanes.items():
+                if lane.dropped is not None and lane.dropped[0] == worker:
+                    _, run = lane.dropped
+                    lane.answered()
+                    self._unassign(lane, run)
+                    taken.add(key)
+            self._reassign(epoch, *sorted(taken))
+            for lane in list(epoch.lanes.values()):
+                if lane.run is not None and lane.run[0] == worker and self._may_be_taken(epoch, lane, seconds):
+                    lane.drop(self._drop(epoch, lane))
+        self.pooling.worker_stands(worker)
+        for epoch, turn in list(self.turns.by_ticket.values()):
+            if turn.left_order and turn.lane >= 0 and any(filler[0] == worker for filler in turn.fillers):
+                turn.fillers = []  # its run was dropped with its epoch
+                self.turns.complete(epoch, turn, DONE)
+
+    def _may_be_taken(self, epoch: Epoch, lane: Lane, seconds: float) -> bool:
+        """Whether the lane is taken from its worker, which stands for `seconds`."""
+        assert lane.run is not None
+        worker, run = lane.run
+        if lane.waits or not lane.busy or self._replay_of(lane) > seconds:
+            return False
+        if lane.deaths and worker == self._workers.apart:
+            return False
+        if self._workers.standing.issuperset(self._placing.workers(lane.number, epoch.lane_count)):
+            return False
+        return not any(filler[1] == run for turn in self.turns.merged(epoch) for filler in turn.fillers)
+
+    def _replay_of(self, lane: Lane) -> float:
+        """Return about how many seconds it costs if another worker goes on with the lane."""
+        if lane.replay is not None:
+            return lane.replay
+        plan = self.feed.plan
+        starts_afresh = not (lane.record or lane.ahead)
+        return 0.0 if starts_afresh and (plan.length is not None or not plan.shuffle) else self._replay
+
     def uses(self, worker: int) -> bool:
         """Whether the worker does anything for this stream."""
         for epoch in self._epochs:
@@ -390,7 +442,7 @@ class Production(ABC):
         """Go on with a lane whose run has finished with a turn."""
         if lane.dropped is not None and not lane.busy:
             lane.answered()
-            self._fill(epoch, lane.number)
+            self._reassign(epoch, lane.number)
         elif epoch.moved:
             self._consider_moving(epoch, lane)
 

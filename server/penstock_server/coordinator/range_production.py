@@ -34,7 +34,7 @@ class RangeProduction(Production):
         """Do nothing: a range may end at the end of the index, but that does not end the worker's work."""
 
     def _worker_for(self, epoch: Epoch, key: int) -> int:
-        return key if key in self._workers.available else self._workers.pick(key)
+        return key if key in self._workers.prompt_ones else self._workers.pick(key)
 
     def _consider_moving(self, epoch: Epoch, lane: Lane) -> None:
         if not epoch.moved or lane.run is None:

@@ -3,6 +3,10 @@
 When user code has ended a worker, one of the others is set apart for a minute: it makes only the lanes that have done
 so, and hands over the others first. So if these lanes do it again, no other stream waits.
 
+A worker *stands* if it has been in one call of user code for long. Then it hands over the work that it has not begun
+for other streams, and gets no new work until it goes on. So one long call, or one that ends its worker later, does not
+delay other streams.
+
 A worker that is to leave hands over each lane when the lane comes to a border. After a minute it hands over its other
 lanes wherever they are. A little later it is killed.
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from penstock_proto import WorkerDied
+from penstock_proto.messages import IDS_PER_STREAM
 
 from . import commands as do
 from . import events as on
@@ -107,6 +112,22 @@ class Staffing:
     def _together(self, deaths: int) -> None:
         if deaths == self._deaths and self._workers.apart is not None:
             self._workers.together()
+            self._changed()
+
+    def stands(self, event: on.WorkerStands) -> None:
+        """Hand over the work that the worker has not begun for other streams than the one that it works for."""
+        if event.worker not in self._workers.numbers or event.worker in self._workers.away:
+            return
+        self._workers.stands(event.worker)
+        for stream in self._streams.all():
+            if stream.number != event.run // IDS_PER_STREAM:
+                with self._streams.alone(stream):
+                    stream.worker_stands(event.worker, event.seconds)
+
+    def goes_on(self, event: on.WorkerGoesOn) -> None:
+        """Give the worker work again: lanes move to it when they come to borders."""
+        if event.worker in self._workers.standing:
+            self._workers.goes_on(event.worker)
             self._changed()
 
     def added(self, event: on.WorkerAdded) -> None:

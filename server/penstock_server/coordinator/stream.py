@@ -341,6 +341,11 @@ class Stream:
         self.production.workers_gone(workers, how, blamed)
         self.remaking.workers_gone(workers, how, lost=blamed is None)
 
+    def worker_stands(self, worker: int, seconds: float) -> None:
+        """Hand over work that the worker has not begun; see `Production.worker_stands`."""
+        self._lists.worker_stands(worker)
+        self.production.worker_stands(worker, seconds)
+
     def place_of(self, run: int) -> tuple[int | None, int | None]:
         """Return the epoch and the lane that a run works on, as far as they are known."""
         for epoch in self._epochs:

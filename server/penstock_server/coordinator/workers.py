@@ -33,6 +33,8 @@ class Workers:
         numbers: all workers.
         away: those whose next process is not ready yet.
         leaving: those that are to leave.
+        standing: those that have been in one call of user code for long. They get no new work, unless all others are
+            away, leaving or standing too.
         vacant: whether VACANT may have work.
         apart: the worker that makes only lanes which have ended a worker, so that no other lane waits when they do so
             again; None if there is none.
@@ -42,6 +44,7 @@ class Workers:
         self.numbers = list(range(count))
         self.away: set[int] = set()
         self.leaving: set[int] = set()
+        self.standing: set[int] = set()
         self.vacant = False
         self._first: int | None = None
         self.apart: int | None = None
@@ -77,7 +80,7 @@ class Workers:
 
     def pick(self, place: int) -> int:
         """Return the worker that makes batches number `place`. Neighbouring places get different workers."""
-        return self._available[(self._offset + place) % len(self._available)]
+        return self._prompt[(self._offset + place) % len(self._prompt)]
 
     def begin_with(self, number: int) -> None:
         """Let `pick` begin with this worker: it has the split open that comes first."""
@@ -93,6 +96,20 @@ class Workers:
         if not self._local:
             raise WorkerDied("no worker process of the daemon is left, and none can start: see the daemon's log")
         return self._local[place % len(self._local)]
+
+    @property
+    def prompt_ones(self) -> list[int]:
+        """The available workers that do not stand; all of them if all stand."""
+        return self._prompt
+
+    @property
+    def local_stand(self) -> bool:
+        """Whether all workers stand that `pick_local` picks from."""
+        return self.standing.issuperset(self._local)
+
+    def prompt(self, numbers: list[int]) -> list[int]:
+        """Return those of these workers that do not stand; all of them if all stand."""
+        return [number for number in numbers if number not in self.standing] or numbers if self.standing else numbers
 
     def machine_of(self, number: int) -> str:
         """Return the machine on which a worker runs; "": that of the daemon."""
@@ -110,9 +127,20 @@ class Workers:
         self.away.discard(number)
         self._update()
 
+    def stands(self, number: int) -> None:
+        """Note that the worker has been in one call of user code for long."""
+        self.standing.add(number)
+        self._update()
+
+    def goes_on(self, number: int) -> None:
+        """Note that the worker does not stand any longer."""
+        self.standing.discard(number)
+        self._update()
+
     def died(self, number: int) -> None:
         """Note that the worker's process is gone."""
         self.away.add(number)
+        self.standing.discard(number)
         self._update()
 
     def leave(self, numbers: Iterable[int]) -> None:
@@ -121,14 +149,14 @@ class Workers:
         self._update()
 
     def set_apart(self, died: int) -> int | None:
-        """Set a worker apart, unless one is that can be given work. Take the one that has just died if only one other
-        can be given work. Return the worker that has to hand over its lanes, or None."""
+        """Set a worker apart, unless one is that can be given work; if possible, one that stands. Take the one that has
+        just died if only one other can be given work. Return the worker that has to hand over its lanes, or None."""
         if self.apart is not None and self.apart in self.numbers and self.apart not in self.away:
             return None
         self.apart = None
         self._update()
         if len(self._available) > 1:
-            self.apart = self._available[-1]
+            self.apart = max(self._available, key=lambda number: (number in self.standing, number))
             self._update()
             return self.apart
         if self._available != [VACANT] and died in self.numbers:
@@ -150,7 +178,7 @@ class Workers:
         self.numbers = [number for number in self.numbers if number not in numbers]
         for number in numbers:
             self._machines.pop(number, None)
-        for those in (self.away, self.leaving, self._idle):
+        for those in (self.away, self.leaving, self.standing, self._idle):
             those.difference_update(numbers)
         if self.apart in numbers:
             self.apart = None
@@ -164,8 +192,10 @@ class Workers:
         ready = [number for number in self.makers if number not in self.away]
         staying = [number for number in ready if number not in self.leaving]
         self._available = [number for number in staying if number != self.apart] or staying or ready or [VACANT]
-        self._offset = self._available.index(self._first) if self._first in self._available else 0
+        self._prompt = self.prompt(self._available)
+        self._offset = self._prompt.index(self._first) if self._first in self._prompt else 0
         self.vacant = self.vacant or self._available == [VACANT]
         staying = [number for number in self.own if number not in self.leaving]
         there = [number for number in staying if number not in self.away]
-        self._local = [number for number in there if number != self.apart] or there or staying or self.own
+        there = [number for number in there if number != self.apart] or there
+        self._local = self.prompt(there) or staying or self.own

@@ -65,6 +65,11 @@ class Peer:
         (nbytes,) = struct.unpack("i", fcntl.ioctl(self._connection, termios.TIOCOUTQ, bytes(4)))
         return bool(self._outbox) or nbytes > 0
 
+    @property
+    def unsent(self) -> bool:
+        """Whether messages wait here, because the other side has no room for them yet."""
+        return bool(self._outbox)
+
     def send(self, data: bytes, fd: int | None = None) -> None:
         """Send, now or when the other side has room. The caller may close the fd at once."""
         if not self._open:

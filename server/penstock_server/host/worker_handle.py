@@ -124,6 +124,11 @@ class WorkerHandle:
         """Read the process's activity page."""
         return None if self._page is None else activity.read(self._page)
 
+    def call(self) -> tuple[int, float]:
+        """Return the run that the process works on, and the seconds of its present call of user code; see
+        `activity.call`."""
+        return (-1, 0.0) if self._page is None else activity.call(self._page)
+
     def prepare(self) -> list[int]:
         """Create the files of the next process.
 

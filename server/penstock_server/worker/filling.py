@@ -197,6 +197,7 @@ class Filler:
                 shapes=shapes,
                 record=source.record() if tells else b"",
                 border=tells and source.at_border(fill.batches),
+                replay_ms=run.replay_ms if tells else 0,
             )
         )
 

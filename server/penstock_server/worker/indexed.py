@@ -157,6 +157,16 @@ class IndexRun:
         finally:
             self._page.leave()
 
+    @property
+    def read_again(self) -> int:
+        """0: any worker can go on from anywhere."""
+        return 0
+
+    @property
+    def samples_read(self) -> int:
+        """0, as nothing is read again."""
+        return 0
+
     def prepare(self) -> bool:
         """Return True: there is nothing to read before a batch."""
         return True

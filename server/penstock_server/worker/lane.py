@@ -128,6 +128,7 @@ class LaneRun:
         self._again = False  # a block that was delivered in part is read again
         self._failed = False
         self._behind = self._decoded(record) if record else splits.record(0, 0)
+        self._first = self._behind.taken - self._behind.open_samples  # the samples that it does not read
         self._ahead = self._decoded(ahead) if ahead else None
         if self._ahead is not None and self._ahead.index <= self._behind.index:
             self._ahead = None
@@ -141,6 +142,18 @@ class LaneRun:
     def index(self) -> int:
         """Number of the next batch."""
         return self._behind.index
+
+    @property
+    def read_again(self) -> int:
+        """The number of samples that a worker reads again that takes over after the last full batch. Counts all of a
+        block, however much of it is read."""
+        return self._behind.open_samples + self._block_rows
+
+    @property
+    def samples_read(self) -> int:
+        """The number of samples that it has read so far up to the last full batch, with those that it has read
+        again."""
+        return self._behind.taken + self._behind.made * self._batch_rows - self._first
 
     @property
     def replayed(self) -> bool:

@@ -1,7 +1,8 @@
 """The worker's loop: reads the daemon's messages, and lets the work (work.py) take small steps in between.
 
 The worker checks for messages after each step. So it drops an unwanted run within one step, and rows for a merged batch
-never wait for a turn.
+never wait for a turn. It reads all messages that wait before it carries out the next one. So when a DropRun has come,
+the worker writes nothing more for its run after the present step, even if other messages came before the DropRun.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import select
 import socket
 import sys
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -52,6 +55,8 @@ class WorkerLoop:
         guard.on_fork(memfds.abandon)
         self._work = Work(number, feeds, memfds, page, self)
         self._stopping = False
+        self._waiting: deque[Callable[[], None]] = deque()
+        """Carries out the messages that were read."""
 
     def serve(self) -> None:
         """Serve until Shutdown. If the daemon is gone, end the process at once."""
@@ -60,8 +65,7 @@ class WorkerLoop:
                 patience = self._work.patience
                 self._page.idle(partial(self._readable.poll, None if patience is None else 1000 * patience))
                 self._work.tidy()
-            while not self._stopping and self._readable.poll(0):
-                self._receive()
+            self._take_all()
         self._work.close()
 
     # --- called by the work ---
@@ -80,6 +84,15 @@ class WorkerLoop:
 
     # --- messages ---
 
+    def _take_all(self) -> None:
+        """Carry out the messages that wait."""
+        while not self._stopping:
+            while self._readable.poll(0):
+                self._receive()
+            if not self._waiting:
+                return
+            self._waiting.popleft()()
+
     def _receive(self) -> None:
         try:
             data, fd = seqpacket.receive(self._connection)
@@ -95,12 +108,17 @@ class WorkerLoop:
         try:
             message = codec.to_worker(data)
         except ProtocolError as error:
-            self._cannot_read(data, fd, error)
+            self._waiting.append(partial(self._cannot_read, data, fd, error))
             return
+        if isinstance(message, m.DropRun):
+            self._work.revoke(message.run)
         if isinstance(message, m.Shutdown):
-            self._stopping = True
+            self._waiting.append(self._stop)
         else:
-            self._work.take(message, fd)
+            self._waiting.append(partial(self._work.take, message, fd))
+
+    def _stop(self) -> None:
+        self._stopping = True
 
     def _cannot_read(self, data: bytes, fd: int | None, error: ProtocolError) -> None:
         """Fail the run of a message that cannot be decoded. If the message belongs to no run, only log it: a run that

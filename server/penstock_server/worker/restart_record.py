@@ -52,7 +52,12 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def taken(self) -> int:
         """The number of samples that were read before the record, or before its block."""
-        return self.done + sum(seat[1] for seat in self.seats if seat is not None)
+        return self.done + self.open_samples
+
+    @property
+    def open_samples(self) -> int:
+        """The number of samples that were read from the open splits before the record, or before its block."""
+        return sum(seat[1] for seat in self.seats if seat is not None)
 
     def adds_up(self, batch_rows: int, block_rows: int) -> bool:
         """Whether as many samples were read before the record as the batches before it hold."""

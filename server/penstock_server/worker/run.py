@@ -5,8 +5,10 @@ Opening a run reads only the restart record.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock_proto import ProtocolError
@@ -43,6 +45,8 @@ class Run:
         closed: whether it was dropped or has failed, so that it makes no more batches.
         waiting: the ticket whose batch needs a larger slot; None if there is none.
         held: that batch: a store, and how many of the store's rows it has.
+        seconds: how long its finished steps took.
+        began: when its present step began, in monotonic seconds.
     """
 
     number: int
@@ -55,6 +59,14 @@ class Run:
     closed: bool = False
     waiting: int | None = None
     held: tuple[Any, int] | None = None
+    seconds: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def replay_ms(self) -> int:
+        """About how many milliseconds another worker would take to get to the end of the last full batch."""
+        again, read = self.batches.read_again, self.batches.samples_read
+        return math.ceil(1000 * (self.seconds + time.monotonic() - self.began) * again / max(1, again, read))
 
     def close(self) -> None:
         """End the generators, and release the waiting batch."""

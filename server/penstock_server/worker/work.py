@@ -76,6 +76,8 @@ class Work:
         self._daemon = daemon
         self._lists: dict[int, SharedSplits] = {}
         self._runs: dict[int, Run] = {}
+        self._revoked: set[int] = set()
+        """The runs whose DropRun was read, but not carried out yet."""
         each = [one for feed in feeds.values() for one in (feed, *feed.parts.values())]
         self._first_splits = [feed.first_split for feed in each]
         self._cached = [feed for feed in each if feed.cache is not None]
@@ -97,7 +99,7 @@ class Work:
         if job is None:
             return False
         self._page.works_on(job.run.number)
-        began = time.monotonic()
+        began = job.run.began = time.monotonic()
         try:
             next(job.steps)
         except StopIteration:
@@ -105,6 +107,7 @@ class Work:
         except Exception as error:
             self.fail(job.run.number, None, error)
         ended = time.monotonic()
+        job.run.seconds += ended - began
         self._spots.worked(ended - began)
         self._scheduler.stepped(job, began, ended)
         self._page.works_on(-1)
@@ -120,6 +123,10 @@ class Work:
                 raise
             self.fail(message.run, getattr(message, "feed", None), error)
         self._page.works_on(before)  # not after an exception that ends this process
+
+    def revoke(self, run: int) -> None:
+        """Write no more rows for this run: a DropRun for it has come, after other messages that still wait."""
+        self._revoked.add(run)
 
     def fail(self, run: int, feed: str | None, error: Exception) -> None:
         """Report `error`, and close the run with all of its tickets."""
@@ -203,7 +210,8 @@ class Work:
         feed = self._feeds[message.feed]
         if feed.layout is None and message.spec is not None:
             feed.learn(message.spec)
-        pool_rows(message, feed, self._memfds)
+        if message.run not in self._revoked:  # otherwise the daemon only waits until nothing writes to the slot
+            pool_rows(message, feed, self._memfds)
         self._daemon.send(m.RowsWritten(run=message.run, ticket=message.ticket))
 
     def _compare(self, message: m.Compare) -> None:
@@ -225,6 +233,7 @@ class Work:
         self._daemon.send(m.Compared(run=message.run, warning=found.warning[:1024], unfit=found.unfit[:1024]))
 
     def _drop(self, number: int) -> None:
+        self._revoked.discard(number)
         run = self._runs.pop(number, None)
         if run is None:
             return  # its StartRun failed
@@ -259,7 +268,7 @@ class Work:
 
     def _leftover(self, message: m.MeasureRows | m.WriteRows) -> None:
         run = self._runs.get(message.run)
-        if run is None or run.closed:  # the daemon only waits until nothing writes to the slot
+        if run is None or run.closed or message.run in self._revoked:  # the daemon only waits, as for a pool
             self._daemon.send(m.RowsWritten(run=message.run, ticket=message.ticket))
             return
         steps = self._filler.leftover(message, run)
