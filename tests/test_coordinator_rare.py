@@ -194,6 +194,7 @@ def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(work
             assert world.step()
 
     step_until(lambda: lane.run is not None and len(other.lanes) == 6)
+    aparts = set()
     for times in (1, 2):
         assert lane.run is not None
         worker, run = lane.run
@@ -204,8 +205,10 @@ def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(work
         assert lane.run is not None
         apart = world.coordinator.workers.apart
         assert lane.run[0] == apart
+        aparts.add(apart)
         for one in (*epoch.lanes.values(), *other.lanes.values()):
             assert one is lane or one.run is None or one.run[0] != apart
+    assert len(aparts) == 1, "after the first death, no other worker has to hand over its lanes"
     world.run()
     for feed, consumer in zip(feeds, consumers, strict=True):
         assert consumer.read[0] == list(feed.expected(0))

@@ -149,9 +149,14 @@ class Workers:
         self._update()
 
     def set_apart(self, died: int) -> int | None:
-        """Set a worker apart, unless one is that can be given work; if possible, one that stands. Take the one that has
-        just died if only one other can be given work. Return the worker that has to hand over its lanes, or None."""
-        if self.apart is not None and self.apart in self.numbers and self.apart not in self.away:
+        """Set a worker apart, unless one is that can be given work or has just died; if possible, one that stands. Take
+        the one that has just died if only one other can be given work. Return the worker that has to hand over its
+        lanes, or None."""
+        if (
+            self.apart is not None
+            and self.apart in self.numbers
+            and (self.apart == died or self.apart not in self.away)
+        ):
             return None
         self.apart = None
         self._update()
