@@ -121,10 +121,9 @@ def _check_kind(generate: Any, method: Any) -> None:
             f'Feed({generate.__name__}, method="{_likely_method(generate)}", ...)'
         )
     elif not callable(generate):
-        hint = " (an iterator can be read only once)" if hasattr(generate, "__next__") else ""
         raise TypeError(
             "expected a generator function that yields samples, or an object with __len__ and __getitem__, "
-            f"got {shown(generate)}{hint}"
+            f"got {shown(generate)}{_iterator_hint(generate)}"
         )
     elif _is_method_of_a_class(generate):
         owner, _, name = generate.__qualname__.rpartition(".")
@@ -168,6 +167,15 @@ def _generators_of(cls: type) -> list[str]:
 
 def _likely_method(cls: type) -> str:
     return next(iter(_generators_of(cls)), "generate")
+
+
+def _iterator_hint(generate: Any) -> str:
+    """Return what to give instead of an iterator, such as one that a generator function returned."""
+    if not hasattr(generate, "__next__"):
+        return ""
+    code = getattr(generate, "gi_code", None)
+    function = "the function that makes it" if code is None else f"the function, Feed({code.co_name}, args=...)"
+    return f". An iterator can be read only once: give {function}"
 
 
 def _is_method_of_a_class(function: Any) -> bool:

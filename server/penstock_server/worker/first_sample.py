@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from penstock_proto.spec import Spec
 from ..activity import ActivityPage
 from ..feed_warnings import batch_warning
 from ..importing import user_traceback
-from . import shared_objects, shared_settings
+from . import returned_iterator, shared_objects, shared_settings
 from .failures import describe
 from .indexed import enter_epoch, item_failed
 from .lane_splits import MAX_EMPTY
@@ -72,7 +73,11 @@ class Probe:
                 try:
                     for sample in opened.first():
                         seconds = time.monotonic() - began
-                        found = self._seen(sample, opened.place, index, seconds, self._shared(settings, state))
+                        warnings = self._shared(settings, state)
+                        if opened.held:
+                            seconds = math.inf  # it is not made again
+                            warnings += (returned_iterator.warning(plan.name, opener.name, opened.held),)
+                        found = self._seen(sample, opened.place, index, seconds, warnings)
                         if feed.cache is None:  # a lane writes the split to the cache, from its start
                             kept = feed.first_split.keep(split, index, epoch, opened, sample, seconds)
                         return found
@@ -147,7 +152,7 @@ class Probe:
         try:
             spec = feed.spec or infer_spec(sample, plan.batch_size, plan.batching)
             nbytes = nbytes_of(spec, sample)
-            digests = digests_of(sample) if nbytes <= _MOST_DIGESTED else b""
+            digests = digests_of(sample) if nbytes <= _MOST_DIGESTED and seconds < math.inf else b""
         except PenstockError as error:
             error.split = place
             raise

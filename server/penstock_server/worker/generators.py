@@ -22,6 +22,7 @@ from ..feed_options import FeedOptions
 from ..generator_call import Wants
 from ..zipped import Zipped
 from .randomness import GlobalRandomness, GlobalState, generator, seeds
+from .returned_iterator import ReadTwice, ReturnedIterator, is_held, is_plain
 
 
 class CallFailed(Exception):
@@ -58,14 +59,17 @@ class OneGenerator:
     Attributes:
         name: of the function, or of the class and its method.
         wants: the arguments that it takes.
+        held: the type of the iterator that it returned last, if that is held elsewhere; see `returned_iterator.py`.
     """
 
     def __init__(self, feed: FeedOptions, seed: int, randomness: GlobalRandomness) -> None:
         self._call = generator_call(feed)
+        self._generate = feed.generate
         self._seed = seed
         self._randomness = randomness
         self.name = self._call.name
         self.wants: Wants = self._call.wants
+        self.held: str | None = None
 
     @property
     def draws_globally(self) -> bool:
@@ -110,6 +114,15 @@ class OneGenerator:
             raise CallFailed(calling, error) from error
         if not hasattr(samples, "__next__"):
             raise GeneratorError(f"{self.name} must return an iterator, got {shown(samples)}: {_hint(samples)}")
+        if not is_plain(samples):
+            self.held = type(samples).__name__ if is_held(samples, self._generate) else None
+            try:
+                samples = ReturnedIterator(samples)
+            except ReadTwice:
+                raise GeneratorError(
+                    f"{self.name} returned an iterator ({type(samples).__name__}) that another split is reading: each "
+                    "call must return a new one. Make it in the function, or give its class: Feed(Reader, method=...)"
+                ) from None
         return Started(samples, state, variables)
 
 
@@ -130,6 +143,11 @@ class ZippedGenerators:
     def draws_globally(self) -> bool:
         """Whether one of them may draw from the global random generators."""
         return any(part.draws_globally for part in self._parts.values())
+
+    @property
+    def held(self) -> str | None:
+        """As in `OneGenerator`, of the first of them that returned such an iterator."""
+        return next((part.held for part in self._parts.values() if part.held), None)
 
     def start(
         self,

@@ -108,7 +108,7 @@ class RunSplits:
         """
         began = time.monotonic()
         opened = self._opener.open(self._item(number, index), index, self._epoch, number)
-        spot = self._spot_of(index, time.monotonic() - began)
+        spot = None if opened.held else self._spot_of(index, time.monotonic() - began)
         if spot is not None:
             opened.check(spot)
         return opened

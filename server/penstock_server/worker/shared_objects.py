@@ -24,7 +24,7 @@ def state_of(generate: Any) -> dict[str, bytes]:
     """Return the pickled attributes of the object of `generate`, a generator function or a callable object, by their
     names, such as "Reader.count". Only numbers, texts, lists, sets and random generators count as its state."""
     found = {}
-    for name, value in _variables(generate).items():
+    for name, value in variables_of(generate).items():
         counts = isinstance(value, _GENERATORS) or type(value) in _STATE
         if counts and not (hasattr(value, "__len__") and len(value) > _MOST_ITEMS):
             try:
@@ -48,7 +48,8 @@ def warning(feed: str, names: tuple[str, ...]) -> str:
     )
 
 
-def _variables(generate: Any) -> dict[str, Any]:
+def variables_of(generate: Any) -> dict[str, Any]:
+    """Return the attributes of the object of `generate`, or the variables around it if it is a nested function."""
     owner = getattr(generate, "__self__", None)
     if owner is None and not isinstance(generate, type) and not hasattr(generate, "__code__"):
         owner = generate

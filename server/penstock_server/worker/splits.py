@@ -144,6 +144,7 @@ class SplitOpener:
             key=(epoch, index),
             drops=self._drops,
             made=() if open_already is None else (open_already[1],),
+            held=self._generator.held if open_already is None else open_already[0].held,
         )
         if open_already is not None:
             helpers.of_this_process.pass_on(open_already[0], opened)
@@ -174,6 +175,11 @@ class SplitOpener:
             return segment
         return min(segment, samples - index * segment)
 
+    @property
+    def name(self) -> str:
+        """The name of the user's function."""
+        return self._generator.name
+
     def show(self, split: Any) -> str:
         """Return a short text for `split`, or for the generator if it takes no split."""
         return self._place(split) or self._generator.name
@@ -202,6 +208,7 @@ class OpenSplit:
         place: a short text for the split, or None if the generator takes none.
         state: the random state and the settings of the process that its generator continues with.
         variables: the context variables that its code sees.
+        held: the type of the iterator, if a variable of the user's holds it; see `returned_iterator.py`.
 
     It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
     `CachedSamples` have only these samples, and skipping them reads nothing. `key` is the epoch and the split's index,
@@ -227,9 +234,11 @@ class OpenSplit:
         key: tuple[int, int] = (0, 0),
         drops: Callable[[Any], bool] | None = None,
         made: tuple[Any, ...] = (),
+        held: str | None = None,
     ) -> None:
         self.taken = 0
         self.place = place
+        self.held = held
         self.state = state
         self.variables = variables
         self._generator = samples
