@@ -305,6 +305,60 @@ def test_samples_that_differ_from_run_to_run_are_traced_to_their_cause(
     assert fix in finding["fix"]
 
 
+def test_the_clock_is_found_beside_a_library_that_needs_the_real_datetime(check: Check, tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "frames").mkdir(parents=True)
+    (packages / "frames/__init__.py").write_text(  # a compiled one, such as pandas, crashes
+        "import datetime\nif type(datetime.datetime) is not type:\n    raise SystemError\n"
+    )
+    (tmp_path / "dated.py").write_text(
+        textwrap.dedent(
+            """
+            import frames
+            from datetime import datetime
+            from penstock_server import Feed
+            class Later(datetime):
+                pass
+            def rows(split):
+                assert type(datetime(2020, 1, 1)) is type(datetime.min) and Later(2020, 1, 1).year == 2020
+                for _ in range(30):
+                    yield datetime.now().timestamp()
+            feed = Feed(rows, splits=range(64), batch_size=8)
+            """
+        )
+    )
+    finding = check("dated.py:feed", path=str(packages)).finding("runs")
+    assert "the cause is the clock" in finding["what"]
+    assert finding["where"] == "dated.py:10 in rows"
+
+
+@pytest.mark.parametrize("drawn", ["at import", "in the generator"])
+def test_a_library_that_keeps_a_random_state_is_named(check: Check, tmp_path: Path, drawn: str) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "polars").mkdir(parents=True)
+    (packages / "polars/__init__.py").write_text(  # as in a C library, nobody sees where its first seed comes from
+        "import random\nstate = random.Random(open('/dev/urandom', 'rb').read(8))\n"
+        "set_random_seed = state.seed\n"
+        "def shuffled(rows):\n    return state.sample(rows, len(rows))\n"
+    )
+    order = "ROWS" if drawn == "at import" else "polars.shuffled(range(20))"
+    (tmp_path / "frames.py").write_text(
+        textwrap.dedent(
+            f"""
+            import polars
+            from penstock_server import Feed
+            ROWS = polars.shuffled(range(20))
+            def rows(split):
+                yield from {order}
+            feed = Feed(rows, splits=range(8), batch_size=8)
+            """
+        )
+    )
+    finding = check("frames.py:feed", path=str(packages)).finding("runs")
+    assert "the cause is the random state of polars" in finding["what"]
+    assert "seed=" in finding["fix"]
+
+
 def test_a_library_with_random_numbers_of_its_own_is_named(check: Check, tmp_path: Path) -> None:
     packages = tmp_path / "site-packages"
     (packages / "augmentations").mkdir(parents=True)

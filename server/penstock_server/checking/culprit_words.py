@@ -22,6 +22,10 @@ _FIXES = {
         "draw from `rng` instead of tf.random, or begin each sample with tf.random.set_seed(int(rng.integers(2**31)))"
     ),
     "cv2": "begin each sample with cv2.setRNGSeed(int(rng.integers(2**31)))",
+    "polars": (
+        "give sample() or shuffle() a seed=, such as int(rng.integers(2**31)), or a fixed number where the module is "
+        "imported"
+    ),
     "numba": "pass random numbers from `rng` to the compiled function, or seed np.random inside it",
 }
 
@@ -115,6 +119,6 @@ def _unknown(culprit: Culprit) -> tuple[str, str, str]:
     return (
         text,
         "",
-        "look for id() and sets of objects, whose order depends on memory addresses, and for random numbers of C "
-        "libraries",
+        "look for id() and sets of objects, whose order depends on memory addresses, for threads and processes that a "
+        "library starts, and for random numbers of C libraries",
     )

@@ -1,15 +1,17 @@
 """Watches the sources from which user code gets values that differ from run to run, and can fix these values.
 
 To watch the system's random bytes, the clock and the process id, functions replace Python's own before user code is
-imported. A library's random state is seeded before samples are made. This is for experiments only (culprit.py): with
-it, user code runs more slowly, and sees a wrong time if the clock is fixed.
+imported. A library's random state is seeded before user code is imported, and again before samples are made. This is
+for experiments only (culprit.py): with it, user code runs more slowly, and sees a wrong time if the clock is fixed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import hashlib
+import importlib
 import os
 import random
 import sys
@@ -17,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -78,7 +80,7 @@ class Spy:
         self._fixes = frozenset(fixes)
 
     def install(self) -> None:
-        """Replace Python's own functions. Call this before user code is imported."""
+        """Replace Python's own functions, and seed libraries. Call this before user code is imported."""
         random_bytes = functools.partial(self._random_bytes, os.urandom)
         os.urandom = random_bytes
         random._urandom = random_bytes  # type: ignore[attr-defined]
@@ -90,12 +92,17 @@ class Spy:
             setattr(time, name, self._clock(getattr(time, name), 1e-3))
             setattr(time, f"{name}_ns", self._clock(getattr(time, f"{name}_ns"), 1_000_000))
         self._watch_threads()
-        datetime.datetime = _dates(self)  # type: ignore[misc]
+        _give_users(_dates(self))
         os.getpid = self._constant(os.getpid)
         os.getppid = self._constant(os.getppid)
+        for source in self._fixes:
+            if source.kind in SEEDED and source.kind not in GLOBAL:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(source.kind)
+        self.seed_libraries()
 
     def seed_libraries(self) -> None:
-        """Seed the random state of each loaded library in `fixes`."""
+        """Seed the random state of each loaded library in `fixes`. (User code may also draw from it at import.)"""
         for source in self._fixes:
             if source.kind in SEEDED and source.kind in sys.modules:
                 SEEDED[source.kind](sys.modules[source.kind])
@@ -167,6 +174,19 @@ def _source(kind: str, frame: FrameType) -> Source | None:
     return Source(kind, "", library) if library else None
 
 
+def _give_users(dates: type[datetime.datetime]) -> None:
+    """Give user code `dates` instead of `datetime.datetime`. All others get the real one: compiled libraries such as
+    pandas crash if their base class is another one when they are imported."""
+    real = datetime.datetime
+
+    class Module(ModuleType):
+        @property
+        def datetime(self) -> type[datetime.datetime]:
+            return dates if frames.is_users(sys._getframe(1)) else real
+
+    datetime.__class__ = Module
+
+
 def _dates(spy: Spy) -> type[datetime.datetime]:
     """Return a replacement for `datetime.datetime` whose `now` and `utcnow` are watched."""
     real = datetime.datetime
@@ -179,6 +199,9 @@ def _dates(spy: Spy) -> type[datetime.datetime]:
             return issubclass(subclass, real)
 
     class Dates(real, metaclass=Meta):  # type: ignore[misc, valid-type]
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return real(*args, **kwargs) if cls is Dates else real.__new__(cls, *args, **kwargs)
+
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
             fixed = spy.asked(CLOCK, sys._getframe(1))
