@@ -18,7 +18,7 @@ import psutil
 import pytest
 from conftest import DaemonLauncher, wait_until
 
-from penstock_server.checking import culprit
+from penstock_server.checking import culprit, culprit_words
 from penstock_server.checking.culprit import Culprit, Result, Trial
 from penstock_server.checking.messages import Done, Gpu, Source
 
@@ -303,6 +303,13 @@ def test_samples_that_differ_from_run_to_run_are_traced_to_their_cause(
     assert where in finding["where"]
     assert what in finding["what"]
     assert fix in finding["fix"]
+
+
+def test_a_random_state_that_transforms_share_is_to_be_seeded_for_each_sample() -> None:
+    shared = Culprit(culprit.BEFORE, names=("imgaug's random state", "flips in feeds.py"))
+    what, _, fix = culprit_words.cause(shared)
+    assert "these change: imgaug's random state" in what
+    assert fix.startswith("begin each sample with imgaug.seed(int(rng.integers(2**31)))")
 
 
 def test_the_clock_is_found_beside_a_library_that_needs_the_real_datetime(check: Check, tmp_path: Path) -> None:

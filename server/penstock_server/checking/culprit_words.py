@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..worker.shared_settings import FIX, is_setting
+from ..worker.shared_settings import FIX, SEED_FIXES, is_setting
 from .culprit import BEFORE, HASH, SOURCES, Culprit
 from .messages import Source
 from .sources import CLOCK, PID, SYSTEM
@@ -95,6 +95,9 @@ def _before(culprit: Culprit) -> tuple[str, str, str]:
         text += f". While samples are made, these change: {', '.join(culprit.names)}"
     elif culprit.late:
         text += f". While samples are made, these are imported: {', '.join(culprit.late[:4])}"
+    seeded = next((SEED_FIXES[name] for name in culprit.names if name in SEED_FIXES), None)
+    if seeded is not None:
+        return text, "", f"{seeded}: all generators and transforms in a worker share this state"
     if any(map(is_setting, culprit.names)):
         return text, "", f"{FIX}: all generators that are open in a worker share it"
     return (

@@ -33,12 +33,14 @@ _ENOUGH = 16
 
 UNSEEDED = (
     "it depends on something that Penstock does not seed, such as np.random.default_rng() without a seed, os.urandom, "
-    "the time, or a library with a random state of its own. Draw from `rng`, or seed that from the split and the epoch"
+    "the time, a library with a random state of its own, or random and numpy.random if the code takes `rng` too. Draw "
+    "from `rng`, or seed that from the split and the epoch"
 )
 ONCE_A_PROCESS = (
     "something differs from process to process: it was drawn at import from a source that Penstock does not seed "
     "(np.random.default_rng() without a seed, os.urandom, a process id), or at first use, in the split that came "
-    "first. Give it a seed, or draw it when the module is imported"
+    "first, or from random or numpy.random by code that takes `rng` too. Give it a seed, draw it when the module is "
+    "imported, or draw from `rng`"
 )
 _KEPT = (
     "the object keeps something from one item to the next, such as a count of its calls. Let an item depend only on "

@@ -104,3 +104,9 @@ _RANDOM: dict[str, Callable[[], Any]] = {
     "the seed of tf.random": _tensorflow_seed,
     "imgaug's random state": _imgaug,
 }
+
+SEED_FIXES = {
+    "the seed of tf.random": "begin each sample with tf.random.set_seed(int(rng.integers(2**31)))",
+    "imgaug's random state": "begin each sample with imgaug.seed(int(rng.integers(2**31)))",
+}
+"""What to do about each of these random states."""
