@@ -231,6 +231,14 @@ DATASETS = """
             for i in range(info.id, 203, info.num_workers):
                 yield tensor(i)
 
+    class Few(IterableDataset):
+        "Refuses more workers than it has shards, as WebDataset does."
+        def __iter__(self):
+            info = get_worker_info()
+            if info.num_workers > 4:
+                raise ValueError("too few shards")
+            yield tensor(info.id)
+
     class Undivided(IterableDataset):
         def __iter__(self):
             yield from map(tensor, range(203))
@@ -286,6 +294,7 @@ DATASETS = """
     unpickled_in_one_lane = Feed(Unpickled(), batch_size=8, lanes=1)
     divided = Feed(Divided(), batch_size=8)
     late = Feed(Late(), batch_size=8, shuffle=50, lanes=5)
+    few = Feed(Few(), batch_size=8)
     undivided = Feed(Undivided(), batch_size=8)
     one_lane = Feed(Undivided(), batch_size=8, lanes=1)
     itself = Feed(Itself(), batch_size=8)
@@ -343,6 +352,13 @@ def test_an_iterable_dataset_that_would_be_duplicated_is_refused(
     daemon = serve(DATASETS, name, ready=False, workers=1, env=path_with_torch(tmp_path, False))
     assert daemon.process.wait(60) == 1
     assert re.search(text, daemon.stderr()), daemon.stderr()
+
+
+def test_an_error_of_a_dataset_says_for_how_many_lanes_it_was_divided(serve: Serve, tmp_path: Path) -> None:
+    daemon = serve(DATASETS, "few", ready=False, workers=1, env=path_with_torch(tmp_path, False))
+    assert daemon.process.wait(60) == 1
+    said = "ValueError: too few shards (the dataset is divided for 16 workers, one for each lane: give Feed(lanes=)"
+    assert said in daemon.stderr()
 
 
 def test_a_loader_is_refused_with_the_fix() -> None:

@@ -107,9 +107,10 @@ def user_traceback(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return the class and the text of `error` on one line, such as "ValueError: no pixels"."""
+    """Return the class, the text and the notes of `error` on one line, such as "ValueError: no pixels"."""
     try:
-        return printable(f"{type(error).__name__}: {error}")
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        return printable(f"{type(error).__name__}: {error}{notes}")
     except BaseException:  # its __str__ is user code too
         return type(error).__name__
 

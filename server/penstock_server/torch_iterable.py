@@ -44,6 +44,14 @@ class _Info:
         self.asked = True
         return self._num_workers
 
+    def explain(self, error: Exception) -> None:
+        """Note in an error of the dataset how it was divided: perhaps it cannot be divided so often."""
+        if self.asked and self._num_workers > 1:
+            error.add_note(
+                f"the dataset is divided for {self._num_workers} workers, one for each lane: give Feed(lanes=) if it "
+                "has fewer parts"
+            )
+
     @property
     def seed(self) -> int:
         """A seed for this lane, as in torch. It comes from the states that Penstock seeds."""
@@ -123,5 +131,8 @@ def _told(info: _Info) -> Iterator[None]:
     before, worker._worker_info = worker._worker_info, info
     try:
         yield
+    except Exception as error:
+        info.explain(error)
+        raise
     finally:
         worker._worker_info = before
