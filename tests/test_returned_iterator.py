@@ -45,6 +45,9 @@ class Loader:
         self.rows = StartsOver()
     def read(self):
         return iter(self.rows)
+    def keep(self):
+        self.latest = (row for row in range(100))
+        return self.latest
 
 def around():
     rows = GoesOn()
@@ -54,13 +57,16 @@ def plus_one(sample):
     return sample + 1
 
 starts_over, goes_on = StartsOver(), GoesOn()
+generator = (row for row in range(100))
 
+kept = Feed(Loader().keep, batch_size=10, name="kept")
 new = Feed(lambda: iter(StartsOver()), batch_size=10, name="new")
 shared_out = Feed(lambda: iter(StartsOver()), transform=plus_one, batch_size=10, name="shared_out")
 of_module = Feed(lambda: iter(starts_over), batch_size=10, name="of_module")
 of_object = Feed(Loader().read, batch_size=10, name="of_object")
 of_closure = Feed(around(), batch_size=10, name="of_closure")
 ends_itself = Feed(lambda: goes_on, batch_size=10, name="ends_itself")
+generator_object = Feed(lambda: generator, batch_size=10, name="generator_object")
 two_at_once = Feed(lambda split: iter(starts_over), splits=range(4), batch_size=10, shuffle=100, name="two_at_once")
 """
 HELD = {"of_module": "StartsOver", "of_object": "StartsOver", "of_closure": "GoesOn", "ends_itself": "GoesOn"}
@@ -75,8 +81,8 @@ def warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_stream_has_the_samples_of_the_iterator_and_the_log_says_if_it_is_not_new(serve: Serve, workers: int) -> None:
-    daemon = serve(MODULE, "new", "shared_out", *HELD, workers=workers)
-    for name in ("new", "shared_out", *HELD):
+    daemon = serve(MODULE, "new", "kept", "shared_out", *HELD, workers=workers)
+    for name in ("new", "kept", "shared_out", *HELD):
         first = int(name == "shared_out")
         with penstock.connect(daemon.urls[name]) as connection:
             for _ in range(3):
@@ -86,7 +92,7 @@ def test_a_stream_has_the_samples_of_the_iterator_and_the_log_says_if_it_is_not_
     assert said == HELD
 
 
-@pytest.mark.parametrize("name", ["new", "shared_out", *HELD])
+@pytest.mark.parametrize("name", ["new", "kept", "shared_out", *HELD])
 def test_so_does_a_stream_without_workers(tmp_path: Path, warned: pytest.LogCaptureFixture, name: str) -> None:
     path = tmp_path / f"returns_{name}.py"
     path.write_text(MODULE)
@@ -105,3 +111,11 @@ def test_an_iterator_that_two_splits_would_read_at_once_is_an_error(tmp_path: Pa
     with penstock.connect(f"{path}:two_at_once", workers=workers) as connection:
         with pytest.raises(GeneratorError, match=message):
             list(connection.batches())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_generator_that_a_variable_holds_is_refused(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / f"once_{workers}.py"
+    path.write_text(MODULE)
+    with pytest.raises(GeneratorError, match=r"returns <generator object .*which a variable holds"):
+        penstock.connect(f"{path}:generator_object", workers=workers)

@@ -22,7 +22,7 @@ from ..feed_options import FeedOptions
 from ..generator_call import Wants
 from ..zipped import Zipped
 from .randomness import GlobalRandomness, GlobalState, generator, seeds
-from .returned_iterator import ReadTwice, ReturnedIterator, is_held, is_plain
+from .returned_iterator import ReadTwice, ReturnedIterator, held_iterators, is_plain
 
 
 class CallFailed(Exception):
@@ -105,6 +105,7 @@ class OneGenerator:
             state = GlobalState(of_split() if self.draws_globally else None, of_split)
         variables = self._randomness.variables.new()
         calling = self._call.constructor or self.name
+        before = held_iterators(self._generate)
         self._randomness.use(state)
         try:
             start = variables.run(self._call.prepare, arguments)
@@ -114,8 +115,14 @@ class OneGenerator:
             raise CallFailed(calling, error) from error
         if not hasattr(samples, "__next__"):
             raise GeneratorError(f"{self.name} must return an iterator, got {shown(samples)}: {_hint(samples)}")
+        held = any(samples is one for one in before)
+        if held and is_plain(samples):
+            raise GeneratorError(
+                f"{self.name} returns {shown(samples)}, which a variable holds: it can be read only once, and each "
+                "call must return a new one. Make it in the function"
+            )
         if not is_plain(samples):
-            self.held = type(samples).__name__ if is_held(samples, self._generate) else None
+            self.held = type(samples).__name__ if held else None
             try:
                 samples = ReturnedIterator(samples)
             except ReadTwice:

@@ -68,16 +68,16 @@ def is_plain(samples: Iterator[Any]) -> bool:
     return type(samples).__module__ in _PLAIN
 
 
-def is_held(samples: Iterator[Any], generate: Any) -> bool:
-    """Whether a variable that `generate` sees holds this iterator, so that the next call may return it again.
+def held_iterators(generate: Any) -> list[Any]:
+    """Return the iterators that variables of `generate` hold before it is called: a call may return one of them again.
 
-    `generate` is a function, a method or a callable object. Only its own variables are looked at: those of its module,
-    those around it, and the attributes of its object.
+    `generate` is a function, a method or a callable object. Its variables are those of its module, those around it,
+    and the attributes of its object.
     """
     generate = getattr(generate, "func", generate)  # of a functools.partial
     module = sys.modules.get(getattr(generate, "__module__", None) or "")
-    variables = chain(getattr(module, "__dict__", {}).values(), variables_of(generate).values())
-    return samples is generate or any(value is samples for value in variables)
+    variables = chain((generate,), getattr(module, "__dict__", {}).values(), variables_of(generate).values())
+    return [value for value in variables if hasattr(type(value), "__next__")]
 
 
 def warning(feed: str, function: str, kind: str) -> str:
