@@ -36,12 +36,13 @@ demo-hosts: $(READY) ## the same from three hosts, one of which is killed (root:
 # The tests often wait: five processes keep two cores busy. tests/order_of_files.py says which runs what, and in which
 # order. A process that has ended is not replaced: pytest-xdist would run the test that ended it again, and then wait for
 # ever.
-test: $(READY) ## all tests but soak and fuzz, in five processes (ARGS='tests/test_order.py -k name': only these)
+test: $(READY) ## all tests but soak and fuzz, in five processes (ARGS='tests/coordinator/test_order.py -k name': only these)
 	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-lint: $(READY) ## ruff: rules and format
+lint: $(READY) ## ruff: rules and format; import-linter: which room may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy $(ARGS)
@@ -69,7 +70,7 @@ soak: $(READY) ## the long-running tests, in two processes
 
 # Options: --scenarios 2000 --seed 1 --jobs 2 --load 2 --reports DIR; --seed 417 --scenarios 1 replays one.
 chaos: $(READY) ## random feeds, consumers and faults against a plain model (ARGS='--scenarios 2000': half an hour)
-	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 fuzz: $(READY) ## arbitrary bytes into every decoder, and into the ports of daemons (ARGS='--fuzz-seconds 600')
 	$(BIN)/python -m pytest -m fuzz --timeout 0 -o faulthandler_timeout=0 $(ARGS)

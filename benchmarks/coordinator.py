@@ -45,12 +45,12 @@ from penstock_proto import Leaf
 from penstock_proto import messages as m
 from penstock_proto.messages import FeedPlan
 from penstock_server.coordinator import Coordinator
-from penstock_server.coordinator import commands as do
-from penstock_server.coordinator import events as on
-from penstock_server.coordinator.ask import Ask
-from penstock_server.coordinator.feeds import SplitsInfo
-from penstock_server.permutation import make_key, permute
-from penstock_server.worker.split_list import SharedSplits, write_list
+from penstock_server.coordinator.vocabulary import commands as do
+from penstock_server.coordinator.vocabulary import events as on
+from penstock_server.coordinator.vocabulary.ask import Ask
+from penstock_server.coordinator.vocabulary.feeds import SplitsInfo
+from penstock_server.shuffling.permutation import make_key, permute
+from penstock_server.worker.reading.split_list import SharedSplits, write_list
 
 PLENTY = 1 << 50
 SPLITS = 1_000_000

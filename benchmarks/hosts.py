@@ -4,9 +4,9 @@
     python benchmarks/hosts.py --only links,kill --json hosts.json
     python benchmarks/hosts.py --quick                      # whether all of it works, in minutes
 
-Each host is a network namespace of this machine (tests/namespaces.py), with a cable to a common bridge. The head is
-`penstock serve --workers 0`, so all batches come from hosts that joined, and the trainer runs on the head's machine: it
-reads as fast as batches come, over shared memory. The measurement begins 3 s after its first batch.
+Each host is a network namespace of this machine (tests/processes/namespaces.py), with a cable to a common bridge. The
+head is `penstock serve --workers 0`, so all batches come from hosts that joined, and the trainer runs on the head's
+machine: it reads as fast as batches come, over shared memory. The measurement begins 3 s after its first batch.
 
 - **links**: samples are ready-made, so the network is the limit. Each host's cable carries 200 Mbit/s each way, and
   the head's 1000, or 400. *Linear* is the speed of one host times the hosts, but no more than the head's cable.
@@ -47,7 +47,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from hosts_cluster import HOSTS, Cluster, Load, laid
 from hosts_others import WORKERS, RayData, TfDataService, version

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import psutil
-from namespaces import Network
+from tests.processes.namespaces import Network
 
 FOLDER = Path(__file__).resolve().parent
 FEED = FOLDER / "hosts_feed.py"
@@ -189,7 +189,7 @@ class Cluster(Processes):
         self.hosts: dict[str, psutil.Process] = {}
         self.keys: Path | None = None
         if keys:
-            from penstock_server.keygen import generate
+            from penstock_server.cli.keygen import generate
 
             self.keys = self.folder / "keys"
             generate(self.keys, hosts=HOSTS)

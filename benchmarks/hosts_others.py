@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hosts_cluster import PORT, Load, Processes, Trainer
-from namespaces import Network
+from tests.processes.namespaces import Network
 
 OBJECT_STORE = 512 << 20
 """Bytes of the object store of each Ray node."""

@@ -1,9 +1,9 @@
 """The order of a stream as NumPy arrays, without processes: which sample comes when.
 
-`penstock_order` follows `worker/lane.py`, `worker/lane_splits.py` and `coordinator/pooled_order.py` for a feed with
-splits; a test compares it with a real stream. `tfdata_order` is that of `interleave(deterministic=True)` and `shuffle`,
-and `full_order` a permutation of the whole epoch. Each returns positions: element *k* is the number of the sample that
-comes at place *k* of the stream. Samples are numbered in the order of the splits.
+`penstock_order` follows `worker/lane/lane.py`, `worker/lane/lane_splits.py` and `coordinator/order/pooled_order.py` for
+a feed with splits; a test compares it with a real stream. `tfdata_order` is that of `interleave(deterministic=True)`
+and `shuffle`, and `full_order` a permutation of the whole epoch. Each returns positions: element *k* is the number of
+the sample that comes at place *k* of the stream. Samples are numbered in the order of the splits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf
-from penstock_server.permutation import make_key, permute
-from penstock_server.plan_sizes import block_samples, fixed_slots, pooled_lanes
-from penstock_server.pool_order import source_rows
+from penstock_server.feed.options.plan_sizes import block_samples, fixed_slots, pooled_lanes
+from penstock_server.shuffling.permutation import make_key, permute
+from penstock_server.shuffling.pool_order import source_rows
 
 Positions = npt.NDArray[np.int64]
 

@@ -20,7 +20,7 @@ How it is measured:
   restarted, and the imports of the feed's module (a second of sleep in rows that say so). The imports are user code,
   and are also shown separately.
 
-The link is a proxy (tests/fault_proxy.py). Tables show the median, the least and the greatest.
+The link is a proxy (tests/fakes/fault_proxy.py). Tables show the median, the least and the greatest.
 """
 
 import argparse
@@ -44,14 +44,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from fault_proxy import FaultProxy
 from measure import Spread
+from tests.fakes.fault_proxy import FaultProxy
 from transport import machine, progress
 
 import penstock
-from penstock_server import control
+from penstock_server.to_daemon import control
 
 FEED = Path(__file__).with_name("recovery_feed.py")
 SAMPLE_SECONDS = 0.005

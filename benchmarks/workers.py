@@ -24,7 +24,7 @@ from measure import Spread
 from process_tree import memory_bytes
 from transport import aligned, machine, progress
 
-from penstock_server import control
+from penstock_server.to_daemon import control
 
 MODULE = """
 import os

@@ -1,6 +1,15 @@
 """Sphinx: builds offline, with every warning an error, and without TensorFlow."""
 
+import sys
+from pathlib import Path
+
 from penstock_proto import distribution
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE))
+import rooms  # noqa: E402
+
+(HERE / "_rooms.md").write_text(rooms.page())  # architecture.md includes it
 
 project = "Penstock"
 author = "the Penstock maintainers"
@@ -8,7 +17,7 @@ copyright = "the Penstock maintainers"
 version = release = distribution.version()
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_rooms.md"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 

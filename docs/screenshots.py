@@ -69,8 +69,8 @@ click = Feed(clicks, splits=tables, batch_size=64, lanes=12, on_error="skip", na
 
 def look(url: str) -> Any:
     """Look at the daemon as `penstock top` does, and return what it would show."""
-    from penstock._top import Looks
-    from penstock_server import control
+    from penstock.commands.top import Looks
+    from penstock_server.to_daemon import control
 
     looks = Looks()
     for _ in range(LOOKS):
@@ -84,7 +84,7 @@ def draw_top(looks: Any) -> None:
     from rich.console import Console
     from rich.terminal_theme import DEFAULT_TERMINAL_THEME, MONOKAI
 
-    from penstock._top_screen import screen
+    from penstock.commands.top_screen import screen
 
     for kind, theme in (("light", DEFAULT_TERMINAL_THEME), ("dark", MONOKAI)):
         console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
@@ -96,9 +96,9 @@ def draw_top(looks: Any) -> None:
 
 def main() -> None:
     """Make the pictures."""
-    sys.path.insert(0, str(IMAGES.parents[1] / "tests"))
-    from browser import Page, browser
+    sys.path.insert(0, str(IMAGES.parents[1]))
     from PIL import Image
+    from tests.processes.browser import Page, browser
 
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # a traceback shows it
         folder = Path(name)

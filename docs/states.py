@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock_server.coordinator.consumer import CONSUMER_STATES
-from penstock_server.coordinator.lane import LANE_STATES
-from penstock_server.coordinator.transitions import Table
-from penstock_server.coordinator.turn import TURN_STATES
+from penstock_server.coordinator.order.lane import LANE_STATES
+from penstock_server.coordinator.vocabulary.consumer import CONSUMER_STATES
+from penstock_server.coordinator.vocabulary.transitions import Table
+from penstock_server.coordinator.vocabulary.turn import TURN_STATES
 
 PAGE = Path(__file__).parent / "architecture.md"
 BEGIN, END = "<!-- states.py begins -->\n", "<!-- states.py ends -->\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from penstock_command import main
-from penstock_server.command_group import variables
+from penstock_server.cli.command_group import variables
 
 PAGE = Path(__file__).parent / "commands.md"
 BEGIN, END = "<!-- variables.py begins -->\n", "<!-- variables.py ends -->\n"

@@ -18,12 +18,12 @@ import hypothesis
 import psutil
 import pytest
 from click.testing import CliRunner
-from forked import Forked, Launcher
 from hypothesis.internal.conjecture import engine
-from namespaces import Network
-from order_of_files import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
-from penstock_server import cli
+from penstock_server.cli import main
+from tests.order_of_files import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from tests.processes.forked import Forked, Launcher
+from tests.processes.namespaces import Network
 
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
@@ -152,10 +152,10 @@ class DaemonLauncher:
     """
 
     def __init__(self, hash_seed: str) -> None:
-        self._prepare = "import fork_template; fork_template.prepare()" if hash_seed == "0" else ""
+        self._prepare = "from tests.processes import fork_template; fork_template.prepare()" if hash_seed == "0" else ""
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        names = ("cli", "progress", "service_manager", "serving")
-        modules = ("uvloop", *(f"penstock_server.{name}" for name in names), "fork_template")
+        names = ("cli.main", "cli.progress", "cli.service_manager", "daemon.serving")
+        modules = ("uvloop", *(f"penstock_server.{name}" for name in names), "tests.processes.fork_template")
         self._launcher = Launcher(*modules, hash_seed=hash_seed, finalizes=hash_seed != "0")
 
     def _changed(self, environment: dict[str, str]) -> dict[str, str]:
@@ -177,7 +177,8 @@ class DaemonLauncher:
 
     def check(self, *words: str, folder: Path) -> Forked:
         """Start `penstock check` with these arguments."""
-        code = "import os, sys, fork_template\nsys.path[0] = os.getcwd()\nfork_template.prepare_check()\n"
+        code = "import os, sys\nfrom tests.processes.fork_template import prepare_check\n"
+        code += "sys.path[0] = os.getcwd()\nprepare_check()\n"
         return self._launcher.start(code + PATCHED.format(patched={}), "check", *words, folder=folder)
 
     def worker(self, *words: str, env: dict[str, str], folder: Path, stderr: int, fds: Sequence[int]) -> Forked:
@@ -292,7 +293,7 @@ class Daemon:
 
     def scale(self, *words: str) -> str:
         """Run `penstock scale` with these arguments, in this process, and return its output."""
-        return CliRunner().invoke(cli.main, ["scale", next(iter(self.urls.values())), *words]).output
+        return CliRunner().invoke(main.main, ["scale", next(iter(self.urls.values())), *words]).output
 
     def stop(self, how: int = signal.SIGTERM, timeout: float = 50) -> int:
         """Signal the daemon, wait up to `timeout` seconds, and return its exit status.
@@ -314,7 +315,7 @@ class Daemon:
 
 PATCHED = """
 import importlib
-from penstock_server import cli
+from penstock_server.cli import main as cli
 
 for place, value in {patched}.items():
     module, _, name = place.rpartition(".")
@@ -323,10 +324,10 @@ for place, value in {patched}.items():
     setattr(module, name, value)
 cli.main(prog_name="penstock")
 """
-"""A program: `penstock` with other values for constants, which have names such as "host.slots.PATIENCE"."""
+"""A program: `penstock` with other values for constants, which have names such as "shared_memory.slots.PATIENCE"."""
 
 
-UNCHECKED: dict[str, object] = {"spot_checks.MOST_DIFFERENT": 0}
+UNCHECKED: dict[str, object] = {"workers.spot_checks.MOST_DIFFERENT": 0}
 """No samples are made again to compare them: for tests that count how often user code makes each sample."""
 
 

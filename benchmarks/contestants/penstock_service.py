@@ -70,7 +70,7 @@ def batches_tcp(load: prebuilt.Load) -> AbstractContextManager[Iterable[Any]]:
 
 @contextmanager
 def batches_encrypted(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
-    from penstock_server.keygen import generate
+    from penstock_server.cli.keygen import generate
 
     with tempfile.TemporaryDirectory() as folder:
         _, client = generate(Path(folder))

@@ -28,8 +28,8 @@ from penstock_proto import (
     WorkerDied,
 )
 
-from ._connection import Connection, connect, dataset
-from ._ragged import Ragged
+from ._adapters.connection import Connection, connect, dataset
+from ._transport.ragged import Ragged
 
 if TYPE_CHECKING:
     from penstock_server import Feed
@@ -72,14 +72,14 @@ def __getattr__(name: str) -> object:
         return distribution.version()
     if name != "Feed":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import _server
+    from ._stream import server
 
-    if not _server.installed():
+    if not server.installed():
         raise ImportError(
             "penstock.Feed is part of the server package, which is not installed here: run "
             f"{distribution.pip_install('server')}. A trainer that reads from a daemon does not need it"
         )
-    return _server.load("feed").Feed
+    return server.load("feed.feed").Feed
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
-"""For Keras: `Feeding` measures how long training waits for data (_feeding.py). `Resume`, for `Model.fit` (_resume.py),
-and `CheckpointState`, for `tf.train.Checkpoint` (_checkpoint_state.py), resume training in the middle of an epoch after
+"""For Keras: `Feeding` measures how long training waits for data (feeding.py). `Resume`, for `Model.fit` (resume.py),
+and `CheckpointState`, for `tf.train.Checkpoint` (checkpoint_state.py), resume training in the middle of an epoch after
 a crash:
 
     connection = penstock.connect("tcp://loader:5555/train")
@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _optional
+from ._adapters import optional
 
-_optional.check_keras()
+optional.check_keras()
 
-from ._feeding import Feeding  # noqa: E402
-from ._resume import Resume  # noqa: E402
-from ._step_waits import Waits  # noqa: E402
+from ._checkpoints.resume import Resume  # noqa: E402
+from ._measure.feeding import Feeding  # noqa: E402
+from ._measure.step_waits import Waits  # noqa: E402
 
 if TYPE_CHECKING:
-    from ._checkpoint_state import CheckpointState
+    from ._checkpoints.checkpoint_state import CheckpointState
 
 __all__ = ["CheckpointState", "Feeding", "Resume", "Waits"]
 
@@ -31,8 +31,8 @@ __all__ = ["CheckpointState", "Feeding", "Resume", "Waits"]
 def __getattr__(name: str) -> object:
     if name != "CheckpointState":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _optional.check_tensorflow("penstock.keras.CheckpointState is a part of a tf.train.Checkpoint, so it")
-    from ._checkpoint_state import CheckpointState
+    optional.check_tensorflow("penstock.keras.CheckpointState is a part of a tf.train.Checkpoint, so it")
+    from ._checkpoints.checkpoint_state import CheckpointState
 
     return CheckpointState
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from prepare import prepare
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parents[1] / "tests"))  # for namespaces.py
+sys.path.append(str(HERE.parents[1]))  # for tests/processes/namespaces.py
 
 FEEDS = [f"{HERE}/slow_digits.py:train", f"{HERE}/slow_digits.py:val"]
 HOSTS = ("a", "b", "c")
@@ -217,7 +217,7 @@ def main():
 
 def laid(stack):
     """Return a network of namespaces for the hosts, or None if this user cannot create any."""
-    from namespaces import Network
+    from tests.processes.namespaces import Network
 
     try:
         return stack.enter_context(Network("head", *HOSTS))

@@ -5,10 +5,10 @@ This is the only package that imports both the server and the client.
 
 from __future__ import annotations
 
-from penstock_server.cli import main
+from penstock_server.cli.main import main
 
 # isort: split
-from .bench import bench  # after penstock_server.cli, which says what to install if click is missing
+from .bench import bench  # after penstock_server.cli.main, which says what to install if click is missing
 from .peek import peek
 from .profile import profile
 from .reading import read_for_check

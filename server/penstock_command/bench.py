@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock_proto.keys import client_keys
-from penstock_server.command_group import complete_files
-from penstock_server.parameters import client_keys_option
+from penstock_proto.security.keys import client_keys
+from penstock_server.cli.command_group import complete_files
+from penstock_server.cli.parameters import client_keys_option
 
 from .options import workers_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock_proto.figures import Figures
-    from penstock_proto.keys import ClientKeys
+    from penstock_proto.security.keys import ClientKeys
+    from penstock_proto.status.figures import Figures
     from penstock_server.profiling.profile import Profile
 
 
@@ -109,11 +109,11 @@ def bench(
       penstock bench scenes.py:feed --tensorflow --cached 50
       penstock bench scenes.py:feed --report bench.html
     """  # noqa: D301 (click wants a real \b)
-    from penstock._bench import measure
-    from penstock._bench_report import lines
-    from penstock._bench_verdict import judged
-    from penstock_server import control
-    from penstock_server.terminal import bar
+    from penstock.commands.bench import measure
+    from penstock.commands.bench_report import lines
+    from penstock.commands.bench_verdict import judged
+    from penstock_server.cli.terminal import bar
+    from penstock_server.to_daemon import control
 
     if tensorflow and importlib.util.find_spec("tensorflow") is None:
         raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
@@ -177,9 +177,9 @@ class _Profiler:
 
 
 def _write_report(path: Path, feed: str, seen: Figures, profiler: _Profiler) -> None:
-    from penstock._bench_report import parts, rows
-    from penstock._bench_verdict import judged
-    from penstock_proto.figures import number
+    from penstock.commands.bench_report import parts, rows
+    from penstock.commands.bench_verdict import judged
+    from penstock_proto.status.figures import number
     from penstock_server.profiling.bench_page import Measured, bench_page
     from penstock_server.profiling.show import write
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock_proto.keys import client_keys
-from penstock_server.command_group import complete_files
-from penstock_server.parameters import client_keys_option
+from penstock_proto.security.keys import client_keys
+from penstock_server.cli.command_group import complete_files
+from penstock_server.cli.parameters import client_keys_option
 
 if TYPE_CHECKING:
-    from penstock_server.peeking.show import SeenFeed
+    from penstock_server.peeking.report.show import SeenFeed
 
 
 @click.command()
@@ -51,7 +51,8 @@ def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str
       penstock peek scenes.py:feed
       penstock peek tcp://loader:5555/train --samples 1000
     """  # noqa: D301
-    from penstock_server.peeking import data_files, show
+    from penstock_server.peeking.files import data_files
+    from penstock_server.peeking.report import show
 
     if out is not None and out.suffix.lower() != ".png":
         raise click.UsageError(f"--out writes a PNG file: its name must end in .png, got {str(out)!r}")
@@ -68,11 +69,12 @@ def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str
 def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFeed:
     """Read samples of one feed, with a stream of its own."""
     import penstock
-    from penstock._samples import samples
-    from penstock_server import control
-    from penstock_server.peeking import data_files, show
-    from penstock_server.peeking.sampling import limited
-    from penstock_server.peeking.summary import Summary
+    from penstock.commands.samples import samples
+    from penstock_server.peeking.files import data_files
+    from penstock_server.peeking.files.sampling import limited
+    from penstock_server.peeking.leaves.summary import Summary
+    from penstock_server.peeking.report import show
+    from penstock_server.to_daemon import control
 
     running = data_files.is_url_of_feed(feed)
     if running:

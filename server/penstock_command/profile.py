@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from penstock_proto.keys import client_keys
-from penstock_server.command_group import complete_files
-from penstock_server.parameters import client_keys_option
+from penstock_proto.security.keys import client_keys
+from penstock_server.cli.command_group import complete_files
+from penstock_server.cli.parameters import client_keys_option
 
 from .options import workers_option
 
@@ -66,7 +66,7 @@ def profile(
             seen = sampled(feed, seconds, tell=tell, may_go_on=lambda: True, keys=client_keys(keys))
     else:
         import penstock
-        from penstock._reading import Reading, epochs
+        from penstock.commands.reading import Reading, epochs
 
         with penstock.connect(feed, workers=workers, reconnect=0) as connection:
             url = connection._handle.handoff.url

@@ -6,18 +6,18 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from penstock_proto.keys import client_keys
+from penstock_proto.security.keys import client_keys
 
 if TYPE_CHECKING:
-    from penstock_server.checking.connection import Read
+    from penstock_server.checking.findings.connection import Read
 
 
 def read_for_check(url: str, seconds: float, keys: str | None) -> Read:
     """Read a feed as a trainer does, for `seconds` seconds from its first batch on. Wait up to 10 s for that batch."""
     import penstock
-    from penstock._reading import Reading, epochs
-    from penstock_server import control
-    from penstock_server.checking.connection import Read
+    from penstock.commands.reading import Reading, epochs
+    from penstock_server.checking.findings.connection import Read
+    from penstock_server.to_daemon import control
 
     with penstock.connect(url, reconnect=0, timeout=10, keys=keys) as connection:
         with Reading(connection, epochs(connection)) as reading:

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from penstock_proto.keys import client_keys
-from penstock_server.parameters import client_keys_option
+from penstock_proto.security.keys import client_keys
+from penstock_server.cli.parameters import client_keys_option
 
 
 @click.command()
@@ -33,9 +33,9 @@ def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> 
       penstock top tcp://loader:5555
       penstock top tcp://loader:5555 --once
     """  # noqa: D301
-    from penstock._top_screen import as_json as figures
-    from penstock._top_screen import show, watch
-    from penstock_server import control
+    from penstock.commands.top_screen import as_json as figures
+    from penstock.commands.top_screen import show, watch
+    from penstock_server.to_daemon import control
 
     own = client_keys(keys)
 

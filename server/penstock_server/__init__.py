@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock_proto import DictSpec, Leaf, TupleSpec
 
-    from .features import FixedLen, VarLen
-    from .feed import Feed
+    from .feed.feed import Feed
+    from .sources.features import FixedLen, VarLen
 
 __all__ = ["DictSpec", "Feed", "FixedLen", "Leaf", "TupleSpec", "VarLen"]
 
 _PLACES = {
     "DictSpec": "penstock_proto.spec",
-    "Feed": "penstock_server.feed",
-    "FixedLen": "penstock_server.features",
+    "Feed": "penstock_server.feed.feed",
+    "FixedLen": "penstock_server.sources.features",
     "Leaf": "penstock_proto.spec",
     "TupleSpec": "penstock_proto.spec",
-    "VarLen": "penstock_server.features",
+    "VarLen": "penstock_server.sources.features",
 }
 
 

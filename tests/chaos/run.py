@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from fault_proxy import FaultProxy
 
 from penstock_proto import PenstockError
-from penstock_server import control
+from penstock_server.to_daemon import control
+from tests.fakes.fault_proxy import FaultProxy
 
 from . import compare, leaving, service
 from .reading import Reading
@@ -102,8 +102,8 @@ class Reader:
             given.write_text(json.dumps({**said, "log": str(self._file)}))
             with (self._run.folder / f"consumer{self.number}.err").open("ab") as err:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-X", "faulthandler", "-m", "chaos.reading", str(given)],
-                    cwd=Path(__file__).parents[1],
+                    [sys.executable, "-X", "faulthandler", "-m", "tests.chaos.reading", str(given)],
+                    cwd=Path(__file__).parents[2],
                     stdin=subprocess.DEVNULL,
                     stdout=err,
                     stderr=err,

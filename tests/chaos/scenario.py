@@ -145,7 +145,7 @@ class Scenario:
     def command(self) -> str:
         """The shell command that runs the scenario again."""
         if self != scenario(self.seed):  # somebody has reduced it
-            return f'PYTHONPATH=tests python -m chaos --scenario "{self!r}"'
+            return f'python -m tests.chaos --scenario "{self!r}"'
         return f"make chaos ARGS='--seed {self.seed} --scenarios 1'"
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from conftest import Daemon
 
-from penstock_server import control
+from penstock_server.to_daemon import control
+from tests.conftest import Daemon
 
 from .scenario import FeedCase
 

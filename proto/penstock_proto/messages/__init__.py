@@ -59,23 +59,8 @@ from .client import (
     StatusRequest,
     StopRequest,
 )
-from .feeds import (
-    MAX_BUCKETS,
-    MAX_POOLED,
-    Environment,
-    FeedInfo,
-    FeedPlan,
-)
-from .fetching import (
-    Fetch,
-    FromBorrower,
-    FromFetcher,
-    FromKeeper,
-    FromLender,
-    GivenBack,
-    Lent,
-    NotKept,
-)
+from .feeds import MAX_BUCKETS, MAX_POOLED, Environment, FeedInfo, FeedPlan
+from .fetching import Fetch, FromBorrower, FromFetcher, FromKeeper, FromLender, GivenBack, Lent, NotKept
 from .from_worker import (
     CacheUsed,
     Compared,
@@ -120,10 +105,7 @@ from .hosts import (
     WorkerEnded,
     WorkerReport,
 )
-from .memory import (
-    Map,
-    Unmap,
-)
+from .memory import Map, Unmap
 from .server import (
     Begun,
     Chunk,
@@ -149,11 +131,7 @@ from .server import (
     WorkerSampled,
     WorkerStacks,
 )
-from .spot_checks import (
-    MOST_CHECKED,
-    SpotCheck,
-    SpotChecked,
-)
+from .spot_checks import MOST_CHECKED, SpotCheck, SpotChecked
 from .to_worker import (
     Compare,
     DropRun,

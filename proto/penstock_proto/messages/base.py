@@ -7,7 +7,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
-from .. import errors, unix_address
+from .. import errors
+from ..security import unix_address
 from ..text import one_line, printable
 
 VERSION = 11

@@ -172,7 +172,7 @@ class Payload(Message, frozen=True):
 
 
 class LastActivity(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker's activity, as in penstock_server/activity.py."""
+    """A worker's activity, as in penstock_server/worker_state/activity.py."""
 
     run: Annotated[int, Meta(ge=-1, le=2**62)]
     number: Annotated[int, Meta(ge=-1, le=2**62)]

@@ -1,7 +1,7 @@
 """The state machine that gives lanes to workers, grants slots, orders batches and delivers them. It does no I/O."""
 
-from .affected import a_bug
-from .budget import size
 from .coordinator import Coordinator
+from .stream.affected import a_bug
+from .stream.budget import size
 
 __all__ = ["Coordinator", "a_bug", "size"]

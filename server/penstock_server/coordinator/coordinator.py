@@ -30,24 +30,24 @@ from collections.abc import Callable, Mapping
 from penstock_proto import DaemonStopped, PenstockError, ProtocolError
 from penstock_proto.messages import IDS_PER_STREAM, Made, NeedRoom, Opened, RowsMeasured, RowsWritten
 
-from . import commands as do
-from . import events as on
-from .admission import Admission
-from .affected import AffectedStreams, a_bug
-from .ask import Ask
-from .budget import Budget
-from .consumer import Consumer
-from .group_log import SavedGroup
-from .groups import Groups
-from .invariants import check
+from .admission.admission import Admission
+from .admission.groups import Groups
 from .look_around import LookAround
-from .memory import MANY
 from .staffing import Staffing
 from .starting import Starting
-from .stream import Stream
-from .timers import Timers
+from .stream.affected import AffectedStreams, a_bug
+from .stream.budget import Budget
+from .stream.invariants import check
+from .stream.stream import Stream
+from .vocabulary import commands as do
+from .vocabulary import events as on
+from .vocabulary.ask import Ask
+from .vocabulary.consumer import Consumer
+from .vocabulary.group_log import SavedGroup
+from .vocabulary.memory import MANY
+from .vocabulary.timers import Timers
+from .vocabulary.workers import VACANT, Workers
 from .work_events import WorkEvents
-from .workers import VACANT, Workers
 
 
 class Coordinator:

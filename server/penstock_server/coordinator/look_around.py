@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .admission import Admission
-from .affected import AffectedStreams
-from .groups import Groups
+from .admission.admission import Admission
+from .admission.groups import Groups
 from .starting import Starting
-from .timers import Timers
+from .stream.affected import AffectedStreams
+from .vocabulary.timers import Timers
 
 EVERY = 1.0
 """Seconds between two looks."""

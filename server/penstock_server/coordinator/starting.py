@@ -13,14 +13,14 @@ from msgspec import Struct
 from penstock_proto import GeneratorError, PenstockError, ProtocolError, WorkerDied
 from penstock_proto.messages import FeedPlan
 
-from . import commands as do
-from .budget import Budget
-from .events import SplitsListed
-from .failures import pause
-from .feeds import ServedFeed
-from .first_samples import MOST_SECONDS, FirstSampleChecks
-from .timers import Timers
-from .workers import REMOTE, Workers
+from .production.first_samples import MOST_SECONDS, FirstSampleChecks
+from .stream.budget import Budget
+from .vocabulary import commands as do
+from .vocabulary.events import SplitsListed
+from .vocabulary.failures import pause
+from .vocabulary.feeds import ServedFeed
+from .vocabulary.timers import Timers
+from .vocabulary.workers import REMOTE, Workers
 
 NOBODY = -1
 """Used instead of a worker's number: the feed waits for its next attempt. (It is not the vacant place, workers.VACANT,

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from penstock_proto.messages import Made, NeedRoom, RowsMeasured, RowsWritten
 
-from . import commands as do
-from . import events as on
-from .affected import AffectedStreams
-from .budget import Budget
 from .staffing import Staffing
 from .starting import Starting
-from .stream import Stream
-from .timers import Timers
+from .stream.affected import AffectedStreams
+from .stream.budget import Budget
+from .stream.stream import Stream
+from .vocabulary import commands as do
+from .vocabulary import events as on
+from .vocabulary.timers import Timers
 
 
 class WorkEvents:

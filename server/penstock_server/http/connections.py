@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import cast
 
-from ..bugs import Bugs
+from ..logs.bugs import Bugs
 from .request_head import END, Refusal, is_probe, refusal, refusal_of_part
 
 MOST_CONNECTIONS = 64

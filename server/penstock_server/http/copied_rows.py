@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock_proto.columns import TEXT, Column
-from penstock_proto.layout import LeafPlace
+from penstock_proto.batches.columns import TEXT, Column
+from penstock_proto.batches.layout import LeafPlace
 
-from ..coordinator.commands import SendSlab
-from ..coordinator.feeds import ServedFeed
-from ..host.arena import Memfd
+from ..coordinator.vocabulary.commands import SendSlab
+from ..coordinator.vocabulary.feeds import ServedFeed
+from ..shared_memory.arena import Memfd
 
 MOST_SAMPLES = 12
 """Maximum number of samples to copy with all their leaves."""

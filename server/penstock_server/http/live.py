@@ -12,8 +12,8 @@ import contextlib
 import time
 from typing import Any
 
-from ..json_text import json_text
-from ..worker_looks import EVERY, WorkerLooks
+from ..status.json_text import json_text
+from ..workers.worker_looks import EVERY, WorkerLooks
 from .notices import Notices
 from .rates import FeedLook, Rates
 from .timeline import Timeline

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from penstock_proto.status_history import WAITS
+from penstock_proto.status.status_history import WAITS
 
 METRICS: dict[str, str] = {
     "penstock_daemon": "The daemon's version of the protocol.",

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock_proto.columns import TEXT, Column
+from penstock_proto.batches.columns import TEXT, Column
 from penstock_proto.spec import unflatten
 
-from ..coordinator.feeds import ServedFeed
-from ..peeking.contact_sheet import painted, png
-from ..peeking.leaf_report import is_image, kind_of, range_of
-from ..peeking.numbers import Numbers
-from ..peeking.summary import LeafSummary, leaves, shown_numbers, shown_text
+from ..coordinator.vocabulary.feeds import ServedFeed
+from ..peeking.leaves.contact_sheet import painted, png
+from ..peeking.leaves.leaf_report import is_image, kind_of, range_of
+from ..peeking.leaves.numbers import Numbers
+from ..peeking.leaves.summary import LeafSummary, leaves, shown_numbers, shown_text
 from .copied_rows import CopiedBatch, CopiedRows
 
 _TOO_LARGE = "too large to show"

@@ -11,8 +11,8 @@ import json
 import time
 from dataclasses import dataclass
 
-from ..coordinator.commands import SendSlab
-from ..host.arena import Memfd
+from ..coordinator.vocabulary.commands import SendSlab
+from ..shared_memory.arena import Memfd
 from .budget import Budget
 from .copied_rows import CopiedBatch, copy_batch
 from .preview import preview

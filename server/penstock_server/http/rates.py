@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock_proto.status_history import WINDOW
+from penstock_proto.status.status_history import WINDOW
 
 _COLUMNS = ("batches", "samples", "bytes", "ready")
 

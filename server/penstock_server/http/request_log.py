@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ..bugs import Bugs
-from ..rate_limited_log import RateLimitedLog
+from ..logs.bugs import Bugs
+from ..logs.rate_limited_log import RateLimitedLog
 
 
 class RequestLog:

@@ -19,8 +19,8 @@ from aiohttp import web
 
 from penstock_proto import StartError
 
-from ..host.addresses import is_loopback
-from ..rate_limited_log import RateLimitedLog
+from ..logs.rate_limited_log import RateLimitedLog
+from ..net.addresses import is_loopback
 from . import metrics
 from .budget import Budget
 from .connections import Connections

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..bugs import Bugs
-from ..coordinator.commands import SendSlab
-from ..coordinator.feeds import ServedFeed
-from ..host.arena import Memfd
-from ..host.worker_handle import WorkerHandle
-from ..joining.joined_host import JoinedHost
-from ..waits import Waits
-from ..worker_memory import WorkerMemory
+from ..coordinator.vocabulary.commands import SendSlab
+from ..coordinator.vocabulary.feeds import ServedFeed
+from ..hosts.joined_host import JoinedHost
+from ..logs.bugs import Bugs
+from ..shared_memory.arena import Memfd
+from ..status.waits import Waits
+from ..workers.worker_handle import WorkerHandle
+from ..workers.worker_memory import WorkerMemory
 
 Look: TypeAlias = Callable[[str, SendSlab, Memfd], None]
 """Called with the feed's name, a slab that is about to be sent, and the memory that it lies in."""

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from typing import IO
 
-from ..joining import sent_keys
+from ..join import sent_keys
 from .orders import Ended, Plan
 
 LAST_LINES = 8

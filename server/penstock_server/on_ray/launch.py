@@ -23,10 +23,10 @@ import msgspec
 from msgspec import structs
 
 from penstock_proto import StartError, distribution
-from penstock_proto.keys import host_keys
+from penstock_proto.security.keys import host_keys
 
-from ..host.accepting import only_this_host
-from ..keys import ServerKeys
+from ..net.accepting import only_this_host
+from ..net.keys import ServerKeys
 from . import shipping
 from .orders import WILDCARDS, HeadAt, News, Plan, Wanted
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from penstock_proto import StartError
 
-from ..file_target import files_of, is_file_target, transforms_of
-from ..importing import is_installed, place_of
-from ..joining.agreement import file_of
+from ..hosts.agreement import file_of
+from ..targets.file_target import files_of, is_file_target, transforms_of
+from ..targets.importing import is_installed, place_of
 
 MOST_ENTRIES = 100_000
 """Maximum number of files and folders to look at below one folder of code."""

@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..activity import LIBRARIES, OURS
+from ..logs.own_code import OURS
+from ..worker_state.activity import LIBRARIES
 
 USER, LIBRARY, PENSTOCK = "user", "library", "penstock"
 """Whose code a frame is."""
@@ -23,18 +24,18 @@ COLLATING = "collating"
 """Checking, shuffling, copying and reporting samples; whatever has no other word."""
 
 _WORDS = {
-    "worker/listing.py": "listing splits",
-    "worker/split_list.py": "listing splits",
-    "worker/split_cache.py": "reading and writing the cache",
-    "worker/split_file.py": "reading and writing the cache",
-    "worker/cached_samples.py": "reading and writing the cache",
-    "object_states.py": "switching random states",
-    "worker/randomness.py": "switching random states",
-    "worker/sample_generators.py": "switching random states",
-    "worker/state_memory.py": "switching random states",
-    "worker/process_settings.py": "switching settings",
-    "worker/context_variables.py": "switching settings",
-    "worker/reproducibility.py": "comparing first samples",
+    "worker/work/listing.py": "listing splits",
+    "worker/reading/split_list.py": "listing splits",
+    "worker/cache/split_cache.py": "reading and writing the cache",
+    "worker/cache/split_file.py": "reading and writing the cache",
+    "worker/cache/cached_samples.py": "reading and writing the cache",
+    "feed/objects/object_states.py": "switching random states",
+    "worker/isolation/randomness.py": "switching random states",
+    "worker/isolation/sample_generators.py": "switching random states",
+    "worker/isolation/state_memory.py": "switching random states",
+    "worker/isolation/process_settings.py": "switching settings",
+    "worker/isolation/context_variables.py": "switching settings",
+    "worker/reading/reproducibility.py": "comparing first samples",
     "sources/hdf5.py": "reading HDF5 files",
     "sources/npy.py": "reading NumPy files",
     "sources/parquet.py": "reading Parquet files",
@@ -46,7 +47,7 @@ _WORDS = {
 }
 """By the file of a frame of Penstock, what it does."""
 
-_READING = ("sources/", "worker/split_cache.py", "worker/split_file.py", "worker/cached_samples.py")
+_READING = ("sources/", "worker/cache/split_cache.py", "worker/cache/split_file.py", "worker/cache/cached_samples.py")
 """Files of Penstock that do a generator's work: they stay in the stack above what they call."""
 
 _PACKAGES = ("numpy", "msgspec", "msgpack", "msgpack_numpy")

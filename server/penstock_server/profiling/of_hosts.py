@@ -8,10 +8,11 @@ import socket
 import time
 from typing import Any
 
-from penstock_proto import ProtocolError, codec, seqpacket
+from penstock_proto import ProtocolError
 from penstock_proto import messages as m
+from penstock_proto.transport import codec, seqpacket
 
-from .. import control
+from ..to_daemon import control
 from .pieces import received, shown
 from .profile import Sampled, Stack
 

@@ -3,7 +3,7 @@
 The daemon only hands out the stacks files (stacks.py). Everything else happens here, in the process of the user who
 asks, so several may profile at once, and one that dies leaves nothing behind: workers stop by themselves. Workers that
 die meanwhile, and those that take their places, are part of the profile. So are those of hosts that have joined, which
-sample their workers in the same way (joining/sampling.py) and send what they have seen (of_hosts.py).
+sample their workers in the same way (join/sampling.py) and send what they have seen (of_hosts.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock_proto import PenstockError, StartError
-from penstock_proto.keys import ClientKeys
+from penstock_proto.security.keys import ClientKeys
 
-from .. import control
+from ..to_daemon import control
 from .of_hosts import OfHosts
 from .profile import Profile
 from .sampled_workers import SampledWorkers, rate_of

@@ -2,7 +2,7 @@
 
 A worker that is within one call in C gives no sample until that returns. If it gives none for a second, faulthandler
 writes its stack once a second, which works within such a call. (It would not be safe while Python code runs: see
-worker/stack_sampler.py.)
+worker/process/stack_sampler.py.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from .. import stacks
+from ..worker_state import stacks
 from .folding import Folding, Frame
 from .profile import Sampled
 

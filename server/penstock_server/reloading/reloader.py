@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from penstock_proto import PenstockError
 
-from .. import saved_sources
+from ..targets import saved_sources
 from .sources import Contents, Sources, changed, digests
 from .trial import Trial
 

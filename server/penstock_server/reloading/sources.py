@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from ..file_target import is_file_target, transforms_of
-from ..importing import is_installed, place_of
+from ..targets.file_target import is_file_target, transforms_of
+from ..targets.importing import is_installed, place_of
 
 Contents: TypeAlias = dict[Path, bytes]
 """A digest of each file; empty for one that cannot be read."""

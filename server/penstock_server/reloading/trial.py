@@ -13,7 +13,7 @@ import msgspec
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import Environment, ErrorReport
 
-from ..environment import OPTIONS
+from ..machine.environment import OPTIONS
 
 
 class Trial:

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock_proto import distribution
 
-from ..features import FixedLen, VarLen
+from .features import FixedLen, VarLen
 
 _LISTS = {"bytes": "bytes_list", "float32": "float_list", "int64": "int64_list"}
 DTYPES = {name: dtype for dtype, name in _LISTS.items()}

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..names_on_disk import on_disk_as
 from . import files as fs
+from .names_on_disk import on_disk_as
 from .reader import Reader
 from .row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from .structure import Columns

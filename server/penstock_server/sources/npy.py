@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from penstock_proto.reprs import shown
 
-from ..names_on_disk import on_disk_as
 from . import files as fs
+from .names_on_disk import on_disk_as
 from .reader import Reader
 from .row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from .structure import Columns

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock_proto.reprs import shown
 
-from ..names_on_disk import on_disk_as
+from .names_on_disk import on_disk_as
 
 _PIECES = 256
 """About how many splits an input is divided into: enough for mixing, and for many workers."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock_proto.reprs import shown
 
-from ..names_on_disk import on_disk_as
+from .names_on_disk import on_disk_as
 
 
 @on_disk_as("penstock_server.sources.structure.Columns")

@@ -18,11 +18,11 @@ from typing import Any, BinaryIO
 
 from penstock_proto.reprs import shown
 
-from ..features import FixedLen, VarLen
-from ..names_on_disk import on_disk_as
 from . import files as fs
 from .crc32c import crc32c, masked
 from .example import BadExample, ExampleParser
+from .features import FixedLen, VarLen
+from .names_on_disk import on_disk_as
 from .reader import Reader
 
 _HEAD = struct.Struct("<QI")

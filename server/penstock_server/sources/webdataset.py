@@ -15,8 +15,8 @@ import numpy as np
 
 from penstock_proto.reprs import shown
 
-from ..names_on_disk import on_disk_as
 from . import files as fs
+from .names_on_disk import on_disk_as
 from .reader import Reader
 from .structure import Columns
 

@@ -14,9 +14,9 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from .. import saved_sources
-from ..activity import ActivityPage
-from . import start
+from ..targets import saved_sources
+from ..worker_state.activity import ActivityPage
+from .process import start
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from penstock_proto.reprs import shown
 
-from ..importing import summary
+from ..targets.importing import summary
 
 _passing: ContextVar[tuple[type[BaseException], ...]] = ContextVar("passing", default=())
 

@@ -1,0 +1,52 @@
+"""Feeds that are given as objects: how workers can import them, and whether workers import the same feed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock_proto import StartError
+from penstock_proto.messages import FeedInfo
+
+from .._stream import server
+
+if TYPE_CHECKING:
+    from penstock_server import Feed
+    from penstock_server.targets.targets import Target
+
+_COMPARED = ("batch_size", "drop_remainder", "epochs", "order", "seed", "segment", "shuffle")
+"""The attributes of a feed that the daemon reports unchanged, under the same names."""
+
+
+def require_feed(value: object) -> None:
+    """Raise TypeError unless `value` is a Feed."""
+    if not server.installed() or not isinstance(value, server.load("feed.feed").Feed):
+        raise TypeError(
+            f"expected the URL of a feed, MODULE:ATTR or a Feed, got {type(value).__name__}: write "
+            'penstock.dataset("scenes.py:feed"), where scenes.py has feed = Feed(...)'
+        )
+
+
+def find(feed: Feed) -> Target:
+    """Return how workers can import `feed`.
+
+    Raises:
+        StartError: they cannot; the message says what to do.
+    """
+    server.refuse_in_worker("a Feed")
+    target: Target = server.load("targets.targets").target_of(feed)
+    return target
+
+
+def compare(feed: Feed, info: FeedInfo, target: str) -> None:
+    """Compare `feed` with the feed that workers have imported as `target`.
+
+    Raises:
+        StartError: they differ.
+    """
+    for option in _COMPARED:
+        here, there = getattr(feed, option), getattr(info, option)
+        if here != there and not (option == "drop_remainder" and info.endless):
+            raise StartError(
+                f"{target} has {option}={there!r} in the workers, and {option}={here!r} in this process: its file has "
+                "changed since this process imported it. Import it again (importlib.reload), or restart"
+            )

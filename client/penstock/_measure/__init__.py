@@ -1,0 +1,4 @@
+"""Measures how long training waits for data, and says why.
+
+Begin with `feeding.py`.
+"""

@@ -1,0 +1,465 @@
+"""Hands slabs to the consumer, and releases their slots.
+
+The receiver thread (receiver.py) puts messages in; consumers take slabs out, on any thread. consumer_state.py holds
+the state of the stream and makes the decisions.
+
+One lock, `_ready`, guards everything here. Public methods take it, private methods expect it, and properties read one
+value without it. No thread waits under it (except on the condition itself), copies a slab under it, or receives under
+it. Messages are sent under it if the transport allows any thread to send: a send never blocks. Only the receiver thread
+replaces the transport.
+
+While the connection is lost there is no transport, and consumers wait.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock_proto import PenstockError, ProtocolError, StreamClosed
+from penstock_proto.batches.position import Position
+from penstock_proto.messages import End, Had, Message, MissingRanks, Opened, Pong, ServerMessage
+
+from .._state import repeats
+from .._state.build_reads import Again, BuildReads
+from .._state.consumer_state import ConsumerState, Received
+from .._state.counters import Counters
+from .._state.hand_overs import HandOvers
+from .._state.mailbox import Mailbox
+from .._state.memory import Pool
+from .._transport.transport import LostTransports, Transport
+from .connecting import Link, Named
+from .errors import renewed
+from .outbox import Outbox
+from .slow_waits import Missing
+
+STEP = 0.1
+"""Longest wait in seconds before a waiting consumer checks for other events."""
+SOON = 0.005
+"""Seconds within which the daemon learns of a released slot while the consumer waits for data."""
+
+
+class HandOff:
+    """The hand-off of one stream, over one connection after another.
+
+    Attributes:
+        url: the URL of the feed.
+        keys: the client's keys, or None.
+        mailbox: the requests that finalizers leave for the receiver thread.
+        transport: the transport of the current connection, or None while there is none.
+        missing: the ranks that the stream waits for.
+        hand_overs: records when each batch was handed over, or None if nobody measures that.
+        work: if this process makes the stream itself: makes batches until one is there, or for the given number of
+            seconds. The consumer's thread calls it instead of waiting, without the lock.
+    """
+
+    work: Callable[[float], None] | None = None
+
+    def __init__(
+        self,
+        link: Link,
+        mailbox: Mailbox,
+        connector: Named,
+        asked: float,
+        start: Position | None = None,
+        consumed: int = 0,
+    ) -> None:
+        """Hand over the stream that arrives over `link`.
+
+        Args:
+            link: the first connection, whose stream begins at `start`.
+            mailbox: the mailbox that the link was opened with.
+            connector: opened the link.
+            asked: the time (monotonic) when the user asked for the connection.
+            start: the position at which the stream begins, None for epoch 0.
+            consumed: batches before that position.
+        """
+        identity = connector.identity
+        self.url = str(connector)
+        self.keys = connector.keys
+        self.mailbox = mailbox
+        self.transport: Transport | None = link.transport
+        self.missing = Missing(identity)
+        self._name = link.transport.name
+        self._ready = threading.Condition()
+        shared_from = link.epoch if identity.shares else None
+        self._state = ConsumerState(link.info, start, consumed, shared_from, identity.world_size or 1)
+        self._lost = LostTransports()
+        self._outbox = Outbox(self._state)
+        self._again = Again()
+        self._begun = False
+        self._pool = Pool(keep=2)
+        self._counters = Counters(asked)
+        self.hand_overs: HandOvers | None = None
+        fresh = start is None and not identity.shares and repeats.may_repeat(link.info)
+        self._reads = repeats.registry.opened(connector.url if fresh else None, goes_on=start is not None)
+
+    # --- consumers, on any thread ---
+
+    @property
+    def error(self) -> PenstockError | None:
+        """The error that ended the stream, or None. Raise a copy of it: see `Refused`."""
+        return self._state.error
+
+    @property
+    def begun(self) -> bool:
+        """Whether an epoch was begun, other than to build a model."""
+        return self._begun
+
+    @property
+    def consumed(self) -> int:
+        """Batches handed over since the very beginning of the stream, including earlier runs."""
+        with self._ready:
+            return self._state.progress.consumed - self._again.batches
+
+    @property
+    def waited(self) -> tuple[float, float]:
+        """Seconds that consumers have waited for data, and in how many of these the data was coming."""
+        return self._counters.waited_seconds
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream was closed."""
+        return self._state.closed is not None
+
+    def begin(self, unread: int = 0, build: BuildReads | None = None) -> int:
+        """Begin the next epoch and return its number. Raises as `ConsumerState.begin`.
+
+        `build`: where to keep what this iteration reads, if Keras reads it only to build a model. The next iteration
+        then begins the same epoch, and is handed over the same batches.
+        """
+        with self._ready:
+            self._leave_dropped_epochs()
+            self._state.check_readable()
+            self._begun = self._begun or build is None
+            again = self._again.begins(build, self.url)
+            if self.hand_overs is not None and build is None:
+                self.hand_overs.begins()
+            if again:
+                return self._state.epoch
+            messages = self._state.begin(unread)
+            self._counters.begin(unread)
+            self._send(*messages)
+            if self._state.passed_by is not None:
+                self.mailbox.wake()
+            self._ready.notify_all()
+            epoch = self._state.epoch
+        self._reads.begins(self.url)
+        return epoch
+
+    def go_on(self, build: BuildReads) -> bool:
+        """As `Again.go_on`: this iteration then counts like any other."""
+        with self._ready:
+            goes_on = self._again.go_on(build)
+            self._begun = self._begun or goes_on
+            return goes_on
+
+    def nothing_left(self, epoch: int) -> bool:
+        """As `ConsumerState.nothing_left`."""
+        return self._state.nothing_left(epoch)
+
+    def take(self, epoch: int, timeout: float, build: BuildReads | None = None) -> Received | End | None:
+        """Hand over the next slab of `epoch`; or return its End, or None after `timeout` seconds without either.
+
+        Over TCP the client tells the daemon at once. On the daemon's host the ledger records the hand-over. Then one
+        message at the next call (else within 0.1 s, or 1 s if no slot is held) reports that the slab was handed over
+        and, in most cases, released.
+
+        `build`: that of `begin`.
+
+        Raises as `ConsumerState.take`.
+        """
+        with self._ready:
+            self._check_newest(epoch, build)
+            item, copy = self._again.next(), False
+            if item is None:
+                item, copy = self._take(epoch, timeout, build)
+            if build is not None and item is not None and not (isinstance(item, End) and self.nothing_left(epoch)):
+                build.keep(item)
+            if isinstance(item, End) and self.hand_overs is not None and build is None:
+                self.hand_overs.ends()
+        if not isinstance(item, Received):
+            return item
+        began, whole = item.began, item.whole
+        if copy or build is not None:
+            regions = item.layout.regions(item.slab.first, item.slab.batches)
+            try:
+                private = self._pool.copied(item.root, item.layout.nbytes, regions)
+            except PenstockError as error:  # the batch counts as handed over, so the stream cannot go on without it
+                self.lose(renewed(error))
+                raise
+            item = Received(item.slab, item.layout, private)  # drops the original, which releases the slot
+            self.mailbox.wake()
+        if self.hand_overs is not None and build is None:
+            self.hand_overs.handed(item.slab.batches, began, whole, time.monotonic())
+        return item
+
+    def position(self, consumed: int | None, unread: int) -> tuple[Position, int]:
+        """Return the position after `consumed` batches, and this count. None: all handed over, except `unread`.
+
+        Raises as `Progress.position`.
+        """
+        with self._ready:
+            progress = self._state.progress
+            count = progress.consumed - self._unread(unread) if consumed is None else consumed
+            return progress.position(count), count
+
+    def ends_epoch(self, consumed: int) -> bool:
+        """As `Progress.ends_epoch`."""
+        with self._ready:
+            return self._state.progress.ends_epoch(consumed)
+
+    def stats(self, unread: int) -> dict[str, Any]:
+        """Return the figures for `Connection.stats`. `unread` batches of the last slab were not read yet."""
+        with self._ready:
+            self._release()
+            return {
+                "feed": self._state.info.name,
+                "transport": self._name,
+                "epoch": self._state.epoch,
+                **self._counters.stats(self._unread(unread)),
+                "aliased": len(self._state.aliased) + len(self._lost),
+            }
+
+    def close(self) -> None:
+        """End iterations with StreamClosed."""
+        self._stop_reading()
+        with self._ready:
+            self._state.close(StreamClosed(f"the connection to {self.url} was closed", feed=self._state.info.name))
+            self._again.clear()
+            self._ready.notify_all()
+
+    def forget(self) -> None:
+        """In a forked child: leave the stream and its connections to the parent."""
+        self._ready = threading.Condition()
+        self._lost.forget()
+        if self.transport is not None:
+            self.transport.forget()
+        self._state.close(
+            StreamClosed(
+                f"the connection to {self.url} belongs to process {os.getppid()}, which this process was forked from: "
+                "connect again here",
+                feed=self._state.info.name,
+            )
+        )
+
+    # --- the receiver thread ---
+
+    @property
+    def readable(self) -> bool:
+        """Whether the stream has neither failed nor been closed."""
+        return self._state.error is None and self._state.closed is None
+
+    @property
+    def holds_slots(self) -> bool:
+        """Whether arrays lie over slots."""
+        return bool(self._state.aliased or self._lost)
+
+    @property
+    def passed_by(self) -> PenstockError | None:
+        """As `ConsumerState.passed_by`."""
+        return self._state.passed_by
+
+    @property
+    def unsent(self) -> bool:
+        """Whether messages wait for room to be sent."""
+        return bool(self._outbox)
+
+    @property
+    def handed(self) -> tuple[int, tuple[Had, ...]]:
+        """How many slabs of the lost connection were handed over, and, in a group, the latest of them."""
+        return self._state.handed_before, tuple(self._state.untold)
+
+    def came(self, received: Received) -> None:
+        """Queue a slab. Raises as `ConsumerState.came`."""
+        received.whole = time.monotonic()
+        received.began = received.began or received.whole
+        with self._ready:
+            self._state.came(received)
+            self._ready.notify_all()
+
+    def apply(self, message: ServerMessage) -> None:
+        """Apply a message that concerns the stream.
+
+        Raises:
+            ProtocolError: the daemon must not send it now.
+        """
+        with self._ready:
+            if self._state.applied(message):
+                if isinstance(message, End):
+                    self._flush()
+            elif isinstance(message, MissingRanks):
+                self.missing.said(message)
+            elif isinstance(message, Opened):
+                if self.transport is not None:
+                    self.transport.limit(message.quota)
+            elif not isinstance(message, Pong):
+                raise ProtocolError(f"the daemon sent {type(message).__name__} in an open session")
+            self._ready.notify_all()
+
+    def fail(self, error: PenstockError) -> None:
+        """End the stream with `error`, after the slabs that came before it."""
+        with self._ready:
+            self._state.fail(error)
+            self._ready.notify_all()
+
+    def lose(self, error: PenstockError) -> None:
+        """End the stream with `error` now: another consumer may own the slots of queued slabs."""
+        with self._ready:
+            self._state.lost(error)
+            self._ready.notify_all()
+
+    def tend(self, last: bool) -> None:
+        """Leave dropped epochs, close lost connections, and send due messages. `last`: send Close too, since nobody
+        reads on."""
+        with self._ready:
+            self._leave_dropped_epochs()
+            self._lost.close_unused()
+            if last:
+                self._outbox.add_close()
+            self._flush()
+
+    def disconnect(self) -> None:
+        """Let consumers wait for another connection. The lost one stays open while arrays lie over its slots."""
+        with self._ready:
+            if self.transport is not None:
+                self._lost.add(self.transport, self._state.disconnected())
+            self.transport = None
+            self.missing.clear()
+            self._outbox.clear()
+            self._ready.notify_all()
+
+    def restart_position(self) -> Position:
+        """Return the position at which another connection must begin."""
+        with self._ready:
+            self._leave_dropped_epochs()
+            return self._state.place()
+
+    def close_lost_transports(self) -> None:
+        """Close lost connections whose slots no array uses any longer."""
+        with self._ready:
+            self._lost.close_unused()
+
+    def connect(self, link: Link, position: Position, url: str) -> None:
+        """Continue over another connection, which begins at `position`."""
+        with self._ready:
+            self.transport, self._name, self.url = link.transport, link.transport.name, url
+            self._counters.reconnected()
+            self._send(*self._state.joined(position, link.epoch))
+            self._ready.notify_all()
+
+    def shut(self) -> None:
+        """Close all connections: no array lies over a slot any longer, or the receiver thread failed."""
+        self._stop_reading()
+        with self._ready:
+            self._lost.close()
+            if self.transport is not None:
+                self.transport.close()
+
+    # --- both, with the lock ---
+
+    def _take(self, epoch: int, timeout: float, build: BuildReads | None) -> tuple[Received | End | None, bool]:
+        """Take the next item from the stream. Return it, and whether it must be copied."""
+        transport = self.transport
+        if transport is not None and transport.sends_anywhere:
+            self._send()
+        item = self._next(epoch)
+        if item is None:
+            item = self._wait(epoch, timeout, build)
+        transport = self.transport
+        if not isinstance(item, Received) or transport is None:
+            if isinstance(item, End):
+                self._reads.ends(whole=True)
+            return item, False
+        state = self._state
+        transport.mark(state.handed)
+        quota = transport.quota
+        copy = quota is not None and len(state.aliased) >= quota
+        if copy:
+            self._release()
+            copy = len(state.aliased) >= (quota or 0)
+        if quota is not None:
+            state.aliased.add(item.slab.seq)  # during a copy too: this keeps the connection open
+        self._counters.handed_over(item, copy or item.copied)
+        if not transport.sends_anywhere:
+            self._send()
+        return item, copy
+
+    def _check_newest(self, epoch: int, build: BuildReads | None) -> None:
+        """Raise Refused if a newer iteration has begun in the same epoch."""
+        if build is not self._again.reads and self._state.closed is None:
+            raise self._state.superseded(epoch)
+
+    def _unread(self, unread: int) -> int:
+        """Return how many batches that were taken from the stream the consumer has not read, or will read again, if it
+        has not read `unread` batches of the latest slab."""
+        return self._again.batches + (unread if self._again.reads is None else 0)
+
+    def _next(self, epoch: int) -> Received | End | None:
+        transport = self.transport
+        return self._state.take(epoch, hold=transport is None or transport.silent())
+
+    def _wait(self, epoch: int, timeout: float, build: BuildReads | None) -> Received | End | None:
+        began = time.monotonic()
+        self._counters.waiting(began)
+        try:
+            item = None
+            while item is None and (left := began + timeout - time.monotonic()) > 0:
+                self._send()  # the daemon may need exactly the slots that were released
+                if self.work is None:
+                    self._ready.wait(min(left, SOON if self._state.aliased else STEP))
+                else:
+                    self._work(self.work, left)
+                self._check_newest(epoch, build)
+                item = self._next(epoch)
+        finally:
+            now = time.monotonic()
+            self._counters.waited(began, now)
+            here = self.work is not None  # then the user can see a slow generator, or a breakpoint
+            if self.transport is not None and not here and (seconds := self._counters.slow(now)) is not None:
+                self.missing.warn_of_wait(self.url, seconds, reconnected=self._counters.reconnects > 0)
+        return item
+
+    def _work(self, work: Callable[[float], None], seconds: float) -> None:
+        self._ready.release()
+        try:
+            work(seconds)
+        finally:
+            self._ready.acquire()
+
+    def _release(self) -> None:
+        if self.transport is not None:
+            for seq in self.transport.released():
+                self._state.released(seq)
+
+    def _leave_dropped_epochs(self) -> None:
+        while self.mailbox.left:
+            epoch = self.mailbox.left.popleft()
+            if epoch == self._state.epoch:
+                self._stop_reading()
+            self._send(*self._state.leave(epoch))
+
+    def _stop_reading(self) -> None:
+        self._reads.ends(self._counters.batches >= repeats.MANY)
+
+    def _send(self, *messages: Message) -> None:
+        """Send `messages`, then the acknowledgement that is due. Without a connection send nothing, because the next
+        one begins from the state."""
+        if self.transport is None:
+            return
+        self._outbox.add(messages)
+        if self.transport.sends_anywhere:
+            self._flush()
+        else:
+            self.mailbox.wake()
+
+    def _flush(self) -> None:
+        transport = self.transport
+        if transport is None:
+            return
+        self._release()
+        transport.tell(self._state.handed)
+        self._outbox.send(transport)

@@ -1,0 +1,175 @@
+"""A private daemon: `penstock_server` as a child process that serves one feed to this process and ends with it.
+
+The child ends when its stdin closes, which happens when this process dies in any way. On stdout it prints `ready
+tcp://HOST:PORT/NAME`, or `error {...}` with an ErrorReport. All other lines there come from user code, and this process
+prints them on its own stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Literal
+
+import msgspec
+
+from penstock_proto import PenstockError, StartError
+from penstock_proto.messages import ErrorReport
+
+from . import process_hooks, server
+
+_PATIENCE = 2.0
+_STEP = 0.1
+MAX_LINE = 1 << 20
+"""Most bytes of a line of the daemon. Longer ones come from user code, and are passed on in pieces."""
+
+
+class PrivateDaemon:
+    """A running private daemon.
+
+    Attributes:
+        url: the URL of its feed.
+        stopping: whether `stop` was called.
+    """
+
+    stopping = False
+
+    def __init__(
+        self,
+        spec: str,
+        workers: int | Literal["auto"] | None,
+        memory: int | None,
+        watch: Callable[[], None] | None = None,
+        directory: str | None = None,
+    ) -> None:
+        """Start a daemon for the feed `spec` (MODULE:ATTR) and wait until it is ready, however long its imports take.
+
+        Args:
+            spec: as for `penstock serve`.
+            workers: number of worker processes, "auto", or None for the daemon's default.
+            memory: limit of its shared memory in bytes, or None for the daemon's default.
+            watch: called regularly while waiting; it may raise to stop.
+            directory: where the daemon and its workers look for modules first, besides the current directory.
+
+        Raises:
+            StartError: the server package is not installed, or the daemon ended before it was ready.
+            PenstockError: the daemon reported this error.
+        """
+        server.refuse_in_worker(repr(spec))
+        if workers not in (None, "auto") and not (isinstance(workers, int) and workers > 0):
+            raise ValueError(f'workers={workers!r}: must be 0 (no worker processes) or more, or "auto"')
+        server.check_installed(f"{spec!r} needs the daemon")
+        command = [sys.executable, "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
+        if workers is not None:
+            command += ["--workers", str(workers)]
+        if memory is not None:
+            command += ["--memory", str(memory)]
+        command += ["--until-stdin-closes"]
+        # In its own process group: Ctrl-C goes to the trainer alone, which may need data while it saves a model.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment(directory),
+            bufsize=0,  # the lock of a buffer may be held by the reader thread when a forked child closes the pipe
+            process_group=0,
+        )
+        process_hooks.register(self)
+        self._said: queue.SimpleQueue[str | PenstockError | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="penstock-private", daemon=True)
+        self._reader.start()
+        try:
+            self.url = self._ready(spec, watch)
+        except BaseException:
+            self.stop()
+            raise
+
+    def alive(self) -> bool:
+        """Return whether the daemon still runs."""
+        return self._process.poll() is None
+
+    def _ready(self, spec: str, watch: Callable[[], None] | None) -> str:
+        while True:
+            try:
+                said = self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C works
+            except queue.Empty:
+                if watch is not None:
+                    watch()
+                continue
+            if isinstance(said, str):
+                return said
+            if said is not None:
+                raise said
+            status = self._process.wait()
+            raise StartError(
+                f"the private daemon for {spec!r} ended with status {status} before it was ready; see its messages on "
+                f"stderr, or run `penstock serve {spec}`"
+            )
+
+    def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        begun = b""
+        while data := stdout.read(1 << 16):
+            *lines, begun = (begun + data).split(b"\n")
+            for line in lines:
+                self._hear(line.decode(errors="replace"))
+            if len(begun) > MAX_LINE:
+                sys.stderr.write(begun.decode(errors="replace"))
+                begun = b""
+        self._said.put(None)
+
+    def _hear(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "ready" and rest.startswith("tcp://"):
+            self._said.put(rest)
+            return
+        if word == "error":
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._said.put(msgspec.json.decode(rest, type=ErrorReport).error())
+                return
+        sys.stderr.write(line + "\n")
+
+    def stop(self) -> None:
+        """Stop the daemon: close its stdin, after 2 s send SIGTERM, 0.5 s later SIGKILL. May be called again."""
+        process = self._process
+        self.stopping = True
+        process_hooks.unregister(self)
+        _close(process.stdin)
+        for end in (process.terminate, process.kill, None):
+            try:
+                process.wait(_PATIENCE if end is not process.kill else 0.5)
+                break
+            except subprocess.TimeoutExpired:
+                if end is not None:
+                    end()
+        self._reader.join(0.5)
+        if not self._reader.is_alive():  # else a process that the daemon left behind holds the pipe
+            _close(process.stdout)
+
+    at_exit = stop
+
+    def forget(self) -> None:
+        """In a forked child: leave the daemon to the parent, and close its stdin, which must close with the parent."""
+        _close(self._process.stdin)
+        _close(self._process.stdout)
+        self._process.returncode = 0
+
+
+def _environment(directory: str | None) -> dict[str, str]:
+    """Return this process's environment, without the variables that set options of another `penstock serve`."""
+    result = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_SERVE_")}
+    if directory is not None:
+        result["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, result.get("PYTHONPATH"))))
+    return result
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        with contextlib.suppress(OSError):
+            pipe.close()

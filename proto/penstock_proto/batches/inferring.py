@@ -1,0 +1,191 @@
+"""Infers the spec of a sample and converts values to arrays. Errors say what to yield instead of unsupported values."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SpecError
+from ..reprs import shown
+from ..spec import (
+    DTYPES,
+    MAX_DEPTH,
+    MAX_DIM,
+    MAX_DIMS,
+    MAX_KEY,
+    MAX_LEAVES,
+    DictSpec,
+    Leaf,
+    Spec,
+    TupleSpec,
+    check,
+    numpy_dtype,
+)
+from ..text import is_unicode
+
+
+def infer(sample: Any) -> Spec:
+    """Infer the spec of one sample: nested tuples and dicts (with text keys) of arrays and scalars.
+
+    Lists of numbers are arrays, as in tf.data. A Python int becomes int64, a float float64, a bool bool, as in NumPy.
+
+    Raises:
+        SpecError: something in it cannot be served; the message says what to yield instead.
+        Exception: anything that the user's objects in it raise.
+    """
+    spec = _infer(sample, "", 0)
+    check(spec)
+    return spec
+
+
+def _infer(sample: Any, path: str, depth: int) -> Spec:
+    if depth > MAX_DEPTH:
+        raise SpecError(f"sample{path} is nested more than {MAX_DEPTH} deep")
+    if isinstance(sample, tuple | Mapping) and len(sample) > MAX_LEAVES:
+        raise SpecError(f"sample{path} has {len(sample)} items; up to {MAX_LEAVES} can be served: stack them")
+    if isinstance(sample, tuple):
+        return TupleSpec(tuple(_infer(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(sample)))
+    if isinstance(sample, Mapping):
+        keys = [_key(key, path) for key in sample]
+        return DictSpec.of({key: _infer(sample[key], f"{path}[{key!r}]", depth + 1) for key in keys})
+    _refuse_list_of_arrays(sample, path)
+    text = as_text(sample)
+    array = as_array(sample, path) if text is None else text
+    if array.ndim > MAX_DIMS:
+        raise SpecError(f"sample{path} has {array.ndim} dimensions; up to {MAX_DIMS} can be served")
+    if max(array.shape, default=0) > MAX_DIM:
+        raise SpecError(f"sample{path} has the shape {array.shape}; a dimension can be up to {MAX_DIM}")
+    return Leaf("string" if text is not None else array.dtype.name, array.shape)
+
+
+def _key(key: Any, path: str) -> str:
+    if not isinstance(key, str):
+        raise SpecError(f"sample{path} is a dict with a key that is not text, {shown(key)}: use str keys")
+    text = str.__str__(key)  # of a subclass, such as an Enum's
+    if len(text) > MAX_KEY or not is_unicode(text):
+        what = f"of {len(text)} characters" if len(text) > MAX_KEY else "that is not valid Unicode"
+        raise SpecError(
+            f"sample{path} is a dict with a key {what}, {shown(text, 60)}: use keys of up to {MAX_KEY} characters"
+        )
+    return text
+
+
+def _refuse_list_of_arrays(value: Any, path: str) -> None:
+    """Refuse a list of arrays: it could mean one array or several. (A list of numbers is an array.)"""
+    item = _first_of(value)
+    if item is not value and len(getattr(item, "shape", ())):
+        raise SpecError(
+            f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), if they "
+            "are separate leaves, or np.stack() of them if they are one array"
+        )
+
+
+def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
+    """Convert `value` to an array of a dtype that can be served.
+
+    Raises:
+        SpecError: its dtype cannot be served; the message says what to yield instead.
+        Exception: anything that the object raises during the conversion, unless it is a list.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        text = "is a masked array, whose mask would be lost: yield `.filled(...)` and the mask separately"
+        raise SpecError(f"sample{path} {text}")
+    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a torch tensor
+        value = _from_torch(value, path)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        if not isinstance(value, list):
+            raise
+        hint = "a list is read as one array: yield a tuple, such as (X, y), and pad parts of different lengths"
+        raise SpecError(f"sample{path} is not an array ({error}); {hint}") from None
+    if _can_be_served(array.dtype):
+        return array
+    if array.dtype.kind in "SU":
+        hint = "this leaf holds numbers: yield a number or an array of numbers"
+    elif array.dtype.kind == "O":
+        hint = 'yield numeric arrays; if their lengths differ, give Feed(batching="pad") or Feed(batching="ragged")'
+    elif array.dtype.kind in "mM":
+        hint = "yield .astype('int64') of it"
+    else:
+        hint = f"these can be: {', '.join(sorted(DTYPES))}"
+    raise SpecError(f"sample{path} is {shown(value)} of dtype {shown(array.dtype)}, which cannot be served; {hint}")
+
+
+def as_text(value: Any) -> npt.NDArray[Any] | None:
+    """Return text as an array of `bytes` objects (dtype object): of a `str` or `bytes`, of a list or an array of them.
+
+    `str` becomes UTF-8. Return None if `value` is not text. An empty list or array of objects is not.
+
+    Raises:
+        SpecError: a `str` is not valid Unicode.
+    """
+    kind = type(value)
+    if kind is bytes or kind is str or isinstance(value, str | bytes):
+        array = np.empty((), object)
+        array[()] = _as_bytes(value)
+        return array
+    if isinstance(value, np.ma.MaskedArray):
+        return None
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "SUOT":
+            return None
+        array = value.astype(object)
+    elif isinstance(value, list) and isinstance(_first_of(value), str | bytes):
+        try:
+            array = np.array(value, object)  # not by way of U and S, which lose trailing NULs
+        except ValueError:  # lists of different lengths
+            return None
+    else:
+        return None
+    flat = array.reshape(-1)
+    if not flat.size and value.dtype.kind == "O":
+        return None
+    for at, item in enumerate(flat):
+        if not isinstance(item, str | bytes):
+            return None
+        flat[at] = _as_bytes(item)
+    return flat.reshape(array.shape)
+
+
+def _first_of(value: Any) -> Any:
+    """Return the first item of nested lists that is not a list, or `value` itself if it is not one."""
+    for _ in range(MAX_DIMS):
+        if not isinstance(value, list) or not value:
+            break
+        value = value[0]
+    return value
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return bytes(value)
+    try:
+        return str.__str__(value).encode(errors="surrogateescape")  # file names that are not UTF-8 keep their bytes
+    except UnicodeEncodeError:
+        raise SpecError(f"{shown(value)} is not valid Unicode, so it has no UTF-8: yield bytes") from None
+
+
+def _from_torch(tensor: Any, path: str) -> Any:
+    """Return the array that shares a torch tensor's memory. (This file does not import torch.)"""
+    if tensor.device.type != "cpu":
+        raise SpecError(
+            f"sample{path} is a torch tensor on {tensor.device}: workers have no GPU, so make it on the CPU, or yield "
+            "tensor.cpu()"
+        )
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise SpecError(f"sample{path} is a torch tensor of layout {tensor.layout}: yield tensor.to_dense()")
+    tensor = tensor.detach()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return tensor.view(sys.modules["torch"].uint16).numpy().view(numpy_dtype("bfloat16"))
+    return tensor.numpy()
+
+
+@functools.cache
+def _can_be_served(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in DTYPES  # NumPy builds the name each time, which takes longer than everything else here

@@ -1,0 +1,41 @@
+"""Parses the status that a daemon sends as JSON, for everybody who asks for one. The daemon is not trusted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from ..errors import ProtocolError
+from ..text import printable
+from .status_shape import Status
+
+MAX_DEPTH = 32
+"""How deep a status may be nested. Penstock's own is nested 6 deep."""
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return a daemon's status, with all of its texts safe to print (text.py).
+
+    Raises:
+        ProtocolError: it is not JSON, is nested too deep, or lacks something that readers need.
+    """
+    try:
+        state: dict[str, Any] = _cleaned(json.loads(text), MAX_DEPTH)
+        msgspec.convert(state, Status)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the daemon's status cannot be read: {str(error)[:200]}") from None
+    return state
+
+
+def _cleaned(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if not isinstance(value, dict | list):
+        return value
+    if not depth:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, list):
+        return [_cleaned(item, depth - 1) for item in value]
+    return {printable(key): _cleaned(item, depth - 1) for key, item in value.items()}

@@ -1,0 +1,127 @@
+"""Says in words why two runs of a feed differ, and what to do about it."""
+
+from __future__ import annotations
+
+from ...worker.isolation.shared_settings import FIX, SEED_FIXES, is_setting
+from ..observing.messages import Source
+from ..observing.sources import CLOCK, PID, SYSTEM
+from .culprit import BEFORE, HASH, SOURCES, Culprit
+
+_GLOBAL_TOO = (
+    "the generator (or a transform) takes `rng`, so the global generators are not seeded for it: draw from `rng` "
+    "alone, or leave the parameter `rng` out"
+)
+
+_FIXES = {
+    CLOCK: "let samples depend on the split and on random numbers from `rng` only",
+    PID: "let samples depend on the split and on random numbers from `rng` only",
+    "random": _GLOBAL_TOO,
+    "numpy.random": _GLOBAL_TOO,
+    "torch": _GLOBAL_TOO,
+    "tensorflow": (
+        "draw from `rng` instead of tf.random, or begin each sample with tf.random.set_seed(int(rng.integers(2**31)))"
+    ),
+    "cv2": "begin each sample with cv2.setRNGSeed(int(rng.integers(2**31)))",
+    "polars": (
+        "give sample() or shuffle() a seed=, such as int(rng.integers(2**31)), or a fixed number where the module is "
+        "imported"
+    ),
+    "numba": "pass random numbers from `rng` to the compiled function, or seed np.random inside it",
+}
+
+_LIBRARIES = {
+    "albumentations": "seed it for each sample: augmentations.set_random_seed(int(rng.integers(2**31)))",
+    "monai": "seed it for each sample: transform.set_random_state(int(rng.integers(2**31)))",
+}
+
+
+def cause(culprit: Culprit, *, listing: bool = False) -> tuple[str, str, str]:
+    """Return why the runs differ, the place in user code (or an empty text), and what to do.
+
+    `listing`: True if the lists of splits differ, not the samples.
+    """
+    if culprit.kind == SOURCES:
+        text, where, fix = _sources(culprit)
+        if listing:
+            fix = "draw from random or numpy.random, which are seeded before the splits are listed, or sort the list"
+        return text, where, fix
+    if culprit.kind == HASH:
+        return (
+            "it depends on the order of a set, or on hash() of text, which PYTHONHASHSEED decides: the two runs had "
+            "different values of it",
+            "",
+            "workers always have PYTHONHASHSEED=0, so their stream is always the same. With workers=0, set it "
+            "yourself, or sort the set",
+        )
+    if culprit.kind == BEFORE:
+        return _before(culprit)
+    return _unknown(culprit)
+
+
+def _sources(culprit: Culprit) -> tuple[str, str, str]:
+    first = culprit.sources[0]
+    named = " and ".join(dict.fromkeys(map(_source, culprit.sources[:3])))
+    evidence = "two runs with the same values there agree" if culprit.proven else "one of these, or several together"
+    sites = dict.fromkeys(source.site for source in culprit.sources[:3] if source.site)
+    return f"the cause is {named}: {evidence}", "; ".join(sites), _fix(first)
+
+
+def _source(source: Source) -> str:
+    if source.kind == SYSTEM:
+        by = f" in {source.library}" if source.library else ""
+        return f"the system's random numbers (a generator without a seed{by}, or os.urandom)"
+    if source.kind == CLOCK:
+        return "the clock"
+    if source.kind == PID:
+        return "the process id"
+    return f"the random state of {source.kind}, which Penstock does not seed here"
+
+
+def _fix(source: Source) -> str:
+    if source.kind == SYSTEM:
+        if source.library in _LIBRARIES:
+            return _LIBRARIES[source.library]
+        if source.library:
+            return f"give {source.library} a seed that comes from `rng`, for each sample or each split"
+        if source.site.endswith("at import"):
+            return "give it a seed, such as np.random.default_rng(0), or, in the generator, draw from `rng`"
+        return "draw from the parameter `rng`, which Penstock seeds for each split"
+    return _FIXES.get(source.kind, f"seed {source.kind} from `rng` for each sample")
+
+
+def _before(culprit: Culprit) -> tuple[str, str, str]:
+    text = "it depends on what the process read before: if it is read alone, it is the same in every run"
+    if culprit.names:
+        text += f". While samples are made, these change: {', '.join(culprit.names)}"
+    elif culprit.late:
+        text += f". While samples are made, these are imported: {', '.join(culprit.late[:4])}"
+    seeded = next((SEED_FIXES[name] for name in culprit.names if name in SEED_FIXES), None)
+    if seeded is not None:
+        return text, "", f"{seeded}: all generators and transforms in a worker share this state"
+    if any(map(is_setting, culprit.names)):
+        return text, "", f"{FIX}: all generators that are open in a worker share it"
+    return (
+        text,
+        "",
+        "keep nothing from one split (or item) to the next: make such objects inside the generator, or when the "
+        "module is imported, and do not change them afterwards",
+    )
+
+
+def _unknown(culprit: Culprit) -> tuple[str, str, str]:
+    text = "experiments did not show the cause"
+    if culprit.sources:
+        named = " and ".join(dict.fromkeys(map(_source, culprit.sources[:3])))
+        text += f": the runs differ even with {named} the same in both"
+    if culprit.names:
+        return (
+            f"{text}. Your code starts threads or processes, which run in no fixed order",
+            "; ".join(culprit.names[:3]),
+            "take their results in a fixed order, and give each its own random numbers, from `rng`",
+        )
+    return (
+        text,
+        "",
+        "look for id() and sets of objects, whose order depends on memory addresses, for threads and processes that a "
+        "library starts, and for random numbers of C libraries",
+    )

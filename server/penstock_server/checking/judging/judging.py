@@ -1,0 +1,253 @@
+"""Judges the facts about a feed: what is wrong with it, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...coordinator import size
+from ...coordinator.stream.budget import enough
+from ...feed.feed_warnings import mixing_warning, workers_warning
+from ...feed.options.plan_sizes import pooled_lanes
+from ..findings.findings import ERROR, NOTE, WARNING, Finding, by_severity
+from ..observing.messages import Done, Failed, Imported, Library, Looked
+from ..observing.recording import Recording
+from .collecting import Facts
+from .culprit import HASH
+from .culprit_words import cause
+from .runs import Outcome
+from .sizes import Memory
+
+_HEAVY = 150 << 20
+"""Bytes of a library from which it is worth a note."""
+
+_ENOUGH = 16
+"""Samples that must be equal, over all segments, before segments count as equal."""
+
+
+def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
+    """Return the findings, the most severe first.
+
+    Args:
+        facts: the facts about the feed.
+        memory: the memory of a stream; None if it is unknown.
+        workers: how many workers the user wants to run.
+    """
+    first = facts.first
+    found = [*_failures(first)]
+    if first.imported is not None:
+        found += _imports(first.imported)
+    if first.imported is not None and first.looked is not None:
+        found += _plan(first.imported, first.looked, workers)
+    if memory is not None and memory.least > memory.allowed:
+        found.append(
+            Finding(
+                ERROR,
+                "memory",
+                f"a stream needs at least {size(memory.least)}, and the daemon takes {size(memory.allowed)}",
+                fix=f"give --memory {enough(memory.wanted)}, or make batches, turn= or shuffle= smaller",
+            )
+        )
+    if first.imported is not None and first.done is not None:
+        found += _reading(first.imported, first.done, facts.recording)
+    found += _runs(facts)
+    return by_severity(found)
+
+
+def _failures(first: Outcome) -> Iterator[Finding]:
+    if first.failed is not None:
+        yield _failure(first.failed)
+    if first.hung:
+        yield Finding(
+            ERROR,
+            "hang",
+            f"nothing happened for {first.hung:.0f} s{_doing(first)}",
+            first.site,
+            "if it needs this long, give a longer --hang-timeout; a worker waits forever, unless penstock serve has "
+            "--hang-timeout",
+            first.output,
+        )
+    if first.ended:
+        yield Finding(
+            ERROR,
+            "crash",
+            f"the process {first.ended}{_doing(first)}",
+            first.site,
+            "a library has crashed, or your code ended the process: run that line on its own",
+            first.output,
+        )
+    for skipped in first.skipped[:3]:
+        yield Finding(
+            WARNING,
+            "skipped",
+            f"{skipped.split}: the rest is left out after {skipped.samples} samples: {skipped.why}",
+        )
+
+
+def _doing(first: Outcome) -> str:
+    """Return the words for what user code was doing, or an empty text if that is unknown."""
+    if not first.doing:
+        return ""
+    if first.doing.startswith("importing "):
+        return f" while {first.doing}"
+    looked, plan = first.looked, None if first.imported is None else first.imported.plan
+    is_split = looked is not None and looked.splits > 1 and plan is not None and plan.length is None
+    return f" while it read {_named(first.doing) if is_split else first.doing}"
+
+
+def _named(split: str) -> str:
+    return split if split.startswith(("segment ", "share ", "shard ", "item")) else f"split {split}"
+
+
+def _failure(failed: Failed) -> Finding:
+    error = failed.error
+    split = f" ({_named(error.split)})" if error.split else ""
+    about = {"importing": "import", "listing": "splits", "looking": "first sample"}.get(failed.doing, "sample")
+    return Finding(ERROR, about, f"{error.message}{split}", failed.site, traceback=error.remote_traceback or "")
+
+
+def _imports(imported: Imported) -> Iterator[Finding]:
+    for library in imported.libraries:
+        if library.name == "tensorflow":
+            yield _tensorflow(library, imported.keras)
+    heavy = [one for one in imported.libraries if one.nbytes >= _HEAVY or one.name == "tensorflow"]
+    for library in heavy:
+        brings_another = any(library.name in one.chain for one in heavy)
+        if library.name != "tensorflow" and not brings_another:
+            yield Finding(
+                NOTE,
+                "import",
+                f"{library.name} is imported: {library.seconds:.1f} s and {size(library.nbytes)} in a worker",
+                " -> ".join(library.chain),
+                "if the generator does not need it, keep the feed in a module that does not import it",
+            )
+    for file in imported.files:
+        held = f" ({', '.join(file.holders)})" if file.holders else ""
+        yield Finding(
+            WARNING if file.hdf5 else NOTE,
+            "open file",
+            f"{file.path} is opened at import and stays open{held}. Each worker opens it for itself, but processes "
+            f"that your code forks would share it{', and HDF5 reads wrong data then' if file.hdf5 else ''}",
+            fix="open it in the generator, once per split: then on_error= covers it too",
+        )
+
+
+def _tensorflow(library: Library, keras: bool) -> Finding:
+    return Finding(
+        NOTE if keras else WARNING,
+        "import",
+        f"the module imports TensorFlow: {library.seconds:.1f} s and {size(library.nbytes)} in each worker, or once "
+        "for all if the module begins with its imports",
+        " -> ".join(library.chain),
+        "" if keras else "keep the generator in a module of its own that does not import it",
+    )
+
+
+def _plan(imported: Imported, looked: Looked, workers: int) -> Iterator[Finding]:
+    plan = imported.plan
+    for text in (*plan.warnings, *looked.warnings):
+        yield Finding(WARNING, "feed", text)
+    if plan.length is None:
+        for about, warning in (
+            ("mixing", mixing_warning(plan, looked.splits, pooled_lanes(plan, looked.spec))),
+            ("workers", workers_warning(plan, looked.splits, workers)),
+        ):
+            if warning and not (about == "workers" and plan.warnings):
+                yield Finding(WARNING if about == "mixing" else NOTE, about, warning)
+
+
+def _reading(imported: Imported, done: Done, recording: Recording | None) -> Iterator[Finding]:
+    plan = imported.plan
+    for path in done.gpu.files[:1]:
+        yield Finding(
+            WARNING,
+            "gpu",
+            f"the feed has opened a GPU ({path}): each worker takes some of its memory away from the trainer",
+            fix="hide the GPU from workers (as the default does: look at env=, --env or os.environ), or use the CPU",
+        )
+    for name, count in () if done.gpu.files else done.gpu.visible:
+        yield Finding(
+            WARNING,
+            "gpu",
+            f"{name} can see {count} GPU{'s' if count > 1 else ''} in a worker",
+            fix="leave CUDA_VISIBLE_DEVICES as Penstock sets it (-1), unless the feed needs the GPU",
+        )
+    if done.processes:
+        yield Finding(
+            WARNING,
+            "processes",
+            f"{done.processes} processes that generators have started still run after their generators have ended, so "
+            "each split that is read leaves more of them, until the worker ends",
+            fix="end them in the generator, in a finally block, or start them once, at the top of the module",
+        )
+    for library in done.late:
+        if library.nbytes >= _HEAVY or library.name == "tensorflow":
+            yield Finding(
+                WARNING,
+                "import",
+                f"{library.name} is imported while samples are made: {library.seconds:.1f} s and "
+                f"{size(library.nbytes)} in each worker",
+                " -> ".join(library.chain),
+                "import it at the top of the module, where workers share it, or not at all",
+            )
+    if recording is not None and done.whole and plan.samples is not None and plan.length is None:
+        samples = plan.samples if plan.batch_size is not None else None
+        if samples is not None and recording.samples != samples:
+            yield Finding(
+                ERROR,
+                "samples",
+                f"samples={samples}, but an epoch has {recording.samples}",
+                fix=f"give samples={recording.samples}, or leave it out",
+            )
+    if recording is not None and plan.segment is not None and (equal := _equal_segments(recording)):
+        yield Finding(
+            WARNING,
+            "segments",
+            f"segments 0 to {equal} have the same samples, so every segment repeats them",
+            fix="let the generator draw from `rng`, or from random or numpy.random without a seed of its own, or take "
+            "the segment's number as its first parameter",
+        )
+
+
+def _equal_segments(recording: Recording) -> int:
+    """Return the number of the last segment if all segments are equal, as far as they were read; otherwise 0."""
+    places = sorted(place for place in recording.digests if recording.count(place))
+    shared = min((recording.count(place) for place in places), default=0)
+    if len(places) < 2 or shared * len(places) < _ENOUGH:
+        return 0
+    first = bytes(recording.digests[places[0]][: shared * recording.width])
+    same = all(bytes(recording.digests[place][: len(first)]) == first for place in places)
+    return places[-1] if same else 0
+
+
+def _runs(facts: Facts) -> Iterator[Finding]:
+    second = facts.second
+    if second is not None and (second.failed is not None or second.broke):
+        why = second.failed.error.message if second.failed is not None else second.ended or "it hung"
+        yield Finding(
+            ERROR,
+            "runs",
+            f"a second run, in another order, failed where the first did not: {why}",
+            second.site if second.failed is None else second.failed.site,
+            "make each split independent of what was read before it",
+            "" if second.failed is None else second.failed.error.remote_traceback or "",
+        )
+    for part in (facts, facts.hashes):
+        if part is not None and part.differ:
+            assert part.culprit is not None
+            why, where, fix = cause(part.culprit, listing=part.lists_differ)
+            severity = NOTE if part.culprit.kind == HASH else ERROR
+            yield Finding(severity, "runs", f"{_differs(part)}: {why}", where, fix)
+
+
+def _differs(facts: Facts) -> str:
+    found = facts.difference
+    if found is None:
+        return "two runs list different splits"
+    if not found.leaves:
+        return f"{found.name} has {found.number} samples in one run and another number in the other"
+    what = found.values or f"{found.leaves[0]} differs"
+    more = f" (and {', '.join(found.leaves[1:4])})" if len(found.leaves) > 1 else ""
+    return (
+        f"two runs with the same seed differ in {found.samples} of {facts.compared} samples, first in {found.name}, "
+        f"sample {found.number}: {what}{more}"
+    )

@@ -1,0 +1,90 @@
+"""Computes, from a feed's plan, its spec and one worker's speed: memory, useful numbers of workers, samples per second.
+
+Does no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_proto.messages import FeedPlan
+from penstock_proto.spec import Spec
+
+from ...coordinator.vocabulary.feeds import ServedFeed, SplitsInfo
+from ...coordinator.vocabulary.memory import share
+
+_CREDIT, _QUOTA = 4, 8
+"""Slots that a consumer on the same host asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a stream takes.
+
+    Attributes:
+        batch: bytes of a batch, without headers.
+        varies: whether batches vary in size; then the numbers are estimates from the first sample.
+        slot, slots: bytes of a slot, and how many slots a stream has at most.
+        blocks: bytes of the shuffle blocks.
+        wanted: bytes of all slots and blocks.
+        least: the least bytes with which the stream runs.
+        allowed: bytes that the daemon may take.
+    """
+
+    batch: int
+    varies: bool
+    slot: int
+    slots: int
+    blocks: int
+    wanted: int
+    least: int
+    allowed: int
+
+
+def memory(plan: FeedPlan, spec: Spec, sample_nbytes: int, n_splits: int, workers: int, allowed: int) -> Memory:
+    """Return the memory of a stream with `workers` workers, if the daemon may take `allowed` bytes."""
+    splits = SplitsInfo(0, n_splits, b"") if plan.length is None and plan.segment is None else None
+    feed = ServedFeed(plan, spec, sample_nbytes, splits)
+    slot, blocks = feed.slot_nbytes, feed.blocks_nbytes
+    granted = share(
+        free=1 << 62, slot=slot, blocks=blocks, workers=workers, credit=_CREDIT, quota=_QUOTA, pool=feed.info.pool
+    )
+    assert granted is not None
+    return Memory(
+        batch=(plan.batch_size or 1) * sample_nbytes,
+        varies=feed.varies,
+        slot=slot,
+        slots=granted.slots,
+        blocks=blocks,
+        wanted=granted.nbytes,
+        least=feed.least_nbytes,
+        allowed=allowed,
+    )
+
+
+def useful_workers(plan: FeedPlan, n_splits: int) -> list[int] | None:
+    """Return the numbers of workers that are faster than any smaller number; None if every number is."""
+    if plan.length is not None:
+        return None
+    lanes = min(plan.lanes, n_splits)
+    if plan.order != "exact":
+        return list(range(1, lanes + 1))
+    return sorted({-(-lanes // most) for most in range(1, lanes + 1)})
+
+
+def fastest(plan: FeedPlan, n_splits: int, workers: int) -> int:
+    """Return how many of `workers` workers are busy at the same time."""
+    useful = useful_workers(plan, n_splits)
+    return workers if useful is None else max(number for number in useful if number <= workers)
+
+
+def speed(rate: float, cpu_share: float, workers: int, cpus: int) -> float:
+    """Return the samples per second of `workers` busy workers.
+
+    Args:
+        rate: samples per second of one worker.
+        cpu_share: how many CPUs one worker keeps busy.
+        workers: how many workers are busy at the same time.
+        cpus: CPUs of this host.
+    """
+    return rate * min(workers, cpus / max(cpu_share, 1e-3))

@@ -1,0 +1,131 @@
+"""The places of a feed that samples are read from: splits, or batches of an indexable feed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock_proto.messages import FeedPlan
+from penstock_proto.text import printable
+
+from ...worker.batch.shares import stretch_of_share
+from ...worker.isolation.randomness import GlobalRandomness
+from ...worker.reading.indexed import IndexRun
+from ...worker.reading.loaded_feed import LoadedFeed
+from ...worker.reading.splits import OpenSplit, SplitOpener
+from ...worker.reading.transforming import transform_of
+from ...worker_state.activity import ActivityPage
+
+
+class Places(Protocol):
+    """The places that a `Reader` reads."""
+
+    def __len__(self) -> int: ...
+
+    def show(self, place: int) -> str:
+        """Return a short text for a place."""
+
+    def read(self, place: int, store: Any, rows: int) -> int:
+        """Read the next samples of a place into a store; return their number, fewer than `rows` if the place ended."""
+
+    def close(self, place: int) -> None:
+        """Close a place, if it is open."""
+
+
+class SplitPlaces:
+    """The splits of epoch 0, or its segments.
+
+    If zipped generators yield different numbers of samples, `on_uneven` is called with the place, the number of samples
+    of the shortest, and a message.
+    """
+
+    def __init__(
+        self,
+        feed: LoadedFeed,
+        splits: Any,
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        on_uneven: Callable[[int, int, str], None],
+    ) -> None:
+        self._feed = feed
+        self._splits = splits
+        self._opener = SplitOpener(
+            feed.declared,
+            feed.plan,
+            randomness,
+            page,
+            0,
+            stretch=stretch_of_share(feed.plan, feed.layout),
+            drops=feed.drops,
+            on_uneven=lambda _, place, samples, why: on_uneven(place, samples, why),
+        )
+        self._open: dict[int, OpenSplit] = {}
+
+    def __len__(self) -> int:
+        return len(self._splits)
+
+    def show(self, place: int) -> str:
+        text = self._opener.show(self._splits[place])
+        named = self._feed.declared.splits is not None
+        return printable(f"split {text}" if named else text)
+
+    def read(self, place: int, store: Any, rows: int) -> int:
+        split = self._open.get(place)
+        if split is None:
+            split = self._open[place] = self._opener.open(self._splits[place], place, 0)
+        return split.read(self._feed.collate, store, 0, rows)
+
+    def taken(self, place: int) -> int:
+        """Return how many samples of a split were read; 0 if it is not open."""
+        return self._open[place].taken if place in self._open else 0
+
+    def generator(self, place: int) -> Any:
+        """Return the user's generator that reads a split; None if the split is not open."""
+        return self._open[place].generator if place in self._open else None
+
+    def close(self, place: int) -> None:
+        split = self._open.pop(place, None)
+        if split is not None:
+            split.close()
+
+
+class BatchPlaces:
+    """The batches of an indexable feed, in the order of its items."""
+
+    def __init__(self, feed: LoadedFeed, randomness: GlobalRandomness, page: ActivityPage) -> None:
+        plan = feed.plan
+        assert plan.length is not None
+        self._rows = plan.batch_size or 1
+        self._count = -(-plan.length // self._rows)
+        self._length = plan.length
+        self._run = IndexRun(
+            _unshuffled(feed),
+            feed.items,
+            epoch=0,
+            collate=feed.collate,
+            randomness=randomness,
+            page=page,
+            run=0,
+            transform=transform_of(feed.declared, plan.seed, randomness),
+        )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def show(self, place: int) -> str:
+        if self._rows == 1:
+            return f"item {place}"
+        return f"items {place * self._rows} to {min(self._length, (place + 1) * self._rows) - 1}"
+
+    def read(self, place: int, store: Any, rows: int) -> int:
+        self._run.index = place
+        return self._run.next_batch(store)
+
+    def close(self, place: int) -> None:
+        """Do nothing: nothing is open."""
+
+
+def _unshuffled(feed: LoadedFeed) -> FeedPlan:
+    return msgspec.structs.replace(feed.plan, shuffle=0, block=None)

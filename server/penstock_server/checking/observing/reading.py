@@ -1,0 +1,217 @@
+"""Reads samples of a feed as a worker does, place by place, and records them.
+
+Samples pass the same checks as in a worker. They are not shuffled, so a sample's place and its number there identify
+it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock_proto import GeneratorError
+
+from ...worker.batch.sample_spec import nbytes_of
+from ...worker.isolation.randomness import GlobalRandomness
+from ...worker.reading.loaded_feed import LoadedFeed
+from ...worker_state.activity import ActivityPage
+from .places import BatchPlaces, Places, SplitPlaces
+from .recording import Recorder, Recording
+
+_QUICK = 0.05
+"""Seconds: if a read takes longer, the next one reads fewer rows; otherwise more."""
+
+_STORE_NBYTES = 4 << 20
+_STORE_ROWS = 256
+
+
+class Reader:
+    """Reads places, and records their samples.
+
+    Args:
+        feed: the feed; its spec must be known.
+        splits: its list of splits, or a range of segments; ignored for an indexable feed.
+        recorder: records the samples.
+        on_samples: called with the number of samples so far, after each read.
+        on_skip: called with a place's text, its number of samples and the error, if user code raised and the feed has
+            on_error="skip", or if a part of a zipped feed has fewer samples there than another.
+
+    Attributes:
+        seconds, cpu_seconds: how long all reads took, and their CPU time.
+        whole: whether the reading came to its end before the time was up.
+        place: the place that was read last.
+    """
+
+    def __init__(
+        self,
+        feed: LoadedFeed,
+        splits: Any,
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        recorder: Recorder,
+        on_samples: Callable[[int], None],
+        on_skip: Callable[[str, int, GeneratorError], None],
+    ) -> None:
+        self._feed = feed
+        self._recorder = recorder
+        self._on_samples = on_samples
+        self._on_skip = on_skip
+        self._places: Places
+        self._lanes: int
+        if feed.plan.length is not None:
+            self._places, self._lanes, self._most = BatchPlaces(feed, randomness, page), 1, feed.plan.batch_size or 1
+        else:
+            self._places = SplitPlaces(feed, splits, randomness, page, self._uneven)
+            self._lanes, self._most = min(feed.plan.lanes, len(splits)), _rows_of_a_store(feed)
+        self._indexable = feed.plan.length is not None
+        self._store = feed.collate.store(self._most)
+        self._step = self._most if self._indexable else 1
+        self._count = 0
+        self.seconds = self.cpu_seconds = 0.0
+        self.whole = False
+        self.place = 0
+
+    @property
+    def recording(self) -> Recording:
+        """The recording of the samples so far."""
+        return self._recorder.recording
+
+    @property
+    def generator(self) -> Any:
+        """The user's generator that was read last, or None."""
+        return self._places.generator(self.place) if isinstance(self._places, SplitPlaces) else None
+
+    def close(self) -> None:
+        """Close the generators, since they may have started processes."""
+        for place in self.recording.names:
+            self._places.close(place)
+
+    def in_lanes(self, seconds: float) -> None:
+        """Read as one worker does: a batch of each lane in turn, for about `seconds`.
+
+        Raises:
+            PenstockError: user code failed, or yielded a sample that cannot be served.
+        """
+        until = time.monotonic() + seconds
+        batch = self._feed.plan.batch_size or 1
+        turns = [self._lane(range(lane, len(self._places), self._lanes), batch) for lane in range(self._lanes)]
+        while turns:
+            for turn in list(turns):
+                for went_on in turn:
+                    if time.monotonic() >= until:
+                        return
+                    if went_on:
+                        break
+                else:
+                    turns.remove(turn)
+        self.whole = True
+
+    def backwards(self, other: Recording, seconds: float) -> None:
+        """Read the samples of `other` again, one lane after another, the last lane first, for at most `seconds`.
+
+        Raises:
+            PenstockError: as `in_lanes`.
+        """
+        until = time.monotonic() + seconds
+        places = sorted(other.digests, key=lambda place: (-(place % self._lanes), place))
+        if self._indexable:
+            places.reverse()
+        for place in places:
+            count = other.count(place)
+            if not self._exactly(place, count, place in other.ended, until):
+                return
+        self.whole = True
+
+    def alone(self, place: int, count: int | None, seconds: float) -> None:
+        """Read the first `count` samples of a place (None: all), for at most `seconds`.
+
+        Raises:
+            PenstockError: as `in_lanes`.
+        """
+        self.whole = self._exactly(place, sys.maxsize if count is None else count, False, time.monotonic() + seconds)
+
+    def _exactly(self, place: int, count: int, to_the_end: bool, until: float) -> bool:
+        """Read `count` samples of a place and, if `to_the_end`, one more, to see whether the place ends there.
+
+        Return False if the time was up before that.
+        """
+        left = count
+        while left > 0 or to_the_end:
+            if time.monotonic() >= until:
+                return False
+            asked = min(left, self._step) or 1
+            read = self._read(place, asked)
+            if read < asked or self._indexable:
+                break
+            left -= read
+            if left < 0:
+                break  # the place goes on where it ended in the other run
+        self._places.close(place)
+        return True
+
+    def _lane(self, places: range, batch: int) -> Iterator[bool]:
+        """Read a lane. After each read, yield whether it completed a batch."""
+        left = batch
+        for place in places:
+            while True:
+                asked = min(left, self._step)
+                read = self._read(place, asked)
+                left -= read
+                if left == 0:
+                    left = batch
+                    yield True
+                else:
+                    yield False
+                if read < asked or self._indexable:
+                    break
+            self._places.close(place)
+
+    def _read(self, place: int, rows: int) -> int:
+        recording = self.recording
+        self.place = place
+        if place not in recording.names:
+            recording.names[place] = self._places.show(place)
+            recording.digests[place] = bytearray()
+        began, cpu = time.monotonic(), time.process_time()
+        error: GeneratorError | None = None
+        try:
+            read = self._places.read(place, self._store, rows)
+        except GeneratorError as raised:
+            if self._feed.plan.on_error != "skip":
+                raise
+            error = raised
+            read = self._read_before(place, recording)
+        spent = time.monotonic() - began
+        self.seconds += spent
+        self.cpu_seconds += time.process_time() - cpu
+        if read < rows or self._indexable:
+            recording.ended.add(place)
+        if not self._indexable:
+            self._step = min(self._most, 2 * self._step) if spent < _QUICK else max(1, self._step // 2)
+        self._recorder.add(place, self._store, read)
+        self._count += read
+        self._on_samples(self._count)
+        if error is not None:
+            self._on_skip(recording.names[place], recording.count(place), error)
+        return read
+
+    def _uneven(self, place: int, samples: int, why: str) -> None:
+        self._on_skip(self._places.show(place), samples, GeneratorError(why))
+
+    def _read_before(self, place: int, recording: Recording) -> int:
+        """Return how many rows the read put into the store before user code raised."""
+        assert isinstance(self._places, SplitPlaces)
+        return self._places.taken(place) - recording.count(place) if self._places.taken(place) else 0
+
+
+def _rows_of_a_store(feed: LoadedFeed) -> int:
+    if feed.plan.batch_size is None:
+        return 1  # a ready batch must be used before user code continues
+    assert feed.spec is not None
+    try:
+        nbytes = nbytes_of(feed.spec, None)
+    except Exception:  # its size varies
+        nbytes = _STORE_NBYTES // 16
+    return max(1, min(_STORE_ROWS, _STORE_NBYTES // max(1, nbytes)))

@@ -1,0 +1,98 @@
+"""The options of `penstock serve` that describe a feed of data files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+
+class Rows(click.ParamType[tuple[int, int | None]]):
+    """A range of rows: 100:200, 100: or :200."""
+
+    name = "rows"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
+        """Return `value` as (start, stop)."""
+        match = re.fullmatch(r"([0-9]*):([0-9]*)", str(value))
+        if match is None or str(value) == ":":
+            self.fail(f"must be START:STOP, such as 0:50000 or 50000:, got {value!r}", param, ctx)
+        return int(match[1] or 0), int(match[2]) if match[2] else None
+
+
+_OPTIONS = (
+    click.option(
+        "--leaf",
+        "leaves",
+        multiple=True,
+        metavar="NAME=DATASET",
+        help="With FILE: a leaf of the samples and the dataset, array, column or extension that holds it; once for "
+        "each leaf. DATASET without a name, for all leaves, makes samples tuples.",
+    ),
+    click.option(
+        "--batch-size", type=click.IntRange(1), default=None, metavar="N", help="With FILE: samples in a batch."
+    ),
+    click.option(
+        "--shuffle", type=click.IntRange(0), default=None, metavar="N", help="With FILE: number of samples to mix."
+    ),
+    click.option("--seed", type=click.IntRange(0), default=None, metavar="N", help="With FILE: seed of the order."),
+    click.option(
+        "--rows",
+        type=Rows(),
+        default=None,
+        metavar="START:STOP",
+        show_default="all",
+        help="With FILE: rows to serve, counted over all files.",
+    ),
+    click.option(
+        "--transform",
+        multiple=True,
+        metavar="MODULE:FUNCTION",
+        help="With FILE: a function that turns each sample that was read into another; several are applied in order.",
+    ),
+    click.option(
+        "--cache",
+        type=click.Path(file_okay=False),
+        default=None,
+        metavar="DIR",
+        help="With FILE: a directory that keeps the splits that were read, for later epochs and daemons.",
+    ),
+    click.option(
+        "--name", default=None, metavar="NAME", show_default="the first file's", help="With FILE: the feed's name."
+    ),
+)
+
+
+def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command. The command passes their values to `targets_of`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
+    """Return the targets that workers load: MODULE:ATTR arguments unchanged, or one feed of all data files.
+
+    Raises:
+        click.UsageError: arguments and options contradict each other.
+    """
+    from ..targets.file_target import is_data_file, make_target
+
+    files = [argument for argument in arguments if is_data_file(argument)]
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    if not files:
+        if given:
+            named = " and ".join(f"--{name.replace('_', '-')}" for name in given).replace("--leaves", "--leaf")
+            verb = "is" if len(given) == 1 else "are"
+            raise click.UsageError(f"{named} {verb} for data files: a feed has them in its module, as Feed(...)")
+        return list(arguments)
+    if len(files) < len(arguments):
+        raise click.UsageError("serve either data files or MODULE:ATTR feeds, or start a second daemon on another port")
+    if "batch_size" not in given:
+        raise click.UsageError("data files need --batch-size, such as --batch-size 32")
+    try:
+        return [make_target(files, **options)]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None

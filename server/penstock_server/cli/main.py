@@ -1,0 +1,365 @@
+"""The command line: `penstock serve`, `check`, `status`, `scale`, `stop`. (penstock_command/ adds the others.)"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+from penstock_proto import PenstockError, distribution
+from penstock_proto.security.keys import any_keys, client_keys
+
+try:
+    import click
+except ImportError:
+    sys.exit(f"penstock: the command line needs the server's packages: {distribution.pip_install('server')}")
+
+from ..logs import log_format
+from ..machine import cpus
+from .check_command import check
+from .command_group import PenstockGroup, complete_files
+from .file_options import file_options, targets_of
+from .join_command import join
+from .keygen import keygen
+from .parameters import (
+    Advertised,
+    Bytes,
+    HttpAddress,
+    Variable,
+    Workers,
+    allow_uid_option,
+    client_keys_option,
+    hang_timeout_option,
+    log_format_option,
+    log_level_option,
+    worker_memory_option,
+)
+from .ray_command import engine_options
+from .ray_command import hosts as engine_hosts
+from .scale_command import scale
+
+
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"penstock, version {distribution.version()}")
+        context.exit()
+
+
+@click.group(cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def main() -> None:
+    """Keep TensorFlow trainers fed: run preprocessing generators in worker processes and serve their batches.
+
+    Each option of each command can also be set by an environment variable: PENSTOCK_SERVE_WORKERS=8 is --workers 8 of
+    `serve`.
+
+    \b
+    Examples:
+      penstock serve scenes.py:feed --workers 8
+      penstock status tcp://127.0.0.1:5555
+      penstock serve --help
+    """  # noqa: D301 (click wants a real \b)
+
+
+@main.command()
+@click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True, shell_complete=complete_files)
+@click.option(
+    "--workers",
+    type=Workers(),
+    default=None,
+    metavar="N|auto",
+    show_default="one for each CPU that it may use; with --on 0",
+    help="Number of worker processes; auto: as many as trainers need, measured while they read; 0 if only hosts that "
+    "join (penstock join) are to make batches.",
+)
+@click.option(
+    "--bind",
+    default=None,
+    metavar="tcp://HOST:PORT",
+    show_default="tcp://127.0.0.1:5555; with --on tcp://0.0.0.0:5555",
+    help="Address to listen on; port 0 picks one.",
+)
+@click.option(
+    "--keys",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="DIR",
+    show_default="none",
+    help="Admit only clients and hosts with keys, and encrypt; DIR is the one that `penstock keygen` made.",
+)
+@click.option(
+    "--insecure", is_flag=True, help="Let other hosts connect without keys, when --bind is more than this host."
+)
+@allow_uid_option
+@click.option(
+    "--advertise",
+    type=Advertised(),
+    default=None,
+    metavar="HOST[:PORT]",
+    show_default="the address of --bind, or this host's name if that is 0.0.0.0",
+    help="Host name by which trainers reach the daemon; it appears in the URLs that the daemon shows.",
+)
+@click.option(
+    "--memory",
+    type=Bytes(),
+    default=None,
+    metavar="SIZE",
+    show_default="a quarter of what is free, at most 8G",
+    help="Most memory for batches and shuffle blocks, such as 4G.",
+)
+@hang_timeout_option
+@worker_memory_option
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False),
+    default=None,
+    metavar="FILE",
+    show_default="none",
+    help="Keep the positions of groups in this file (SQLite); the next daemon with the same file continues them.",
+)
+@click.option(
+    "--env",
+    "environment",
+    type=Variable(),
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Set an environment variable in the workers, whatever their feeds and the defaults say (each library one "
+    "thread, no GPU); NAME alone takes the value that it has here.",
+)
+@click.option(
+    "--http",
+    type=HttpAddress(),
+    default=None,
+    metavar="[HOST:]PORT",
+    show_default="none",
+    help="Serve a live web page, metrics for Prometheus, health checks and the status here; port 0 picks one.",
+)
+@log_level_option
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="For development: when the code of the feeds changes, read the next epoch from the new code.",
+)
+@log_format_option
+@engine_options
+@file_options
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
+def serve(
+    feeds: tuple[str, ...],
+    workers: int | str | None,
+    bind: str | None,
+    keys: str | None,
+    insecure: bool,
+    allow_uids: tuple[int, ...],
+    advertise: str | None,
+    memory: int | None,
+    hang_timeout: float | None,
+    worker_memory: int | None,
+    state: str | None,
+    environment: tuple[tuple[str, str | None], ...],
+    http: tuple[str, int] | None,
+    log_level: str,
+    reload: bool,
+    form: str,
+    engine: str | None,
+    hosts: tuple[int, int] | None,
+    workers_per_host: int | None,
+    until_stdin_closes: bool,
+    **of_files: Any,
+) -> None:
+    """Serve feeds until SIGTERM or Ctrl-C.
+
+    MODULE:ATTR names a Feed; MODULE is the name of a module or the path of a .py file. When a feed is ready, the daemon
+    prints a line `ready tcp://HOST:PORT/NAME`.
+
+    FILE is a data file (.h5, .hdf5, .npy, .npz, .parquet, .tar), a quoted pattern or a URL. All files together are one
+    feed, described by --leaf and --batch-size.
+
+    \b
+    Signals:
+      SIGTERM, Ctrl-C   let the epochs that are being read finish, then stop; a second one stops at once
+      SIGTTIN, SIGTTOU  add a worker, remove a worker
+      SIGHUP            with --keys: read again which clients and hosts may connect
+
+    \b
+    Examples:
+      penstock serve scenes:feed --workers 8
+      penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --keys keys
+      penstock serve scenes:feed --workers auto --hang-timeout 60
+      penstock serve scenes:feed --state groups.sqlite
+      penstock serve scenes.py:feed --on ray --hosts 4 --workers-per-host 16 --keys keys
+      penstock serve scenes.py:feed --on ray --hosts 1:8 --workers-per-host 16 --keys keys
+      penstock serve scenes.py:feed --reload
+      penstock serve digits.h5 --leaf image=images --leaf label=labels --batch-size 32 --shuffle 1000
+    """  # noqa: D301 (click wants a real \b)
+    from ..machine.numpy_threads import no_threads
+
+    with no_threads():
+        from ..daemon import serving
+        from ..machine.memory_limits import default_memory
+        from .progress import Progress
+        from .service_manager import ServiceManager
+        from .terminal import Line
+
+    line = Line(private=until_stdin_closes)
+    line.log_to(log_format.configure(log_level, form))
+    targets = targets_of(feeds, of_files)
+    if keys is not None and insecure:
+        raise click.UsageError("--insecure lets clients connect without keys: give --keys or --insecure, not both")
+    if workers is None:
+        workers = cpus.usable() if engine is None else 0
+    if bind is None:
+        bind = "tcp://127.0.0.1:5555" if engine is None else "tcp://0.0.0.0:5555"
+    progress = Progress(line, ServiceManager(private=until_stdin_closes))
+
+    def on_ready(url: str) -> None:
+        with line.aside():
+            click.echo(f"ready {url}")
+
+    try:
+        with engine_hosts(
+            targets,
+            engine=engine,
+            hosts=hosts,
+            workers_per_host=workers_per_host,
+            workers=workers,
+            reload=reload,
+            bind=bind,
+            keys=keys,
+            insecure=insecure,
+            hang_timeout=hang_timeout,
+            worker_memory=worker_memory,
+            environment=environment,
+        ) as placed:
+
+            def each_second(daemon: Any) -> None:
+                progress.look(daemon)
+                if placed is not None:
+                    placed.look(daemon)
+
+            serving.serve(
+                targets,
+                workers=None if isinstance(workers, str) else workers,
+                bind=bind,
+                keys=keys,
+                insecure=insecure,
+                allow_uids=allow_uids,
+                advertise=advertise,
+                memory=default_memory() if memory is None else memory,
+                on_ready=on_ready,
+                until_stdin_closes=until_stdin_closes,
+                hang_timeout=hang_timeout,
+                worker_memory=worker_memory,
+                state=state,
+                environment=dict(environment),
+                http=http,
+                reload=reload,
+                each_second=each_second,
+                engine=placed,
+            )
+    except PenstockError as error:
+        if until_stdin_closes:  # the trainer that started this daemon raises the error
+            import msgspec
+
+            from penstock_proto.messages import ErrorReport
+
+            click.echo(f"error {msgspec.json.encode(ErrorReport.of(error)).decode()}")
+            sys.exit(1)
+        if form == "json":
+            logging.getLogger(__name__).critical("%s", error, extra={"event": "failed", "error": error})
+            sys.exit(1)
+        raise
+    finally:
+        line.show("")
+
+
+main.add_command(check)
+main.add_command(keygen)
+main.add_command(join)
+main.add_command(scale)
+
+
+@main.command()
+@click.argument("url")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@client_keys_option
+@click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
+def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
+    """Show a daemon's feeds, workers, memory and consumers.
+
+    URL is a daemon's or a feed's address.
+
+    \b
+    Examples:
+      penstock status tcp://127.0.0.1:5555
+      penstock status tcp://loader:5555/train --json
+    """  # noqa: D301
+    from ..to_daemon import control
+    from .status_lines import status_lines
+
+    state = json.loads(control.status(url, timeout, any_keys(keys)))
+    click.echo(json.dumps(state, indent=2) if as_json else "\n".join(status_lines(state)))
+
+
+@main.command()
+@click.argument("url")
+@click.option("--now", is_flag=True, help="Do not wait for epochs to finish; their trainers get an error.")
+@client_keys_option
+@click.option(
+    "--timeout",
+    type=float,
+    default=None,
+    metavar="SECONDS",
+    show_default="no limit; 10 with --now",
+    help="Time to wait for the daemon to stop.",
+)
+def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
+    """Stop a daemon on this host.
+
+    URL is a daemon's or a feed's address. The daemon lets the epochs that are being read finish, begins no new ones,
+    and stops; this command waits for that. SIGTERM and Ctrl-C do the same, and a second one acts like --now.
+
+    \b
+    Examples:
+      penstock stop tcp://127.0.0.1:5555
+      penstock stop tcp://127.0.0.1:5555 --now
+    """  # noqa: D301
+    from penstock_proto.status.figures import count
+
+    from ..to_daemon import control
+    from .progress import needs_hosts, words
+    from .terminal import Line
+
+    line = Line()
+
+    def still_waiting(state: dict[str, Any]) -> None:
+        if line.drawn:
+            line.show(f"{words(state)}; Ctrl-C stops waiting")
+        else:
+            streams = len(state["streams"]) + state["more_streams"]
+            why = f" ({hosts})" if (hosts := needs_hosts(state)) else ""
+            waits = f"still waiting for {count(streams, 'stream')}{why}"
+            click.echo(f"{waits}; `penstock stop {url} --now` does not wait", err=True)
+
+    if now and timeout is None:
+        timeout = 10.0
+    try:
+        control.stop(
+            url,
+            now=now,
+            timeout=timeout,
+            still_waiting=still_waiting,
+            every=1.0 if line.drawn else 10.0,
+            keys=client_keys(keys),
+        )
+    finally:
+        line.show("")
+    click.echo("stopped")

@@ -1,0 +1,184 @@
+"""Types of values on the command line, and options that several commands share."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import click
+
+client_keys_option = click.option(
+    "--keys",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="DIR",
+    show_default="PENSTOCK_KEYS, or none",
+    help="A client's folder of keys, for a daemon with --keys.",
+)
+
+allow_uid_option = click.option(
+    "--allow-uid",
+    "allow_uids",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="UID",
+    help="Let trainers of this user, on this host, share memory with Penstock; they can then change its batches.",
+)
+
+hang_timeout_option = click.option(
+    "--hang-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=None,
+    metavar="SECONDS",
+    show_default="off",
+    help="Kill and replace a worker whose generator yields no sample for this long; the log names the line it hung at.",
+)
+
+LEAST_WORKER_MEMORY = 64 << 20
+"""The least that `--worker-memory` allows, in bytes: Python and NumPy alone take about half of it."""
+
+
+def _enough(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
+    if value is not None and value < LEAST_WORKER_MEMORY:
+        raise click.BadParameter(f"must be at least {LEAST_WORKER_MEMORY >> 20}M, got {value} bytes", context, option)
+    return value
+
+
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Log lines of this level and above.",
+)
+
+log_format_option = click.option(
+    "--log-format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Write the log as text, or as a JSON object on each line.",
+)
+
+
+class Workers(click.ParamType[int | str]):
+    """A number of workers, or `auto`."""
+
+    name = "workers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Return `value` as a number, or `auto`."""
+        if value == "auto":
+            return "auto"
+        try:
+            return _COUNT.convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"must be a number from 0 to {_MOST}, or auto, got {value!r}", param, ctx)
+
+
+_MOST = 4096
+_COUNT = click.IntRange(0, _MOST)
+
+
+class HostBounds(click.ParamType[tuple[int, int]]):
+    """A number of hosts, or MIN:MAX. The value is (fewest, most)."""
+
+    name = "hosts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Return the fewest and the most."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", str(value))
+        if match is None:
+            self.fail(f"must be a number, or MIN:MAX such as 2:8, got {value!r}", param, ctx)
+        least, most = int(match[1]), int(match[2] or match[1])
+        if least > most:
+            self.fail(f"MIN must not be more than MAX, got {value!r}", param, ctx)
+        if least < 1 or most > _MOST:
+            self.fail(f"must be from 1 to {_MOST}, got {value!r}", param, ctx)
+        return least, most
+
+
+class Bytes(click.ParamType[int]):
+    """A size in bytes: 500000000, 500M, 4G (powers of 1024)."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return `value` as a number of bytes."""
+        text = str(value).strip().upper().removesuffix("B").removesuffix("I")
+        shift = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:], 0)
+        try:
+            number = float(text[:-1]) * 2**shift if shift else int(text)
+        except ValueError:
+            self.fail(f"must be a size such as 4G or 512M, got {value!r}", param, ctx)
+        if number <= 0:
+            self.fail(f"must be more than 0, got {value!r}", param, ctx)
+        return int(number)
+
+
+worker_memory_option = click.option(
+    "--worker-memory",
+    type=Bytes(),
+    callback=_enough,
+    default=None,
+    metavar="SIZE",
+    show_default="no limit",
+    help="Most memory of its own for each worker, such as 4G. User code that asks for more gets a MemoryError.",
+)
+
+
+class Variable(click.ParamType[tuple[str, str | None]]):
+    """NAME=VALUE, or NAME for its value in this process (None if it is not set)."""
+
+    name = "variable"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str | None]:
+        """Return the name and the value."""
+        from ..machine.environment import checked
+
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        result = text if equals else os.environ.get(name)
+        try:
+            checked({name: result}, "--env")
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return name, result
+
+
+class Advertised(click.ParamType[str]):
+    """HOST or HOST:PORT; an IPv6 address is in brackets."""
+
+    name = "host"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return `value` if it can be part of a URL."""
+        text = str(value)
+        match = re.fullmatch(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:/]+)(?::([0-9]{1,5}))?", text)
+        if match is None or not 1 <= int(match[1] or 1) <= 65535:
+            self.fail(
+                f"must be HOST or HOST:PORT, such as loader.example.org, 10.0.0.5:5555 or [fd00::5], got {text!r}",
+                param,
+                ctx,
+            )
+        return text
+
+
+class HttpAddress(click.ParamType[tuple[str, int]]):
+    """HOST:PORT, or PORT alone for a server that only this host can reach; an IPv6 address is in brackets."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Return host and port."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(?:(\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:/]+):)?([0-9]{1,5})", str(value))
+        if match is None or int(match[2]) > 65535:
+            self.fail(f"must be HOST:PORT or PORT, such as 127.0.0.1:8090 or 8090, got {value!r}", param, ctx)
+        return (match[1] or "127.0.0.1").strip("[]"), int(match[2])

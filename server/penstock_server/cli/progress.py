@@ -1,0 +1,94 @@
+"""Shows the daemon's progress, while feeds start and while epochs finish, to a person and to the service manager."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from penstock_proto.status.figures import count
+from penstock_proto.text import printable
+
+from .service_manager import Phase, ServiceManager
+from .terminal import Line
+
+
+class Progressing(Protocol):
+    """The daemon, as this file sees it."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    renewing: bool
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class Progress:
+    """See the file's head.
+
+    Args:
+        line: the line that shows it to a person.
+        manager: the service manager.
+    """
+
+    def __init__(self, line: Line, manager: ServiceManager) -> None:
+        self._line = line
+        self._manager = manager
+
+    def look(self, daemon: Progressing) -> None:
+        """Show the daemon's progress. Call it every second."""
+        waits = daemon.draining or not daemon.ready
+        text = words(daemon.status()) if waits or self._manager.listens else ""
+        stopping = daemon.draining and not daemon.renewing
+        self._manager.tell(Phase(daemon.ready, stopping, text))
+        then = "; Ctrl-C again stops at once" if stopping else ", then the new code is read" if daemon.renewing else ""
+        self._line.show(text + then if waits else "")
+
+
+def words(state: dict[str, Any]) -> str:
+    """Return in words what a daemon with this status waits for, or what it does if it waits for nothing."""
+    if state["draining"]:
+        return _finishing(state)
+    if not state["ready"]:
+        return _starting(state)
+    return f"serving {count(len(state['feeds']), 'feed')} to {count(_consumers(state), 'consumer')}"
+
+
+def _finishing(state: dict[str, Any]) -> str:
+    reading = [stream for stream in state["streams"] if stream["reading"]]
+    if not reading:
+        return f"stopping, {count(_consumers(state), 'consumer')} left"
+    if hosts := needs_hosts(state):
+        return hosts
+    batches = {feed["name"]: feed["batches"] for feed in state["feeds"]}
+    known = [wanted for stream in reading if (wanted := batches.get(stream["feed"])) is not None]
+    sent = sum(stream["batches"] for stream in reading)
+    of = f" of {sum(known)}" if len(known) == len(reading) else ""
+    whose = "the epoch of 1 consumer" if len(reading) == 1 else f"the epochs of {len(reading)} consumers"
+    return f"finishing {whose}: {sent}{of} batches sent"
+
+
+def needs_hosts(state: dict[str, Any]) -> str:
+    """Return that no worker makes batches, and what to do. Return "" if some do."""
+    makers = any(worker["makes_batches"] for worker in state["workers"])
+    return "" if makers else "no worker makes batches: run `penstock join`"
+
+
+def _starting(state: dict[str, Any]) -> str:
+    workers = state["workers"]
+    ready = sum(worker["ready"] for worker in workers)
+    text = f"starting: {ready} of {count(len(workers), 'worker')} ready"
+    for worker in workers:
+        doing = worker["doing"]
+        if worker["ready"] and doing is not None and doing.get("what"):
+            first = "" if doing["split"] is None else "a first sample of split "
+            return f"{text}, {first}{printable(doing['what'])} ({doing['seconds']:.0f} s)"
+    for failing in state["failing"]:
+        return f"{text}, feed {failing['feed']} failed {count(failing['times'], 'time')} and is tried again"
+    return text
+
+
+def _consumers(state: dict[str, Any]) -> int:
+    return len(state["streams"]) + int(state["more_streams"])

@@ -1,0 +1,63 @@
+"""Requests to the daemon from programs on its own host: to stop, to scale, and to profile the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from penstock_proto import ProtocolError
+from penstock_proto import messages as m
+
+from ..net.local import LocalPeer
+from .profiles import Profiles
+from .to_consumers import failed
+
+Request: TypeAlias = m.StopRequest | m.ScaleRequest | m.ScaleHostsRequest | m.StacksRequest | m.ProfileHosts
+
+
+class LocalRequests:
+    """See the file's head.
+
+    Args:
+        stop: called when the daemon's own user asks it to stop; the argument is True to stop at once.
+        scale: called when that user asks for a number of workers or hosts. Returns the old and the new number; may
+            raise an error.
+        profiles: profiles workers for users.
+    """
+
+    def __init__(
+        self,
+        stop: Callable[[bool], None],
+        scale: Callable[[m.ScaleRequest | m.ScaleHostsRequest], tuple[int, int]],
+        profiles: Profiles,
+    ) -> None:
+        self._stop = stop
+        self._scale = scale
+        self._profiles = profiles
+
+    def came(self, peer: LocalPeer, request: Request) -> None:
+        """Answer a request that came over a connection on this host.
+
+        Raises:
+            PenstockError: it cannot be done. (A user without permission gets an answer that says so.)
+        """
+        match request:
+            case _ if not peer.trusted:
+                peer.send(failed(ProtocolError("only the daemon's own user and root may stop, scale and profile it")))
+            case m.StopRequest():
+                self._stop(request.now)
+            case m.ScaleRequest() | m.ScaleHostsRequest():
+                peer.send(m.Scaled(*self._scale(request)))
+            case m.StacksRequest():
+                self._profiles.send_stacks(peer)
+            case m.ProfileHosts():
+                self._profiles.begin(peer, request)
+
+    def peer_ended(self, peer: LocalPeer) -> None:
+        """Handle the end of a connection on this host."""
+        self._profiles.peer_ended(peer)
+
+
+def refused() -> m.Failed:
+    """Return the answer to such a request over the network."""
+    return failed(ProtocolError("a daemon can be stopped, scaled and profiled only from its own host"))

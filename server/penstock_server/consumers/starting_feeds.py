@@ -1,0 +1,108 @@
+"""The progress of feeds at the daemon's start: which can be consumed, at which URL, and why the others cannot."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterable
+
+from ..coordinator import Coordinator, size
+from ..feed.feed_warnings import mixing_warning, workers_warning
+
+log = logging.getLogger(__name__)
+
+SAY_AGAIN = 300
+"""Seconds after which the log repeats why a feed cannot be started."""
+
+
+class StartingFeeds:
+    """See the file's head.
+
+    Args:
+        coordinator: makes the decisions; only read here.
+        feeds: number of feeds that the daemon is to serve.
+        endpoint: the `tcp://address:port` at which the daemon listens.
+        advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `endpoint`.
+        on_ready: called with the URL of each feed once it can be consumed.
+        all_ready: called when all feeds can be consumed.
+
+    Attributes:
+        count: the number of feeds.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        feeds: int,
+        endpoint: str,
+        advertise: str | None,
+        on_ready: Callable[[str], None],
+        all_ready: Callable[[], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self.count = feeds
+        self._splits: dict[str, int] = {}
+        self._on_ready = on_ready
+        self._all_ready = all_ready
+        self._warned: set[str] = set()
+        address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        host = socket.gethostname() if address in ("0.0.0.0", "[::]", "*") else address
+        place = advertise or host
+        self._root = f"tcp://{place if re.search(r':[0-9]+$', place) else f'{place}:{port}'}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether all feeds can be consumed."""
+        return len(self._coordinator.feeds) == self.count
+
+    def url(self, feed: str) -> str:
+        """Return the URL of a feed."""
+        return f"{self._root}/{feed}"
+
+    def feed_ready(self, name: str, splits: int) -> None:
+        """Handle a feed that can be consumed: report its URL, and warn if its `splits` do not suit its options."""
+        feed = self._coordinator.feeds[name]
+        fields = {"event": "feed_ready", "feed": name}
+        log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes), extra=fields)
+        if splits:
+            self._splits[name] = splits
+            if text := mixing_warning(feed.plan, splits, feed.info.pool):
+                self.warn_once(text)
+            self.look_at_workers()
+        self._on_ready(self.url(name))
+        if self.ready:
+            self._all_ready()
+
+    def look_at_workers(self) -> None:
+        """Warn if a feed has too few lanes for the current number of workers."""
+        there = self._coordinator.workers
+        workers = len(set(there.makers) - there.leaving)
+        for name, splits in self._splits.items():
+            plan = self._coordinator.feeds[name].plan
+            if workers and (text := workers_warning(plan, splits, workers)):
+                self.warn_once(text)
+
+    def warn_once(self, text: str) -> None:
+        """Log a warning about a feed, unless it was logged before."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text, extra={"event": "feed_warning"})
+
+    def look_at_the_clock(self, seconds: int) -> None:
+        """Log from time to time which feeds are not ready yet, `seconds` after the start."""
+        failing = self._coordinator.starting.failing
+        if seconds % SAY_AGAIN == 0:
+            self.say_what_fails(failing)
+        if seconds % 10 == 0 and not self.ready and not failing:
+            text = "not ready after %d s: importing, listing splits, or waiting for a first sample"
+            log.info(text, seconds, extra={"event": "starting"})
+
+    def say_what_fails(self, feeds: Iterable[str]) -> None:
+        """Log why these feeds cannot be started yet."""
+        for name in feeds:
+            failing = self._coordinator.starting.failing[name]
+            text = "feed %s cannot be started yet, and is tried again (tries so far: %d): %s"
+            fields = {"event": "feed_failing", "feed": name, "error": failing.error}
+            log.error(text, name, failing.times, failing.error, extra=fields)

@@ -1,0 +1,224 @@
+"""Admission: decides whether a consumer can read a feed, and which stream it reads: its own, or one that it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+
+from penstock_proto import ProtocolError, StateMismatch, UnknownFeed, WorkerDied
+from penstock_proto.batches.position import Position, differences
+
+from ..delivery.delivery import Delivery, SingleDelivery
+from ..delivery.group_delivery import GroupDelivery
+from ..delivery.outlet import Outlet
+from ..delivery.rank_delivery import RankDelivery
+from ..stream.budget import Budget
+from ..stream.stream import MOST_STREAMS, Stream
+from ..vocabulary import commands as do
+from ..vocabulary.ask import Ask
+from ..vocabulary.consumer import Consumer
+from ..vocabulary.feeds import ServedFeed
+from ..vocabulary.group_log import SavedGroup, check_had
+from ..vocabulary.positions import check, check_counts
+from ..vocabulary.workers import Workers
+from .groups import Groups
+from .rendezvous import Rendezvous
+
+
+class Admission:
+    """See the file's head.
+
+    Args:
+        feeds: the feeds that can be read.
+        streams: the streams by number; new ones are added here.
+        workers: the worker processes.
+        budget: grants memory and slots.
+        groups: the groups that are read, or wait in the state file.
+        later: `later(seconds, run)` tries the run's work again after `seconds`.
+        out: where commands go.
+    """
+
+    def __init__(
+        self,
+        feeds: Mapping[str, ServedFeed],
+        streams: dict[int, Stream],
+        *,
+        workers: Workers,
+        budget: Budget,
+        groups: Groups,
+        later: Callable[[float, int], None],
+        out: Callable[[do.Command], None],
+    ) -> None:
+        self._feeds = feeds
+        self._streams = streams
+        self._workers = workers
+        self._budget = budget
+        self._groups = groups
+        self._later = later
+        self._do = out
+        self._last_stream = 0
+        self._rendezvous: dict[tuple[str, str, int], Rendezvous] = {}
+
+    def unknown_feed(self, name: str) -> UnknownFeed:
+        """Return the error for a feed that is not served. The error names the feeds that are."""
+        served = ", ".join(sorted(self._feeds)) or "none is ready yet"
+        return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
+
+    def open(self, number: int, feed_name: str, ask: Ask) -> Consumer:
+        """Make a new consumer with this number.
+
+        Raises:
+            UnknownFeed: names the feeds that exist.
+            StateMismatch: the position is from another feed, or differs from that of the other ranks; says how.
+            MemoryBound: other streams hold the memory; says how much is needed.
+            StreamClosed: the consumer comes back to a stream of a group, and that stream no longer exists.
+            RankTaken: another process reads as this rank.
+            WorkerDied: no worker process can start any longer.
+            ProtocolError: the request is impossible.
+        """
+        feed = self._feeds.get(feed_name)
+        if feed is None:
+            raise self.unknown_feed(feed_name)
+        if not self._workers.numbers:
+            raise WorkerDied("no worker process is left, and none can start: see the daemon's log", feed=feed_name)
+        if feed.static_splits is None or feed.info.pool > 1:
+            self._workers.pick_local(0)  # raises if no worker can list splits or mix rows
+        if ask.position is not None:
+            _check(ask.position, feed)
+        if ask.world_size:
+            return self._meet(number, feed, ask)
+        if ask.group:
+            check_had(ask.had, feed.name)
+            return self._join(number, feed, ask)
+        stream = self._new_stream(feed, ask, SingleDelivery)
+        consumer = _consumer(number, stream, ask)
+        stream.start([consumer], [ask.position])
+        return consumer
+
+    def shared(self, feed: str, ask: Ask) -> Stream | None:
+        """Return the stream of others that `ask` would join, if there is one."""
+        if ask.world_size:
+            rendezvous = self._rendezvous.get((feed, ask.group, ask.world_size))
+            return None if rendezvous is None else rendezvous.stream
+        return self._groups.stream_of(feed, ask.group)
+
+    @property
+    def waiting(self) -> list[Rendezvous]:
+        """The rendezvous that still wait for ranks."""
+        return [rendezvous for rendezvous in self._rendezvous.values() if not rendezvous.stream.consumers]
+
+    def begun(self, consumer: Consumer) -> None:
+        """Note that the consumer has begun to read. If it waits for other ranks, this raises as `Rendezvous.begun`
+        does."""
+        for rendezvous in self._rendezvous.values():
+            if rendezvous.stream.number == consumer.stream:
+                rendezvous.begun(consumer)
+
+    def leave(self, consumer: Consumer) -> None:
+        """Note that the consumer no longer waits for other ranks, if it did."""
+        for rendezvous in self._rendezvous.values():
+            if rendezvous.stream.number == consumer.stream:
+                rendezvous.leave(consumer)
+        self._rendezvous = {key: rendezvous for key, rendezvous in self._rendezvous.items() if not rendezvous.over}
+
+    def _join(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:
+        group = self._groups.find(feed, ask)
+        if group is None:
+            return self._begin_group(number, feed, ask)
+        stream = group.stream
+        share = self._budget.with_one_more(stream, ask.group)
+        consumer = _consumer(number, stream, ask)
+        stream.join(consumer, share)
+        group.came(ask)
+        return consumer
+
+    def _begin_group(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:
+        saved: SavedGroup | None = self._groups.saved(feed, ask.group)
+        if saved is not None:
+            _check(
+                saved.position,
+                feed,
+                f"group {ask.group!r} cannot go on from the state file",
+                "give the group another name",
+            )
+        delivery = partial(GroupDelivery, group_log=self._groups.log(feed, ask.group))
+        stream = self._new_stream(feed, ask, delivery)
+        group = self._groups.begin(stream, ask.group)
+        consumer = _consumer(number, stream, ask)
+        stream.start([consumer], [saved.position if saved else None])
+        group.came(ask)
+        return consumer
+
+    def _meet(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:
+        if not ask.rank < ask.world_size:
+            raise ProtocolError(f"rank {ask.rank} of {ask.world_size}: ranks go from 0", feed=feed.name)
+        key = feed.name, ask.group, ask.world_size
+        rendezvous = self._rendezvous.get(key)
+        if rendezvous is not None and not rendezvous.over:
+            rendezvous.check(ask)
+            rendezvous.give_way(ask)
+        if rendezvous is None or rendezvous.over:
+            delivery = partial(RankDelivery, pad=ask.pad) if ask.world_size > 1 else SingleDelivery
+            rendezvous = self._rendezvous[key] = Rendezvous(self._new_stream(feed, ask, delivery), ask.world_size)
+        rendezvous.compare(ask)
+        consumer = _consumer(number, rendezvous.stream, ask)
+        rendezvous.join(consumer, ask)
+        return consumer
+
+    def _new_stream(self, feed: ServedFeed, ask: Ask, delivery: Callable[[Outlet], Delivery]) -> Stream:
+        share = self._budget.grant(
+            feed,
+            credit=ask.credit,
+            quota=ask.quota,
+            consumers=max(1, ask.world_size),
+            workers=len(self._workers.makers),
+            feeds=self._feeds.values(),
+        )
+        self._last_stream = next(
+            number
+            for number in chain(range(self._last_stream + 1, MOST_STREAMS), range(1, MOST_STREAMS))
+            if number not in self._streams
+        )
+        stream = Stream(
+            self._last_stream,
+            feed,
+            share,
+            delivery=delivery,
+            workers=self._workers,
+            later=self._later,
+            out=self._do,
+        )
+        self._streams[stream.number] = stream
+        return stream
+
+
+def _consumer(number: int, stream: Stream, ask: Ask) -> Consumer:
+    return Consumer(
+        number,
+        stream.number,
+        stream.feed.name,
+        stream.share,
+        credit_bytes=ask.credit_bytes,
+        holds_handed=ask.quota > 0,
+        rank=ask.rank,
+        identity=ask.identity,
+        machine=ask.machine,
+    )
+
+
+def _check(
+    position: Position,
+    feed: ServedFeed,
+    what: str = "the stream cannot go on from this state",
+    instead: str = "begin again from the start",
+) -> None:
+    found = list(differences(position.feed, feed.info))
+    if found:
+        raise StateMismatch(
+            f"{what}, which was made with another feed: {'; '.join(found)}. Serve the feed as it was, or {instead}",
+            feed=feed.name,
+        )
+    check_counts(position, feed.info)
+    if feed.static_splits is not None:
+        check(position, feed.plan, feed.static_splits)

@@ -1,0 +1,213 @@
+"""Ranks that come together to read one stream: which of them are there, which may join, and when the stream begins."""
+
+from __future__ import annotations
+
+from penstock_proto import PenstockError, ProtocolError, RankTaken, StateMismatch
+from penstock_proto.messages import MissingRanks
+
+from ..delivery.rank_delivery import off_border
+from ..stream.stream import Stream
+from ..vocabulary.ask import Ask
+from ..vocabulary.consumer import Consumer
+
+
+class Rendezvous:
+    """The ranks of one group, and the stream that begins when all are there and ready.
+
+    A rank is ready when it is certain where it begins: it has opened at a position, or it has begun to read. A rank
+    that has only connected, at the start of the stream, may still load a state. It then opens another session, which
+    replaces this one.
+
+    When all ranks are ready, their requests are compared. If they differ, every rank gets the same error. So no rank is
+    left waiting for one that was refused.
+    """
+
+    def __init__(self, stream: Stream, world_size: int) -> None:
+        self.stream = stream
+        self._world_size = world_size
+        self._members: dict[int, tuple[Consumer, Ask]] = {}
+        self._told: tuple[list[int], list[int]] = [], []
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream has ended or failed, so that a new one is to begin."""
+        return self.stream.error is not None or self.stream.closed
+
+    def check(self, ask: Ask) -> None:
+        """Refuse a rank that cannot join, whatever the others ask for.
+
+        Raises:
+            RankTaken: the rank is there, or has left.
+            StateMismatch: it begins a job, but the others were cut off from one and come back further on.
+        """
+        group = _group(ask)
+        taken = self._members.get(ask.rank)
+        if taken is not None and taken[0].gone:
+            raise RankTaken(
+                f"rank {ask.rank} of {self._world_size}{group} has left this stream, which the others still read: end "
+                "them too, and begin together again",
+                feed=self._feed,
+            )
+        if taken is not None:
+            raise RankTaken(
+                f"rank {ask.rank} of {self._world_size}{group} reads this feed already: give each training job a group "
+                "of its own, and each of its processes its rank",
+                feed=self._feed,
+            )
+        if self._is_ready(None, ask):
+            self._check_beside_again(ask)
+
+    def give_way(self, ask: Ask) -> None:
+        """If this rank was cut off from a job and has come back, fail the ranks that wait to begin elsewhere: they
+        cannot join its job."""
+        if ask.again and self._is_ready(None, ask) and not self.stream.consumers:
+            self._fail_beside_again(ask)
+
+    def compare(self, ask: Ask) -> None:
+        """If this rank is the last one to be ready, check that all ask for the same. If not, the others get the error
+        as well.
+
+        Raises:
+            StateMismatch: two ranks begin at different places, or one begins within a round.
+            ProtocolError: two ranks ask for different last rounds.
+        """
+        others = self._ready
+        if len(others) == self._world_size - 1 and self._is_ready(None, ask):
+            error = self._disagreement([ask, *others])
+            if error is not None:
+                self.stream.fail(error)
+                raise error
+
+    def join(self, consumer: Consumer, ask: Ask) -> None:
+        """Add a rank. If all are ready now, the stream begins."""
+        waiting = list(self.stream.outlet.waiting)  # without this one: it was not told yet that its session is open
+        self._members[ask.rank] = consumer, ask
+        self.stream.outlet.waiting.append(consumer)
+        self._start_if_ready(waiting)
+
+    def begun(self, consumer: Consumer) -> None:
+        """Note that a rank has begun to read, and so is ready. If all are ready now, the stream begins, or fails if
+        their requests differ.
+
+        Raises:
+            StateMismatch: as for `check`.
+        """
+        member, ask = self._members.get(consumer.rank, (None, None))
+        if member is not consumer or ask is None or consumer.begun is None or self.stream.consumers or self.over:
+            return
+        if ask.again:
+            self._fail_beside_again(ask)
+        else:
+            self._check_beside_again(ask)
+        if len(self._ready) == self._world_size and not self.over:
+            error = self._disagreement([ask, *(other for other in self._ready if other is not ask)])
+            if error is not None:
+                self.stream.fail(error)
+            else:
+                self._start_if_ready(self.stream.outlet.waiting)
+
+    def name_missing(self) -> None:
+        """Tell the ranks that are there which ones are missing or not ready, so that they can log it, or give up."""
+        if self.stream.consumers:
+            return
+        there = [consumer.number for consumer, _ in self._members.values()]
+        ready = {ask.rank for ask in self._ready}
+        missing = [rank for rank in range(self._world_size) if rank not in ready]
+        if (there, missing) != self._told:
+            self._told = there, missing
+            self._tell(missing, self.stream.outlet.waiting)
+
+    def leave(self, consumer: Consumer) -> None:
+        """Remove a rank that has gone before the stream began."""
+        if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
+            del self._members[consumer.rank]
+
+    def _is_ready(self, consumer: Consumer | None, ask: Ask) -> bool:
+        """Whether it is certain where the rank begins. A consumer that is yet to join (None) has not begun."""
+        begun = consumer is not None and consumer.begun is not None
+        return begun or _place(ask) != (0, 0) or self._world_size == 1
+
+    @property
+    def _ready(self) -> list[Ask]:
+        """The requests of the ranks that are there and ready."""
+        return [ask for consumer, ask in self._members.values() if self._is_ready(consumer, ask)]
+
+    def _start_if_ready(self, told: list[Consumer]) -> None:
+        """Begin the stream if all ranks are there and ready. If ranks were told that some are missing, tell those in
+        `told` that none is."""
+        if len(self._ready) == self._world_size:
+            if self._told != ([], []):
+                self._tell([], told)
+            members = [self._members[rank] for rank in range(self._world_size)]
+            self.stream.start([consumer for consumer, _ in members], [ask.position for _, ask in members])
+
+    def _tell(self, missing: list[int], consumers: list[Consumer]) -> None:
+        self.stream.outlet.tell(MissingRanks(tuple(missing)), consumers)
+
+    def _check_beside_again(self, ask: Ask) -> None:
+        """Raise if others were cut off from a job and have come back, and this rank begins elsewhere."""
+        for other in self._ready:
+            if other.again and not ask.again and _place(other) != _place(ask):
+                raise _mismatch(ask, other, self._feed)
+
+    def _fail_beside_again(self, ask: Ask) -> None:
+        """Fail the stream if this rank was cut off from a job and has come back, and others wait to begin elsewhere."""
+        for other in self._ready:
+            if not other.again and _place(other) != _place(ask):
+                self.stream.fail(_mismatch(other, ask, self._feed))
+                return
+
+    @property
+    def _feed(self) -> str:
+        return self.stream.feed.name
+
+    def _disagreement(self, asks: list[Ask]) -> PenstockError | None:
+        """Return the error if one differs from the first, or begins within a round; else None."""
+        name, one = self._feed, asks[0]
+        for other in asks[1:]:
+            if one.pad != other.pad:
+                return ProtocolError(
+                    f"rank {one.rank}{_group(one)} asks for last_round={_last_round(one)}, but rank {other.rank} for "
+                    f"last_round={_last_round(other)}: all ranks must ask for the same",
+                    feed=name,
+                )
+            if not one.again and _place(one) != _place(other):
+                return _mismatch(one, other, name)
+        for one in asks:
+            error = off_border(one.position, self._world_size, name)
+            if error is not None and not (one.pad and self._may_end_at(one)):
+                return StateMismatch(f"rank {one.rank}{_group(one)}: {error.message}", feed=name)
+        return None
+
+    def _may_end_at(self, ask: Ask) -> bool:
+        """Whether its position may be the end of an epoch. If that is not known yet, delivery finds out."""
+        return self.stream.feed.info.batches in (None, _place(ask)[1])
+
+
+def _group(ask: Ask) -> str:
+    return f" of group {ask.group!r}" if ask.group else ""
+
+
+def _mismatch(one: Ask, other: Ask, feed: str) -> StateMismatch:
+    return StateMismatch(
+        f"rank {one.rank}{_group(one)} begins {_said(one)}, but rank {other.rank} {_said(other)}: all ranks must "
+        "begin at the start, or load the state of the same step",
+        feed=feed,
+    )
+
+
+def _place(ask: Ask) -> tuple[int, int]:
+    place = ask.position
+    return (place.epoch, place.batches + place.skip) if place is not None else (0, 0)
+
+
+def _last_round(ask: Ask) -> str:
+    return '"pad"' if ask.pad else '"drop"'
+
+
+def _said(ask: Ask) -> str:
+    again = "again " if ask.again else ""
+    if ask.position is None:
+        return f"{again}at the start"
+    epoch, batches = _place(ask)
+    return f"{again}after batch {batches} of epoch {epoch}"

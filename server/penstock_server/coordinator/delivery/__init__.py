@@ -1,0 +1,4 @@
+"""Delivery: to whom a finished batch goes, for one consumer, for ranks and for a group.
+
+It knows no workers. Begin with `delivery.py`.
+"""

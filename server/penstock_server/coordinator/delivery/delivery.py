@@ -1,0 +1,141 @@
+"""Delivery policies: decide which consumer receives each batch.
+
+One consumer receives everything (here). Ranks receive one batch each per round (rank_delivery.py). A group gives each
+batch to whichever member has credit (group_delivery.py). The stream offers the next part in the order. The policy sends
+it, or says that it has to wait.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock_proto.messages import End, LaneEnded, PoolBegun
+
+from ..order.epoch import Epoch
+from ..vocabulary.consumer import Consumer
+from ..vocabulary.group_log import GroupLog
+from ..vocabulary.turn import Part, Turn
+from .outlet import Outlet
+
+
+class Delivery(Protocol):
+    """The interface of a delivery policy to its stream.
+
+    Attributes:
+        singly: whether batches are delivered one by one, so that workers have to report each on its own.
+        shared: whether consumers come and go, and the stream lives on for a while without any.
+        group_log: reports a group's position to the state file; None if it is not saved there.
+        has_returned: whether batches that a consumer returned wait for another consumer.
+    """
+
+    singly: bool
+    shared: bool
+    group_log: GroupLog | None
+
+    @property
+    def has_returned(self) -> bool: ...
+
+    def wanted(self, epoch: Epoch) -> bool:
+        """Whether the epoch can be delivered now."""
+
+    def redeliver(self, epoch: Epoch) -> bool:
+        """Redeliver the batches that a lost consumer returned. Return False while some of them wait for credit."""
+
+    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+        """Deliver the turn's next part. Return False if it has to wait."""
+
+    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+        """Note that a lane ends at this point of the stream."""
+
+    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+        """Note that a pool begins at this point of the stream."""
+
+    def ends(self, epoch: Epoch) -> bool:
+        """Return whether the epoch, which has no further part, can end now."""
+
+    def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
+        """Return the End message for this consumer."""
+
+    def handed(self, consumer: Consumer, handed: int) -> None:
+        """Note that the consumer is about to acknowledge that the first `handed` slabs were handed over."""
+
+    def returned(self, consumer: Consumer, handed: int) -> None:
+        """Take back the slabs after the first `handed`: the consumer will not hand them over."""
+
+    def lost(self, consumer: Consumer) -> None:
+        """Note that the consumer has gone without Close."""
+
+    def forget(self, epoch: Epoch) -> None:
+        """Forget an epoch that is closed."""
+
+    def holding_up(self, epoch: Epoch) -> list[Consumer]:
+        """Return the consumers that the others wait for now: batches of the epoch are ready, and these cannot take
+        theirs."""
+
+
+class SingleDelivery:
+    """Sends everything to one consumer."""
+
+    singly = False
+    shared = False
+    group_log: GroupLog | None = None
+
+    @property
+    def has_returned(self) -> bool:
+        """See Delivery."""
+        return False
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+
+    def wanted(self, epoch: Epoch) -> bool:
+        """See Delivery."""
+        consumer = self._outlet.consumers[0]
+        return consumer.epoch == epoch.number and consumer.reading
+
+    def redeliver(self, epoch: Epoch) -> bool:
+        """See Delivery."""
+        return True
+
+    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+        """See Delivery."""
+        outlet = self._outlet
+        consumer = outlet.consumers[0]
+        nbytes = outlet.feed.nbytes_of(part)
+        if not consumer.has_credit_for(nbytes):
+            return False
+        outlet.send(epoch, consumer, turn, part, nbytes)
+        outlet.count(epoch, part)
+        return True
+
+    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+        """See Delivery."""
+        self._outlet.tell(ended, self._outlet.listening(epoch))
+
+    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+        """See Delivery."""
+        self._outlet.tell(pool, self._outlet.listening(epoch))
+
+    def ends(self, epoch: Epoch) -> bool:
+        """See Delivery."""
+        return True
+
+    def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
+        """See Delivery."""
+        return End(epoch.number, consumer.slabs, epoch.batches, epoch.rows)
+
+    def handed(self, consumer: Consumer, handed: int) -> None:
+        """See Delivery."""
+
+    def returned(self, consumer: Consumer, handed: int) -> None:
+        """See Delivery. Nobody else gets the other slabs."""
+
+    def lost(self, consumer: Consumer) -> None:
+        """See Delivery."""
+
+    def forget(self, epoch: Epoch) -> None:
+        """See Delivery."""
+
+    def holding_up(self, epoch: Epoch) -> list[Consumer]:
+        """See Delivery."""
+        return []

@@ -1,0 +1,190 @@
+"""The outlet of a stream: its consumers, which epoch each of them reads, and the slabs and messages that it is sent.
+
+A delivery policy sees nothing else of the stream. The policy decides which consumer receives which batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from penstock_proto import PenstockError
+from penstock_proto import messages as m
+
+from ..order.epoch import Epoch
+from ..vocabulary import commands as do
+from ..vocabulary.consumer import Consumer
+from ..vocabulary.feeds import ServedFeed
+from ..vocabulary.slots import Slots
+from ..vocabulary.turn import Part, Repeat, Source, Turn
+from .copies import Copies
+
+
+class Outlet:
+    """See the file's head.
+
+    Args:
+        feed: the feed that the stream reads.
+        slots: the stream's slots.
+        copies: makes copies of batches.
+        epochs: the stream's open epochs.
+        fail: called with the error when the stream cannot go on.
+        out: where commands go.
+
+    Attributes:
+        consumers: the stream's consumers, by rank.
+        waiting: before the stream begins: the ranks that are there. They become its consumers when all are there.
+        error: why the stream failed, or None.
+        closed: whether the stream is closed, because no consumer wants anything more.
+        live: whether the stream has begun, and has neither failed nor been closed.
+        fail: as given.
+    """
+
+    def __init__(
+        self,
+        feed: ServedFeed,
+        slots: Slots,
+        copies: Copies,
+        epochs: Sequence[Epoch],
+        *,
+        fail: Callable[[PenstockError], None],
+        out: Callable[[do.Command], None],
+    ) -> None:
+        self.feed = feed
+        self.slots = slots
+        self.consumers: list[Consumer] = []
+        self.waiting: list[Consumer] = []
+        self.error: PenstockError | None = None
+        self.closed = False
+        self.live = False
+        self.fail = fail
+        self._copies = copies
+        self._epochs = epochs
+        self._do = out
+
+    # --- whether it is open ---
+
+    def begin(self, consumers: list[Consumer]) -> None:
+        """Begin the stream with these consumers."""
+        self.consumers, self.waiting = consumers, []
+        self._update_live()
+
+    def join(self, consumer: Consumer) -> None:
+        """Add a consumer."""
+        self.consumers.append(consumer)
+        self._update_live()
+
+    def part(self, consumer: Consumer) -> None:
+        """Remove a consumer."""
+        self.consumers.remove(consumer)
+        self._update_live()
+
+    def failed(self, error: PenstockError) -> None:
+        """Note that the stream has failed, and tell its consumers."""
+        self.error = error
+        self._update_live()
+        self.tell(m.Failed(m.ErrorReport.of(error)), self.consumers or self.waiting)
+
+    def close(self) -> None:
+        """Close the stream: no consumer wants anything more."""
+        self.closed = True
+        self._update_live()
+
+    def _update_live(self) -> None:
+        self.live = self.error is None and not self.closed and bool(self.consumers)
+
+    # --- who reads ---
+
+    @property
+    def begun(self) -> set[int]:
+        """The epochs that consumers have begun, and are reading."""
+        return {consumer.epoch for consumer in self.consumers if consumer.reading}
+
+    def reading(self, epoch: Epoch) -> list[Consumer]:
+        """Return the consumers that read the epoch."""
+        return [consumer for consumer in self.consumers if consumer.reading and consumer.epoch == epoch.number]
+
+    def listening(self, epoch: Epoch) -> list[Consumer]:
+        """Return the consumers that read the epoch and do not know its next batch yet."""
+        return [consumer for consumer in self.reading(epoch) if (epoch.number, epoch.batches) >= consumer.told]
+
+    def open_epoch(self, number: int) -> Epoch | None:
+        """Return the epoch with this number; None if it is not open."""
+        return next((epoch for epoch in self._epochs if epoch.number == number), None)
+
+    # --- slabs and messages ---
+
+    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
+        """Send the consumer this part of the source, as a slab of `nbytes` bytes."""
+        self.slots.hold(source.slot)
+        sent = self.feed.sent
+        sent.batches += part.batches
+        sent.samples += part.rows
+        sent.nbytes += nbytes
+        self._do(
+            do.SendSlab(
+                consumer=consumer.number,
+                ticket=source.slot.ticket,
+                first=part.first,
+                nbytes=nbytes,
+                seq=consumer.send(epoch.number, source, part, nbytes),
+                epoch=epoch.number,
+                lane=source.lane,
+                index=source.index + part.first,
+                batches=part.batches,
+                rows=part.rows,
+                shapes=part.shapes,
+                record=part.record,
+                repeat=isinstance(source, Repeat),
+            )
+        )
+
+    def count(self, epoch: Epoch, part: Part) -> None:
+        """Count the part as delivered, or passed over."""
+        epoch.batches += part.batches
+        epoch.rows += part.rows
+
+    def pass_over(self, epoch: Epoch, turn: Turn) -> None:
+        """Pass over those batches of the turn's next part that the position's `skip` still covers."""
+        part = turn.parts.popleft()
+        count = min(epoch.skip, part.batches)
+        passed = part
+        if count < part.batches:
+            rows = count * (self.feed.plan.batch_size or 1)
+            passed = replace(part, batches=count, rows=rows)
+            turn.parts.appendleft(
+                replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
+            )
+        epoch.skip -= count
+        self.tell_elsewhere(epoch, turn, passed, self.listening(epoch))
+        self.count(epoch, passed)
+
+    def tell(self, message: do.Said, consumers: list[Consumer]) -> None:
+        """Send a message to these consumers."""
+        for consumer in consumers:
+            if not consumer.gone:
+                self._do(do.Tell(consumer.number, message))
+
+    def tell_elsewhere(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
+        """Tell these consumers of batches that they are not sent."""
+        index = turn.index + part.first
+        self.tell(m.SentElsewhere(epoch.number, turn.lane, index, part.batches, part.rows, part.record), consumers)
+
+    def tell_begun(self, epoch: Epoch, consumers: list[Consumer]) -> None:
+        """Tell these consumers that the epoch begins, if its splits are known."""
+        if epoch.splits is not None and self.error is None:
+            self.tell(m.Begun(epoch.number, epoch.splits.digest), consumers)
+
+    # --- slots that a policy holds ---
+
+    def repeat(self, turn: Turn, part: Part) -> Repeat:
+        """Return a copy of this batch, which is yet to be made in a slot of its own."""
+        return self._copies.repeat(turn, part)
+
+    def release(self, source: Source) -> None:
+        """Release the source's slot."""
+        if isinstance(source, Repeat):
+            self._copies.release(source)
+        else:
+            self.slots.release(source.slot)

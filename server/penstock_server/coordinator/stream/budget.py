@@ -1,0 +1,182 @@
+"""The memory and the slots that all streams share: grants each stream its part, or says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from penstock_proto import MemoryBound
+
+from ..vocabulary.feeds import ServedFeed, whole_pages
+from ..vocabulary.memory import Share, least_slots, regrown, share, with_consumers, with_workers
+from .stream import Stream
+
+
+class Budget:
+    """See the file's head.
+
+    Args:
+        memory: the most bytes that slots and shuffle blocks may take in all.
+        slots: the most slots that all streams may have in all.
+        streams: the streams by number.
+
+    Attributes:
+        memory, slots: as given; `slots` may change.
+    """
+
+    def __init__(self, memory: int, slots: int, streams: Mapping[int, Stream]) -> None:
+        self.memory = memory
+        self.slots = slots
+        self._streams = streams
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that all streams have reserved."""
+        return sum(stream.reserved for stream in self._streams.values())
+
+    @property
+    def slots_reserved(self) -> int:
+        """Slots that all streams have reserved."""
+        return sum(stream.slots_reserved for stream in self._streams.values())
+
+    def grant(
+        self, feed: ServedFeed, *, credit: int, quota: int, consumers: int, workers: int, feeds: Iterable[ServedFeed]
+    ) -> Share:
+        """Return the share of a new stream with `consumers` consumers. It leaves room for those of `feeds` that nobody
+        reads.
+
+        Raises:
+            MemoryBound: says how much it needs, and how much others hold.
+        """
+        reading = {stream.feed for stream in self._streams.values()}
+        granted = share(
+            free=self.memory - self.reserved,
+            kept=sum(other.least_nbytes for other in feeds if other not in reading | {feed}),
+            slot=feed.slot_nbytes,
+            blocks=feed.blocks_nbytes,
+            workers=workers,
+            credit=credit,
+            quota=quota,
+            consumers=consumers,
+            pool=feed.info.pool,
+            most=self.slots - self.slots_reserved,
+        )
+        if granted is not None:
+            return granted
+        least = least_slots(quota, consumers, feed.info.pool)
+        others = "1 other stream holds" if len(self._streams) == 1 else f"{len(self._streams)} other streams hold"
+        if least > self.slots - self.slots_reserved:
+            raise MemoryBound(
+                f"a stream needs {least} slots, but {others} {self.slots_reserved} of the {self.slots} for which the "
+                "daemon may have files open: close one, or raise the daemon's limit of open files (ulimit -n)",
+                feed=feed.name,
+            )
+        raise MemoryBound(
+            f"a stream needs {size(feed.blocks_nbytes + least * feed.slot_nbytes)}, but {others} "
+            f"{size(self.reserved)} of the {size(self.memory)} that --memory allows: close one, or start the daemon "
+            "with a larger --memory",
+            feed=feed.name,
+        )
+
+    def with_one_more(self, stream: Stream, group: str) -> Share:
+        """Return the share of a group's stream with one more consumer.
+
+        Raises:
+            MemoryBound: there is too little left.
+        """
+        larger = with_consumers(
+            stream.share,
+            len(stream.consumers) + 1,
+            free=self.memory - self.reserved,
+            slot=stream.slots.slot_nbytes,
+            most=self.slots - self.slots_reserved,
+        )
+        if larger is None:
+            raise MemoryBound(
+                f"there is no memory (or there are no file descriptors) for one more consumer of group {group!r}: "
+                "start the daemon with more, or close a consumer",
+                feed=stream.feed.name,
+            )
+        return larger
+
+    def with_those_left(self, stream: Stream, consumers: int) -> Share:
+        """Return the share of a group's stream that has only `consumers` consumers left."""
+        free, slot = self.memory - self.reserved, stream.slots.slot_nbytes
+        smaller = with_consumers(stream.share, consumers, free=free, slot=slot)
+        assert smaller is not None, "it needs less"
+        return smaller
+
+    def plan_for(self, stream: Stream, workers: int) -> None:
+        """Let the stream hold more slots if there are more workers than its share was planned for. It keeps them when
+        workers go, because others may come. Half of all memory stays free for consumers that open later."""
+        if workers <= stream.planned_for:
+            return
+        slot = stream.slots.slot_nbytes
+        larger = with_workers(
+            stream.share,
+            stream.planned_for,
+            workers,
+            free=max(0, self.memory // 2 - self.reserved),
+            slot=slot,
+            blocks=stream.feed.blocks_nbytes,
+            pool=stream.feed.info.pool,
+            most=max(0, self.slots // 2 - self.slots_reserved),
+        )
+        stream.planned_for = workers
+        stream.resize(larger, slot)
+
+    def grow(self, stream: Stream, nbytes: int) -> MemoryBound | None:
+        """Make the stream's slots large enough for `nbytes`, with some to spare if there is room.
+
+        Returns:
+            The error that says what is missing if there is no room, else None.
+        """
+        for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
+            larger = regrown(
+                stream.share,
+                free=self.memory - self.reserved,
+                held=stream.slots.nbytes,
+                blocks=stream.feed.blocks_nbytes,
+                slot=slot,
+            )
+            if larger is not None:
+                stream.resize(larger, slot)
+                return None
+        least = least_slots(stream.share.quota, stream.share.consumers)
+        needed = least * whole_pages(nbytes) + stream.slots.nbytes + stream.feed.blocks_nbytes
+        missing = needed - stream.share.nbytes - (self.memory - self.reserved)
+        return MemoryBound(
+            f"a batch of {size(nbytes)} came. With such batches the stream needs {size(needed)}, {size(missing)} more "
+            f"than it can have. Give --memory {enough(2 * (self.memory + missing))}, or make the batches smaller",
+            feed=stream.feed.name,
+        )
+
+    def check_start(self, feeds: Iterable[ServedFeed]) -> MemoryBound | None:
+        """Return the error if the feeds cannot all be read at the same time, else None."""
+        needed = sum(feed.least_nbytes for feed in feeds)
+        if needed <= self.memory:
+            return None
+        needs = []
+        for feed in feeds:
+            blocks = f" and {size(feed.blocks_nbytes)} of shuffle blocks" if feed.blocks_nbytes else ""
+            least = least_slots(1, pool=feed.info.pool)
+            needs.append(f"feed {feed.name}: {least} slots of {size(feed.slot_nbytes)}{blocks}")
+        return MemoryBound(
+            f"--memory {size(self.memory)} is too small: at least {size(needed)} is needed ({'; '.join(needs)}). Give "
+            f"--memory {enough(needed)} or more, or make the batches, `turn` or `shuffle` smaller"
+        )
+
+
+def size(nbytes: int) -> str:
+    """Return `nbytes` for people: 12 bytes, 3.4 MiB."""
+    amount, unit = float(nbytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+
+
+def enough(nbytes: int) -> str:
+    """Return a value of `--memory` that is at least `nbytes`: whole MiB, or KiB below 1 MiB."""
+    shift, unit = (10, "K") if nbytes < 1 << 20 else (20, "M")
+    return f"{-(-nbytes // (1 << shift))}{unit}"

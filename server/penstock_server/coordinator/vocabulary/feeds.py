@@ -1,0 +1,160 @@
+"""A feed as the coordinator knows it: its plan, and the spec and sizes of its first samples."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+
+from msgspec import Struct
+
+from penstock_proto import EndOfStream
+from penstock_proto.batches.columns import Columns
+from penstock_proto.batches.layout import ALIGN, HEADER, SlotLayout, is_fixed, lay_out
+from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
+from penstock_proto.spec import Spec
+
+from ...feed.options.plan_sizes import block_samples, fixed_slots, pooled_lanes
+from .memory import least_slots
+from .turn import Part
+
+
+def whole_pages(nbytes: int) -> int:
+    """Return `nbytes` rounded up to whole pages of 4096 bytes: a slot takes whole pages."""
+    return -(-nbytes // 4096) * 4096
+
+
+class SplitsInfo(Struct, frozen=True):
+    """A list of splits: the number under which it is known, how many it holds, and its SHA-256."""
+
+    number: int
+    count: int
+    digest: bytes
+
+
+class Skipped(Struct, frozen=True):
+    """The rest of a split was left out after `samples` samples. `why`: the reason. `traceback`: where user code raised,
+    if it did."""
+
+    split: str
+    samples: int
+    why: str
+    epoch: int = -1
+    traceback: str = ""
+
+
+@dataclass(slots=True)
+class Sent:
+    """Counts what was sent to consumers, including what was sent again after a lost connection."""
+
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+
+
+class ServedFeed:
+    """A feed that can be consumed.
+
+    Args:
+        plan: its options.
+        spec: of one sample, or of one ready batch where the plan has no batch size.
+        sample_nbytes: bytes of one sample (or ready batch), measured or declared.
+        static_splits: the list of splits for all epochs; None if each epoch has a list of its own.
+
+    Attributes:
+        skipped, skipped_count: the latest splits that were left out in any stream, and the number of all that were.
+        sent: counts what all consumers were sent.
+        errors: how often user code raised in a run.
+        replays: how often a run began at a restart record: a worker died, a lane moved, or a consumer resumed.
+    """
+
+    def __init__(self, plan: FeedPlan, spec: Spec, sample_nbytes: int, static_splits: SplitsInfo | None) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.sample_nbytes = sample_nbytes
+        self.static_splits = static_splits
+        self.skipped: deque[Skipped] = deque(maxlen=100)
+        self.skipped_count = 0
+        self.sent = Sent()
+        self.errors = 0
+        self.replays = 0
+        self.columns = Columns(spec, plan.batch_size, plan.buckets)
+        self._layout: SlotLayout | None = None
+        if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
+            self._layout = fixed_slots(plan, spec, plan.batch_size)
+            self.turn = self._layout.batches
+            self.slot_nbytes = whole_pages(self._layout.nbytes)
+        else:
+            self.turn = 1
+            self.slot_nbytes = whole_pages(
+                HEADER + (plan.batch_size or 1) * sample_nbytes + ALIGN * len(self.columns.arrays)
+            )
+        self.info = FeedInfo(
+            name=plan.name,
+            spec=spec,
+            batch_size=plan.batch_size,
+            turn=self.turn,
+            drop_remainder=plan.drop_remainder,
+            order=plan.order,
+            lanes=plan.lanes,
+            seed=plan.seed,
+            epochs=plan.epochs,
+            batches=self._batches(),
+            samples=self._samples(),
+            shuffle=plan.shuffle,
+            interleave=plan.interleave,
+            segment=plan.segment,
+            pool=pooled_lanes(plan, spec),
+        )
+
+    @cached_property
+    def blocks_nbytes(self) -> int:
+        """Bytes that the shuffle blocks of one stream take in the workers' heaps, for all lanes together."""
+        plan = self.plan
+        if not plan.shuffle or plan.length is not None:
+            return 0
+        lanes = min(plan.lanes, self.static_splits.count) if self.static_splits else plan.lanes
+        return lanes * block_samples(plan.shuffle, lanes, plan.batch_size) * self.sample_nbytes
+
+    def skip(self, skipped: Skipped) -> None:
+        """Note that the rest of a split is left out."""
+        self.skipped.append(skipped)
+        self.skipped_count += 1
+
+    @property
+    def least_nbytes(self) -> int:
+        """The fewest bytes with which a stream of this feed can run."""
+        return least_slots(1, pool=self.info.pool) * self.slot_nbytes + self.blocks_nbytes
+
+    def ends_before(self, epoch: int) -> bool:
+        """Whether the feed ends before this epoch."""
+        return self.plan.epochs is not None and epoch >= self.plan.epochs
+
+    def end_of_stream(self) -> EndOfStream:
+        """Return the error for a consumer that wants an epoch after the last one."""
+        return EndOfStream(f"the feed has {self.plan.epochs} epochs", feed=self.name)
+
+    @property
+    def varies(self) -> bool:
+        """Whether samples vary in size, so that leftover rows must be measured before they can be merged."""
+        return self._layout is None
+
+    def nbytes_of(self, part: Part) -> int:
+        """Return the bytes that a part of a turn takes in its slot."""
+        return self.layout(part.shapes).nbytes_of(part.batches)
+
+    def layout(self, shapes: Shapes) -> SlotLayout:
+        """Return the layout of a slot. If samples vary in size, it is that of one batch whose arrays have these
+        shapes."""
+        return self._layout or lay_out(self.columns.dtypes, shapes)
+
+    def _samples(self) -> int | None:
+        return self.plan.length if self.plan.length is not None else self.plan.samples
+
+    def _batches(self) -> int | None:
+        samples = self._samples()
+        if samples is None or self.plan.batch_size is None:
+            return samples
+        if self.plan.drop_remainder:
+            return samples // self.plan.batch_size
+        return -(-samples // self.plan.batch_size)

@@ -1,0 +1,267 @@
+"""`Feed`: a user's declaration, which is checked when it is made, and the plan that the daemon derives from it before
+it reads any data.
+
+A feed runs nothing itself. This file must not know workers, slots or streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_proto.messages import FeedPlan
+
+from ..machine import environment
+from .combined.combining import Combining
+from .combined.feed_kinds import generator_call, is_shared, wants_of
+from .combined.mixed import Mixed
+from .combined.zipped import zip_warnings
+from .feed_warnings import batch_warning
+from .from_files import FromFiles
+from .objects.endless_items import EndlessItems
+from .objects.indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
+from .objects.torch_iterable import TorchIterable
+from .options.cache_key import feed_directory
+from .options.declared_spec import checked_spec
+from .options.feed_options import FeedOptions, check_cached, check_name, checked_splits
+from .options.plan_sizes import ENDLESS, FEWEST_OPEN, open_splits
+from .options.transforms import checked_transforms
+
+SEGMENTS_OPEN = 4
+"""Default number of segments that a lane runs at once when it shuffles. Segments differ only in their random numbers,
+so more would gain little, and each one keeps an object of the user's in memory."""
+
+SHARED_TURN = 4
+"""Default of `turn` if every lane runs the whole generator, because each lane must then skip the turns of all
+others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Feed(FeedOptions, FromFiles, Combining):
+    """A named source of batches: a generator and a list of splits, or any indexable object.
+
+    `generate` yields one sample at a time: nested dicts and tuples of arrays and numbers, each of one dtype and shape.
+    It runs in worker processes, once for each split. Penstock passes arguments according to its parameters:
+
+        the first positional parameter   the split, one item of `splits`
+        rng                              a `numpy.random.Generator`, seeded from the feed's seed, the epoch, the split
+        epoch                            the number of the epoch, from 0
+        shard                            (index, count), for a generator without `splits` that divides its own work
+
+    For a generator without `rng`, `random` and `numpy.random` are seeded in the same way. Instead of a generator, you
+    can give an object with `__len__` and `__getitem__`: each of its items is served once per epoch. If it also has
+    `__getitems__`, Penstock calls that with the list of a batch's indices. The items of a Keras `PyDataset` are whole
+    batches, and its `on_epoch_begin` and `on_epoch_end` are called. A torch `IterableDataset` divides itself with
+    `get_worker_info()`.
+
+    A generator that makes up its samples, perhaps endlessly, has no splits. With `segment` it runs again and again, for
+    segment 0, 1, 2, ..., each time with other random numbers, and is stopped after `segment` samples. Workers share
+    segments as they share splits, and after a fault they read a segment again from its start. The generator may take
+    the segment's number as its first parameter. If it neither does so nor draws random numbers, every segment has the
+    same samples, and the daemon logs a warning. Without `samples` such a feed is endless: its first epoch never ends.
+
+    With `method`, `generate` is a class, which need not know about Penstock. Each run constructs an object of that
+    class and then runs the method. `random`, `numpy.random` and, if it is loaded, torch are seeded before the object is
+    constructed.
+
+    With `transform`, a function turns each sample that the source yields into the sample to serve. It runs in the
+    workers, in parallel even if the generator itself cannot be divided. In that case every lane runs the whole
+    generator, which should be cheap, and transforms its share of the samples. Without `shuffle` the stream of such a
+    feed keeps the generator's order.
+
+    Attributes:
+        generate: the generator function, the indexable object, or, with `method`, a class.
+        method: name of the method, of the class `generate`, that yields the samples.
+        args: positional arguments of the function, or of the class's constructor, after the split. Each run gets its
+            own copies of the lists, dicts, arrays and random generators in `args` and `kwargs`, and may change them.
+        kwargs: keyword arguments of the function, or of the class's constructor.
+        transform: a function `f(sample)` or `f(sample, rng)` that returns the sample to serve, perhaps with another
+            structure, or a list of such functions, applied one after another. `rng` is a `numpy.random.Generator` for
+            this sample alone. For a function without `rng`, `random` and `numpy.random` are seeded for each sample.
+            With `batch_size` None, the function gets whole batches.
+        splits: the list of splits, such as files, or a function without parameters that returns the list (called once
+            per epoch). The items must be picklable.
+        batch_size: samples in a batch. None: `generate` yields whole batches (or the items of the indexable object are
+            whole batches), whose numbers of rows may differ.
+        rebatch: samples in a batch, if `generate` yields whole batches of other sizes and `batch_size` is None.
+            Penstock takes those batches apart: everything else, such as `transform`, `shuffle`, `samples` and
+            `segment`, works with their rows as if `generate` yielded them one by one. For generators only.
+        name: the feed's name in its URL; by default the name of the module's attribute.
+        shuffle: number of samples to mix (batches if `batch_size` is None); 0 keeps the order of the input.
+        block: for indexable objects with slow random access: permute blocks of `block` neighbouring samples, and then
+            mix every `shuffle` consecutive samples (items if `batch_size` is None). Without `block`, `shuffle` permutes
+            all.
+        interleave: splits that a lane reads at once when it shuffles. By default 4 to 16: one for each 64 samples of
+            its block, which is `shuffle / lanes` samples. With `segment`, 4 segments. All of them are open in a worker
+            at once, and after a fault they are read again from their starts. A mix opens `interleave` splits of each of
+            its feeds: by default 4 of each, or more if all feeds together then have at most 16 open.
+        seed: 0 to 2**62. The stream is a function of the feed and its seed.
+        epochs: number of epochs in a stream; None: no limit.
+        samples: samples in an epoch, if known in advance. The number of steps is then known too.
+        segment: samples after which a generator without `splits` is stopped and run again (batches if `batch_size` is
+            None). It may end sooner. With `samples`, an epoch has as many segments as that takes, and the last one may
+            be shorter. Without `samples`, the epoch is endless, and `epochs` cannot be given.
+        drop_remainder: drop the last batch of an epoch if it is not full.
+        lanes: number of sequences among which the splits of an epoch are divided. At most this many workers can run at
+            once. Another number gives another order.
+        turn: batches that the order takes from one lane before it goes to the next. By default about 4 MiB of batches,
+            at most 256. If lanes are shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not
+            mix their samples. 4 if every lane runs the whole generator. For an indexable object, workers share an epoch
+            turn by turn, so a turn has at most a 64th of it.
+        order: "exact", the same order with any number of workers, or "fast", the batches that are ready first.
+        spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first one.
+            `spec` has the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
+        batching: how samples of different shapes become a batch. "stack": all samples have the same shape, and a
+            different one is an error. "pad": samples are padded with `pad_value` to the largest of the batch. "ragged":
+            samples are concatenated, and a batch is a `tf.RaggedTensor` (`penstock.Ragged` without TensorFlow). In
+            `spec`, None marks the dimensions that vary. Without `spec`, the length of each one-dimensional array
+            varies. Text needs no `batching`.
+        pad_value: the value of the padding, 0 by default: a number, or one for each leaf in a sample's structure.
+        buckets: with "pad": lengths, in ascending order. A batch is padded to the first of them that is long enough for
+            its longest sample, so batches have only `len(buckets)` shapes. Samples of similar length are batched
+            together, as far as the lane's part of `shuffle` allows, so `shuffle` must be given, and `generate` cannot
+            be an indexable object.
+        too_long: what happens to a sample that is longer than the last of `buckets`: "raise" fails the stream, "drop"
+            drops the sample, "cut" cuts it to the length of the last bucket.
+        on_error: what to do with a split in which `generate` raises. "raise": fail the stream. "skip": skip the rest of
+            the split, log that, and count it in the status. "retry": read the split again and again, with growing
+            pauses; the list of splits and, at the daemon's start, the first sample are retried too. A split that ends
+            its worker process `attempts` times fails the stream, or is skipped with "skip". A sample that does not fit
+            the spec always fails the stream.
+        attempts: how many times a split may end its worker process before it fails the stream or is skipped.
+        env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
+            imported; None as a value removes one. They override the daemon's own and the defaults, which give each
+            library one thread and no GPU. The feeds of a daemon share its workers, so their `env` must agree.
+        cache: a directory that keeps each split as the source yields it, before `transform`. A worker writes a split
+            when it reads it for the first time. From then on the generator does not run for it, in any epoch and in any
+            daemon with this directory. A relative path starts at the directory in which the daemon was started. The
+            source must not take `rng` or `epoch`, be indexable, or have segments. If it draws from `random` or
+            `numpy.random`, these are seeded from the split alone. The directory holds pickles: anyone who can write to
+            it can run code in workers.
+        cache_version: a number or a text that is part of the key of a cached split. Change it when the generator's code
+            or the data of a split have changed.
+
+    Raises:
+        TypeError, ValueError: an option cannot work; the message says what to do.
+    """
+
+    def __post_init__(self) -> None:
+        self._adapt()
+        if self.rebatch is not None:
+            self._check_rebatch()
+            object.__setattr__(self, "batch_size", self.rebatch)
+        if self.buckets is not None:
+            object.__setattr__(self, "buckets", tuple(self.buckets))
+        self._check_options()
+        if self.spec is not None:
+            object.__setattr__(self, "spec", checked_spec(self.spec, self.batch_size, self.batching))
+        object.__setattr__(self, "env", environment.checked(self.env, "env="))
+        if is_indexable(self.generate):
+            self._check_indexable()
+        else:
+            object.__setattr__(self, "splits", checked_splits(self.splits))
+            self._check_segment()
+            wants_of(self)
+            if self.cache is not None:
+                check_cached(generator_call(self))
+        checked_transforms(self.transform)
+
+    def _adapt(self) -> None:
+        """Replace a torch iterable or an endless Keras dataset with a generator function that yields its items."""
+        source = self.generate
+        if is_torch_loader(source):
+            raise TypeError(
+                "expected a dataset, got a torch DataLoader, which starts workers of its own: give its dataset, "
+                "Feed(loader.dataset, batch_size=..., shuffle=...)"
+            )
+        if is_torch_iterable(source):
+            object.__setattr__(self, "generate", TorchIterable(source))
+        if not is_keras(source):
+            return
+        if self.batch_size is not None:
+            raise ValueError(
+                f"{type(source).__name__} is a Keras dataset, whose items are whole batches, so batch_size must be "
+                f"None, got {self.batch_size}: set the size of a batch in the dataset itself"
+            )
+        if length_of(source) is None:
+            if self.splits is not None or self.segment is not None or self.samples is not None:
+                raise ValueError(
+                    f"{type(source).__name__} is an endless Keras dataset: leave splits=, segment= and samples= out"
+                )
+            object.__setattr__(self, "segment", 1)
+            object.__setattr__(self, "generate", EndlessItems(source))
+
+    def _interleave(self) -> int:
+        """Return the default of `interleave`."""
+        if not self.shuffle:
+            return 1
+        if self.segment is not None:
+            return SEGMENTS_OPEN
+        open_ = open_splits(self.shuffle, self.lanes, self.batch_size)
+        if isinstance(self.generate, Mixed):
+            return max(FEWEST_OPEN, open_ // len(self.generate.parts))
+        return open_
+
+    def plan(self, default_name: str) -> FeedPlan:
+        """Return the plan for the daemon. If the feed has no name of its own, name it `default_name`.
+
+        Raises:
+            ValueError: `default_name` cannot be part of a URL, or the indexable object has too many samples.
+            TypeError: `cache` is given, here or in a feed of a mix, and the generator or its arguments cannot be
+                pickled.
+        """
+        name = self.name if self.name is not None else check_name(default_name)
+        length = length_of(self.generate) if is_indexable(self.generate) else None
+        samples, lanes, warnings = self.samples, self.lanes, []
+        static, mixed = not callable(self.splits), self.generate if isinstance(self.generate, Mixed) else None
+        interleave = self.interleave or self._interleave()
+        turn = 1 if self.batch_size is None else self.turn
+        if length is not None:
+            if length > ENDLESS:
+                raise ValueError(f"len() of the indexable object must be at most {ENDLESS}, got {length}")
+            lanes = 1
+            samples = length if self.batch_size is not None else None
+        elif mixed is not None:
+            static = mixed.static_splits
+        elif is_shared(self):
+            interleave = 1  # a lane has one split, its share
+            turn = turn or SHARED_TURN
+        elif self.segment is None and self.splits is None and not wants_of(self).shard:
+            lanes = 1
+            warnings.append(
+                f"feed {name} cannot be divided, so one worker does all the work: give splits= (a list of files or "
+                "ranges; the generator gets them one by one), or segment=N if it makes up random samples (it runs "
+                "again for every N samples), or let it take `shard` and yield every count-th sample from index on, "
+                "where index, count = shard. If the generator is cheap and what comes after it is not, move that to a "
+                "function and give it as transform="
+            )
+        if static:
+            warnings += zip_warnings(self, name)
+        if self.spec is not None and (text := batch_warning(name, self.spec, self.batch_size)):
+            warnings.append(text)
+        endless = self.segment is not None and self.samples is None
+        return FeedPlan(
+            name=name,
+            spec=self.spec,
+            batch_size=self.batch_size,
+            turn=turn,
+            lanes=lanes,
+            order=self.order,
+            shuffle=self.shuffle,
+            interleave=interleave,
+            seed=self.seed,
+            epochs=self.epochs,
+            samples=samples,
+            length=length,
+            drop_remainder=self.drop_remainder or (endless and self.batch_size is not None),  # no batch is smaller
+            static_splits=static,
+            on_error=self.on_error,
+            attempts=self.attempts,
+            warnings=tuple(warnings),
+            segment=self.segment,
+            batching=self.batching,
+            buckets=tuple(self.buckets or ()),
+            block=self.block,
+            cache=None if self.cache is None else feed_directory(self),
+            mixes=mixed is not None,
+            part_caches=() if mixed is None else mixed.caches,
+        )

@@ -1,0 +1,51 @@
+"""Warnings for the log about feeds that work, but may not do what their owners expect."""
+
+from __future__ import annotations
+
+from penstock_proto.messages import FeedPlan
+from penstock_proto.spec import Spec, leaf_list
+from penstock_proto.status.figures import count
+
+from .options.shuffle_quality import mixing
+
+MOST_DIFFERENT = 3
+"""After this many spot checks of a feed that found a difference, its samples are no longer checked."""
+
+
+def mixing_warning(plan: FeedPlan, n_splits: int, pool: int) -> str | None:
+    """Return a warning if a batch of the feed has samples of only a few of its `n_splits` splits, or None. `pool`:
+    number of lanes whose rows are mixed."""
+    found = mixing(plan, n_splits, pool=pool)
+    if found is None or not found.poor:
+        return None
+    text = f"feed {plan.name}: {found.text}"
+    return f"{text}. To mix more: {'; or '.join(found.advice)}" if found.advice else text
+
+
+def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:
+    """Return a warning if the samples of feed `name` look like batches of `batch_size` rows, or None.
+
+    The leaves of a sequence have a common length, too. So warn only if that length is `batch_size` and the shapes
+    differ.
+    """
+    shapes = {leaf.shape for leaf in leaf_list(spec)}
+    if batch_size in (None, 1) or len(shapes) < 2 or any(shape[:1] != (batch_size,) for shape in shapes):
+        return None
+    return (
+        f"feed {name}: each leaf of a sample has {batch_size} rows, the same as batch_size=, so a batch is "
+        f"[{batch_size}, {batch_size}, ...]. If the samples are batches already, give batch_size=None"
+    )
+
+
+def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
+    """Return a warning if the feed's lanes cannot keep all `workers` busy, or None."""
+    lanes = min(plan.lanes, n_splits)
+    most = -(-lanes // workers)  # lanes of the busiest worker: it sets the pace
+    enough = -(-lanes // most)
+    if plan.length is not None or plan.order != "exact" or enough >= workers:
+        return None
+    counted = f"lanes={plan.lanes}" if plan.endless else f"lanes={plan.lanes}, {count(n_splits, plan.piece)}"
+    return (
+        f"feed {plan.name} has {count(lanes, 'lane')} ({counted}), so {workers} workers run "
+        f"no faster than {enough}: the number of workers should divide the number of lanes"
+    )

@@ -1,0 +1,206 @@
+"""`Feed.from_...`: feeds that read data files. Each makes an ordinary feed with a reader of `sources`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from ..sources.features import FixedLen, VarLen
+
+
+class FromFiles:
+    """The constructors of `Feed` for data files."""
+
+    @classmethod
+    def from_hdf5(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        leaves: Any,
+        *,
+        batch_size: int | None,
+        rows: tuple[int, int | None] | None = None,
+        split_rows: int | None = None,
+        locking: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the rows of HDF5 datasets.
+
+        A sample is one row of each dataset, with the dtype and shape of the file. Splits are ranges of rows that follow
+        the chunks, so that no chunk is decompressed twice in an epoch. (Small datasets beside large ones, such as
+        labels beside images, may have other chunk borders. Splits follow those only if that still leaves many splits.)
+        A read covers about 1 MiB, or one row of chunks if that is more.
+
+        Args:
+            files: one path, pattern or URL of a file, or a list of these. Files are read in the order of the list, and
+                the matches of a pattern in the order of their names.
+            leaves: the names of datasets in the structure of a sample: `{"image": "images", "label": "labels"}`,
+                `("images", "labels")` or "images". All datasets in a file must have the same length.
+            batch_size: samples in a batch.
+            rows: (start, stop) of the rows to serve, counted over all files; a stop of None means the end. By default
+                all rows.
+            split_rows: rows of a split, rounded up to whole chunks; by default about 1/256 of the rows.
+            locking: as in `h5py.File`. False reads files on a file system without locks (NFS).
+            options: other attributes of `Feed`, such as `shuffle` and `seed`. `splits` and `segment` are refused.
+
+        Workers open the files when they list the splits of an epoch. Problems are reported as errors of the feed, which
+        name the file: it is missing, locked, truncated or was changed since; a dataset is missing or has another length
+        than the others.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from ..sources.hdf5 import Hdf5Rows, Hdf5Source, Hdf5Splits
+
+        source = Hdf5Source(files, leaves, locking)
+        return cls._of(Hdf5Rows(source), Hdf5Splits(source, rows, split_rows), batch_size, options)
+
+    @classmethod
+    def from_tfrecord(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        features: Mapping[str, FixedLen | VarLen],
+        *,
+        batch_size: int | None,
+        split_bytes: int | None = None,
+        on_error: str = "raise",
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the `tf.train.Example` records of TFRecord files, read without TensorFlow.
+
+        A sample is a dict with the declared features; others are ignored. Files may be compressed with GZIP or ZLIB,
+        which is recognized by their first bytes. All CRCs are checked. Each file is a split, but a large local file
+        that is not compressed is divided into several.
+
+        Args:
+            files: as for `from_hdf5`.
+            features: `FixedLen` or `VarLen` by the feature's name, such as `{"label": FixedLen((), "int64")}`.
+            batch_size: samples in a batch.
+            split_bytes: bytes of a split; files of more than twice that size are divided. By default 1/256 of the size
+                of all files, and 1 to 64 MiB.
+            on_error: as in `Feed`. With "skip", only the corrupt record is skipped, and the log and the status name it
+                when its split ends. If a length is corrupt, the rest of its split is skipped.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        A corrupt record, or one without the declared features, is an error of the feed that names the file and the
+        record's offset in bytes (in the uncompressed data).
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from ..sources.tfrecord import TFRecordSamples, TFRecordSplits
+
+        samples = TFRecordSamples(features, skip=on_error == "skip")
+        return cls._of(samples, TFRecordSplits(files, split_bytes), batch_size, {**options, "on_error": on_error})
+
+    @classmethod
+    def from_numpy(
+        cls,
+        files: Any,
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        rows: tuple[int, int | None] | None = None,
+        split_rows: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the rows of NumPy arrays in .npy or .npz files.
+
+        Arrays in .npy files, and in .npz files that are not compressed, are mapped into memory, so that workers share
+        them. A compressed .npz file is a single split, and a worker decompresses it from its beginning.
+
+        Args:
+            files: as for `from_hdf5`. One .npy file has one array, whose rows are the samples. For several arrays give
+                a tuple or a dict of .npy files, with the structure of a sample: `{"x": "x.npy", "y": "y.npy"}`, or
+                patterns that match the same number of files.
+            leaves: with .npz files, the names of arrays in the structure of a sample, as for `from_hdf5`. By default a
+                dict of all arrays.
+            batch_size: samples in a batch.
+            rows: (start, stop) of the rows to serve, as for `from_hdf5`.
+            split_rows: rows of a split; by default about 1/256 of the rows.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        All arrays must have the same length. They hold numbers; Python objects are never unpickled. A problem with a
+        file is an error of the feed that names the file.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from ..sources.npy import NumpyRows, NumpySource, NumpySplits
+
+        source = NumpySource(files, leaves)
+        return cls._of(NumpyRows(source), NumpySplits(source, rows, split_rows), batch_size, options)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the rows of Parquet files, read with pyarrow. Each row group is a split.
+
+        A column of numbers gives numbers. A column of lists of numbers gives one-dimensional arrays, and one of
+        fixed-shape tensors gives arrays of that shape. Text is `str`, binary data are `bytes`. A column with nulls, or
+        of another type, is an error.
+
+        Args:
+            files: as for `from_hdf5`.
+            leaves: the names of columns in the structure of a sample; by default a dict of all columns. Other columns
+                are not read.
+            batch_size: samples in a batch.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        A problem with a file is an error of the feed that names the file.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from ..sources.parquet import ParquetRows, ParquetSplits
+
+        return cls._of(ParquetRows(leaves), ParquetSplits(files), batch_size, options)
+
+    @classmethod
+    def from_webdataset(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        leaves: Any,
+        *,
+        batch_size: int | None,
+        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of tar files in the layout of WebDataset. Each tar file is a split.
+
+        Neighbouring files whose names are equal up to the first dot are a sample: `0001.jpg`, `0001.cls`. The extension
+        decides the type: `cls`, `id` and `index` are whole numbers, `npy` and `npz` are arrays, `txt` is `str`, and
+        `json` is the value that it contains. All others are `bytes`. Pickles (`pyd`, `pkl`, `pth`) are refused.
+
+        Args:
+            files: as for `from_hdf5`. They may be compressed.
+            leaves: extensions in the structure of a sample: `{"image": "jpg;png", "label": "cls"}`. A semicolon
+                separates alternatives: the first one that exists is used. Other files are ignored.
+            batch_size: samples in a batch.
+            decode: functions that turn the bytes of a file into a value, by extension: `{"jpg": decode_jpeg}`.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        A sample that lacks a file, a file that cannot be decoded, and a truncated tar file are errors of the feed that
+        name the tar file.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from ..sources.webdataset import TarSamples, TarSplits
+
+        return cls._of(TarSamples(leaves, decode or {}), TarSplits(files), batch_size, options)
+
+    @classmethod
+    def _of(cls, generate: Any, splits: Any, batch_size: int | None, options: dict[str, Any]) -> Self:
+        for name in ("splits", "segment"):
+            if name in options:
+                raise TypeError(f"{generate.__name__} divides the files itself: leave {name}= out")
+        make: Any = cls  # a Feed
+        feed: Self = make(generate, splits=splits, batch_size=batch_size, **options)
+        return feed

@@ -1,1 +1,0 @@
-"""One machine's part: the arena, the worker processes, and the ways out to consumers."""

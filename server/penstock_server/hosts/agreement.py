@@ -1,0 +1,124 @@
+"""Checks that a joining host agrees with the head, so that its workers make the same batches."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import os
+import platform
+import sys
+from pathlib import Path
+
+from msgspec import structs
+
+from penstock_proto import StartError, distribution
+from penstock_proto import messages as m
+
+from ..targets.file_target import is_file_target
+from ..targets.importing import place_of
+
+
+def versions() -> dict[str, str]:
+    """Return the versions on which batches depend, as fields of a Join."""
+    import importlib.metadata  # slow to import, and only for hosts that join
+
+    return {
+        "penstock": distribution.version(),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "numpy": importlib.metadata.version("numpy"),
+    }
+
+
+def sources(feeds: list[str]) -> tuple[m.Source, ...]:
+    """Return the SHA-256 of the file of each MODULE:ATTR, without importing it. For a feed of data files, it is the
+    SHA-256 of its target (file_target.py).
+
+    Raises:
+        StartError: there is no such module.
+    """
+    return tuple(m.Source(_shown(feed), _digest(feed)) for feed in feeds)
+
+
+def differences(join: m.Join, here: dict[str, str], ours: tuple[m.Source, ...]) -> str:
+    """Return the first difference between a joining host and the head, with both sides, or ""."""
+    names = {"penstock": "Penstock", "python": "Python", "numpy": "NumPy"}
+    for field, name in names.items():
+        theirs = getattr(join, field)
+        if theirs != here[field]:
+            return f"it has {name} {theirs}, and the head has {here[field]}: install the same version on both"
+    theirs_shown, ours_shown = ([source.feed for source in side] for side in (join.sources, ours))
+    if [_attribute(feed) for feed in theirs_shown] != [_attribute(feed) for feed in ours_shown]:
+        return (
+            f"it serves {', '.join(theirs_shown)}, and the head serves {', '.join(ours_shown)}: give the same feeds in "
+            "the same order"
+        )
+    for theirs_one, our_one in zip(join.sources, ours, strict=True):
+        if theirs_one.digest != our_one.digest:
+            return (
+                f"its file of {theirs_one.feed} (SHA-256 {theirs_one.digest.hex()[:12]}) is not that of {our_one.feed} "
+                f"at the head ({our_one.digest.hex()[:12]}): copy the head's file to it"
+            )
+    return ""
+
+
+def plan_differences(theirs: tuple[m.FeedPlan, ...], ours: tuple[m.FeedPlan, ...]) -> str:
+    """Return the first difference between the feeds as imported there and here, with both sides, or ""."""
+    for one, other in zip(theirs, ours, strict=False):
+        for field in structs.fields(m.FeedPlan):
+            there, here = getattr(one, field.name), getattr(other, field.name)
+            if field.name != "warnings" and there != here:
+                return (
+                    f"its feed {one.name} has {field.name} {_short(there)}, and the head's has {_short(here)}: see "
+                    "that both import the same modules and see the same files"
+                )
+    if len(theirs) != len(ours):
+        return f"it has {len(theirs)} feeds, and the head has {len(ours)}"
+    return ""
+
+
+def _digest(feed: str) -> bytes:
+    if is_file_target(feed):
+        return hashlib.sha256(feed.encode()).digest()
+    name, path = place_of(feed)
+    found = path or file_of(name)
+    if found is None:
+        raise StartError(f"there is no module {name} in {os.getcwd()} or on the Python path")
+    try:
+        return hashlib.sha256(Path(found).read_bytes()).digest()
+    except OSError as error:
+        raise StartError(f"cannot read {found}: {error.strerror}") from None
+
+
+def folder(feeds: list[str]) -> str:
+    """Return the folder of the first feed's file, with a slash at the end, or "". Hosts may have different ones."""
+    for feed in feeds:
+        if not is_file_target(feed):
+            name, path = place_of(feed)
+            found = path or file_of(name)
+            return "" if found is None else os.path.join(os.path.dirname(os.path.abspath(found)), "")
+    return ""
+
+
+def file_of(name: str) -> str | None:
+    """Return the file of a module, without importing it or the packages that it is in."""
+    places: list[str] | None = [os.getcwd(), *sys.path]
+    found = None
+    for part in name.split("."):
+        found = importlib.machinery.PathFinder.find_spec(part, places)
+        if found is None:
+            return None
+        places = found.submodule_search_locations
+    return found.origin if found is not None else None
+
+
+def _attribute(feed: str) -> str:
+    return feed.rpartition(":")[2]
+
+
+def _shown(feed: str) -> str:
+    return feed[:1000] if not is_file_target(feed) else "data files"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,394 @@
+"""The process of `penstock join`: starts this host's workers, joins the head with them, and joins again after a lost
+connection.
+
+The workers import the feeds at once, so that a mistake shows before the head is asked. When the connection ends, the
+agent replaces their processes: their unfinished batches belong to a stream that goes on without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Collection
+from typing import Any
+
+from penstock_proto import DaemonStopped, PenstockError, ProtocolError, StartError, Unreachable
+from penstock_proto import messages as m
+from penstock_proto.security.keys import ClientKeys
+from penstock_proto.transport import codec
+
+from ..hosts import agreement
+from ..hosts.joined_host import SILENT
+from ..machine import descriptors, orphans
+from ..worker_state.activity import Activity
+from ..workers.local_workers import LocalWorkers
+from ..workers.supervisor import Supervisor
+from .listeners import Listeners
+from .membership import Membership
+from .to_head import ToHead, connect
+
+log = logging.getLogger(__name__)
+
+AGAIN = 1.0
+"""Seconds between two attempts to connect."""
+
+PATIENCE = 60.0
+"""Seconds to wait for a head that does not answer, at the start or after it was lost."""
+
+
+class Agent:
+    """See the file's head.
+
+    Args:
+        feeds: MODULE:ATTR of each feed.
+        place: host and port of the head.
+        workers: number of workers, until the head asks for another number (`penstock scale --host`).
+        memory: bytes in which the workers build batches for the head.
+        name: this host's name.
+        keys: this host's keys, or None.
+        hang_timeout, worker_memory: as for `Supervisor`.
+        environment: environment variables of the workers.
+        grace: seconds that the workers have to hand over their work when this host leaves.
+        patience: seconds to wait for the head.
+        fetch_port: where trainers can fetch batches; 0: any free port.
+        allow_uids: users, besides our own and root, whose trainers on this host may map its memory.
+        until_stdin_closes: also end at the end of standard input, when the process that started this host is gone.
+    """
+
+    def __init__(
+        self,
+        feeds: list[str],
+        place: tuple[str, int],
+        *,
+        workers: int,
+        memory: int,
+        name: str,
+        keys: ClientKeys | None = None,
+        hang_timeout: float | None = None,
+        worker_memory: int | None = None,
+        environment: m.Environment | None = None,
+        grace: float = 25.0,
+        patience: float = PATIENCE,
+        fetch_port: int = 0,
+        allow_uids: Collection[int] = (),
+        until_stdin_closes: bool = False,
+    ) -> None:
+        self._feeds = feeds
+        self._place = place
+        self._count = workers
+        self._memory = memory
+        self._name = name
+        self._keys = keys
+        self._grace = grace
+        self._patience = patience
+        self._listeners = Listeners(fetch_port, keys, allow_uids)
+        self._ending: asyncio.Task[None] | None = None
+        self._until_stdin_closes = until_stdin_closes
+        self._process = secrets.token_bytes(16)
+        self._imported: dict[int, bytes] = {}
+        """The encoded Imported message of each ready worker."""
+        self._plans: dict[str, m.FeedPlan] = {}
+        self._link: ToHead | None = None
+        self._membership: Membership | None = None
+        self._ever = False
+        self._heard = 0.0
+        self._leaving = False
+        self._stopped = asyncio.Event()
+        self._disconnected = asyncio.Event()
+        self._error: PenstockError | None = None
+        self._supervisor = Supervisor(
+            feeds, workers, self._data, self._died, self._given_up, hang_timeout, environment, worker_memory
+        )
+        self._workers = LocalWorkers(self._supervisor, range(workers))
+
+    async def run(self) -> None:
+        """Work until the head stops, or this host is told to leave.
+
+        Raises:
+            PenstockError: the feeds cannot be served here, the head refuses this host, or the head is gone for too
+                long.
+        """
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, self.leave)
+        if self._until_stdin_closes:
+            loop.add_reader(0, self._stdin)
+        agreement.sources(self._feeds)  # raises if there is no such module
+        self._supervisor.start()
+        tasks = [loop.create_task(work) for work in (self._stopped.wait(), self._keep_joined(), self._each_second())]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        if self._until_stdin_closes:
+            loop.remove_reader(0)
+        if self._link is not None:
+            self._link.drop()
+        await self._supervisor.stop(codec.encode(m.Shutdown()))
+        if self._link is not None:
+            self._link.close()
+        self._listeners.close()
+        for task in done:
+            task.result()
+        if self._error is not None:
+            raise self._error
+        log.info("stopped", extra={"event": "stopped"})
+
+    def leave(self) -> None:
+        """Hand over the workers' work, then end. A second call ends at once."""
+        if self._leaving or self._membership is None:
+            self._stopped.set()
+            return
+        self._leaving = True
+        log.info("leaving: the others take over within %.0f s", self._grace, extra={"event": "host_leaves"})
+        self._membership.leave()
+        asyncio.get_running_loop().call_later(self._grace, self._stopped.set)
+
+    def _stdin(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(0, 4096):
+                asyncio.get_running_loop().remove_reader(0)
+                self._stopped.set()
+
+    def _fail(self, error: PenstockError) -> None:
+        if self._error is None:
+            self._error = error
+        self._stopped.set()
+
+    # --- the head ---
+
+    async def _keep_joined(self) -> None:
+        """Connect to the head and join it, again after each lost connection.
+
+        Raises:
+            PenstockError: the head is gone, or refuses the connection.
+        """
+        since = time.monotonic()
+        while True:
+            try:
+                await self._connect()
+            except (OSError, TimeoutError) as error:
+                if time.monotonic() - since > self._patience:
+                    raise self._gone(error) from None
+                await asyncio.sleep(AGAIN)
+                continue
+            await self._disconnected.wait()
+            since = time.monotonic()
+            await asyncio.sleep(AGAIN)
+
+    def _gone(self, error: OSError) -> PenstockError:
+        place = "tcp://{}:{}".format(*self._place)
+        what = "is gone, and did not come back" if self._ever else "does not answer"
+        return Unreachable(f"the head at {place} {what} within {self._patience:.0f} s ({error.strerror or error})")
+
+    async def _connect(self) -> None:
+        self._disconnected.clear()
+        self._link = await connect(
+            *self._place,
+            self._keys,
+            on_message=self._message,
+            place=self._second_frame,
+            on_end=self._ended,
+        )
+        self._heard = time.monotonic()
+        join = m.Join(
+            version=m.VERSION,
+            host=self._name,
+            process=self._process,
+            workers=self._count,
+            memory=self._memory,
+            sources=agreement.sources(self._feeds),
+            fetch_port=self._listeners.listen(self._link.own_address),
+            unix=self._listeners.unix,
+            **agreement.versions(),
+        )
+        self._link.send(codec.encode(join))
+
+    def _message(self, data: bytes) -> None:
+        self._heard = time.monotonic()
+        try:
+            message = codec.from_head(data)
+            match message:
+                case m.Failed():
+                    self._refused(message.error.error())
+                case m.Joined() if self._membership is None:
+                    self._joined(message)
+                case m.AdmitClients():
+                    self._listeners.admit(message)
+                case m.Joined():
+                    raise ProtocolError("Joined, although this host has joined already")
+                case _ if self._membership is not None:
+                    self._membership.take(message)
+        except ProtocolError as error:
+            self._fail(ProtocolError(f"the head sent an invalid message: {error.message}"))
+
+    def _second_frame(self, data: bytes) -> memoryview:
+        if self._membership is None:
+            raise ProtocolError("a second frame before Joined")
+        return self._membership.place(data)
+
+    def _joined(self, message: m.Joined) -> None:
+        assert self._link is not None
+        self._ever = True
+        self._membership = Membership(
+            self._link,
+            message,
+            self._supervisor,
+            self._workers,
+            memory=self._memory,
+            folder=agreement.folder(self._feeds),
+            plans=lambda: self._plans,
+            fail=self._fail,
+            scaled=self._scaled,
+            retired=self._retired,
+            memory_gone=self._listeners.gone,
+        )
+        self._listeners.serve(self._membership.slots)
+        log.info("joined the head at tcp://%s:%d", *self._place, extra={"event": "host_joins"})
+        for worker, data in self._imported.items():
+            self._membership.said(worker, codec.from_worker(data), data)
+
+    def _refused(self, error: PenstockError) -> None:
+        if isinstance(error, DaemonStopped):
+            log.info("the head was stopped", extra={"event": "head_stopped"})
+            self._stopped.set()
+        else:
+            self._fail(error)
+
+    def _ended(self, why: str) -> None:
+        """Handle the end of the connection to the head."""
+        if self._stopped.is_set():
+            return
+        text = "the connection to the head at tcp://%s:%d has ended%s; joining again"
+        log.warning(text, *self._place, f" ({why})" if why else "", extra={"event": "head_lost"})
+        if self._leaving:
+            self._stopped.set()
+        self._link = None
+        if self._membership is not None:
+            self._membership.end()
+            self._membership = None
+            self._listeners.serve(None)
+            for worker in list(self._supervisor.workers):
+                self._supervisor.kill(worker)
+            if not self._leaving:
+                self._number_again()
+        self._disconnected.set()
+
+    def _number_again(self) -> None:
+        """Run as many workers as the head asked for last, with the numbers from 0 on."""
+        for worker in [worker for worker in self._supervisor.workers if worker >= self._count]:
+            self._imported.pop(worker, None)
+            self._workers.gone(worker)
+            self._supervisor.retire(worker, codec.encode(m.Shutdown()))
+        for worker in range(self._count):
+            if worker not in self._supervisor.workers:
+                try:
+                    self._supervisor.add(worker)
+                except OSError as error:
+                    text = "no more than %d workers can be started (%s): %s"
+                    fields = {"event": "scale_limited"}
+                    log.error(text, worker, error, descriptors.HOW_TO_RAISE, extra=fields)
+                    self._count = max(1, worker)
+                    return
+                self._workers.new_process(worker)
+
+    def _scaled(self, workers: int) -> None:
+        log.info("workers: %d, now %d", self._count, workers, extra={"event": "scaled"})
+        self._count = workers
+
+    def _retired(self, worker: int) -> None:
+        self._imported.pop(worker, None)
+        if not self._supervisor.workers:
+            self._ending = asyncio.get_running_loop().create_task(self._stop_when_sent())
+
+    async def _stop_when_sent(self) -> None:
+        """End when the head has everything that the workers have made."""
+        while self._link is not None and self._link.unsent_bytes:
+            await asyncio.sleep(0.05)
+        self._stopped.set()
+
+    async def _each_second(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._listeners.another_second()
+            if self._link is None:
+                continue
+            self._link.tick()
+            if self._membership is not None:
+                self._membership.report(self._listeners.unsent_bytes, self._listeners.lent_bytes)
+                if time.monotonic() - self._heard > SILENT:
+                    self._link.close()
+
+    # --- workers ---
+
+    def _data(self, worker: int, data: bytes, fd: int | None) -> None:
+        if fd is not None:
+            os.close(fd)
+        try:
+            message = codec.from_worker(data)
+        except ProtocolError as error:
+            text = "worker %d is killed, because it sent an invalid message: %s"
+            log.error(text, worker, error.message, extra={"event": "worker_killed", "worker": worker})
+            self._supervisor.kill(worker)
+            return
+        match message:
+            case m.Imported():
+                self._is_ready(worker, message, data)
+            case m.EnvironmentWanted():
+                if not self._supervisor.use_environment(worker, message.variables):
+                    self._fail(StartError("the feeds' env= differs each time they are imported"))
+                return
+            case m.StartFailed() if not self._ever:
+                self._fail(message.error.error())
+                return
+        if self._membership is not None:
+            self._membership.said(worker, message, data)
+
+    def _is_ready(self, worker: int, message: m.Imported, data: bytes) -> None:
+        self._imported[worker] = data
+        self._plans = {plan.name: plan for plan in message.feeds}
+        self._supervisor.ready(worker)
+        if any(plan.on_error == "retry" for plan in message.feeds):
+            self._supervisor.give_nobody_up()
+        text = "worker %d is ready: its imports took %.2f s"
+        log.info(text, worker, message.imports_seconds, extra={"event": "worker_ready", "worker": worker})
+
+    def _died(self, worker: int, how: str, doing: Activity | None) -> None:
+        self._imported.pop(worker, None)
+        self._workers.new_process(worker)
+        if self._membership is not None:
+            text = "worker %d %s; other workers take over its work"
+            log.error(text, worker, how, extra={"event": "worker_died", "worker": worker})
+            self._membership.ended(worker, how, doing)
+
+    def _given_up(self, worker: int, how: str) -> None:
+        if self._membership is not None:
+            self._membership.given_up(worker, how)
+        if all(handle.given_up for handle in self._supervisor.workers.values()):
+            self._fail(StartError(f"no worker can start here: the last one {how}; see its output above"))
+
+
+def join(feeds: list[str], place: tuple[str, int], **options: Any) -> None:
+    """Run an `Agent` for the head at `place`, on uvloop, until it ends. Call it on the main thread.
+
+    Args:
+        feeds: MODULE:ATTR of each feed.
+        place: host and port of the head.
+        options: as for `Agent`.
+
+    Raises:
+        PenstockError: this host cannot join, or the head is gone; the message says why.
+    """
+    import uvloop
+
+    descriptors.raise_limit()
+    orphans.adopt()
+
+    async def run() -> None:
+        await Agent(feeds, place, **options).run()
+
+    uvloop.run(run())

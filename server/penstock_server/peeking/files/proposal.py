@@ -1,0 +1,212 @@
+"""The proposal of `penstock peek`: a command and a module that serve data files."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...sources.features import FixedLen, VarLen
+from ...targets.file_target import is_data_file as can_be_served
+from ..leaves import images
+from ..leaves.summary import LeafSummary
+from .data_files import PeekedFile
+from .description import Column
+
+_BATCH = 32
+_BATCH_NBYTES = 32 << 20
+_SHUFFLE = 10_000
+_SHUFFLE_NBYTES = 64 << 20
+_WIDTH = 80
+MODULE = "feed.py"
+"""The file name that the proposed command gives the module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """How data files can be served.
+
+    Attributes:
+        command: a shell command.
+        module: the text of a module with a feed of the same files.
+        command_needs_module: whether the command serves the module, because its options cannot express the feed.
+        notes: further hints, a sentence each.
+    """
+
+    command: str
+    module: str
+    command_needs_module: bool
+    notes: tuple[str, ...]
+
+
+def propose(peeked: PeekedFile) -> Proposal | None:
+    """Return a proposal, or None if no column can be served."""
+    description, summary = peeked.description, peeked.summary
+    left_out = unfit(peeked)
+    columns = [column for column in description.columns if column.name not in left_out]
+    if not columns:
+        return None
+    nbytes = max(1, summary.nbytes // summary.samples)
+    batch_size = max(1, min(_BATCH, _BATCH_NBYTES // nbytes))
+    most = min(_SHUFFLE, (description.rows or _SHUFFLE) * peeked.count, max(2 * batch_size, _SHUFFLE_NBYTES // nbytes))
+    options = {"batch_size": str(batch_size), "shuffle": str(_round(most))}
+    features = {column.name: (description.features or {}).get(column.name) for column in columns}
+    pad = any(isinstance(feature, VarLen) for feature in features.values())
+    if pad or any(leaf.varies for column in columns for leaf in _leaves(peeked, column).values()):
+        options["batching"] = '"pad"'
+    decoded = [column for column in columns if _can_be_decoded(peeked, column)]
+    files = _as_pattern(peeked.files)
+    direct = all(can_be_served(file) for file in files) and "batching" not in options and description.features is None
+    if direct:
+        leaves = [f"--leaf {_for_shell(f'{column.leaf}={column.name}')}" for column in columns]
+        words = [*map(_for_shell, files), *(leaves if description.names_leaves else ())]
+        command = _wrapped(["penstock serve", *words, f"--batch-size {batch_size}", f"--shuffle {options['shuffle']}"])
+    else:
+        command = f"penstock serve {MODULE}:feed"
+    module = _module(peeked, files, columns, decoded, options)
+    return Proposal(command, module, not direct, tuple(_notes(peeked, columns, decoded, options, direct)))
+
+
+def unfit(peeked: PeekedFile) -> dict[str, str]:
+    """Return why some columns cannot be served, by name. The reasons come from the file or from its samples."""
+    problems = peeked.summary.problems()
+    found = dict(peeked.description.left_out)
+    for column in peeked.description.columns:
+        for path, leaf in _leaves(peeked, column).items():
+            where = "" if path == column.leaf else f"{path}: "
+            if path in problems:
+                found[column.name] = where + problems[path]
+            elif leaf.varies and len(leaf.low or ()) > 1:
+                found[column.name] = (
+                    f"{where}its shape varies: give all samples one shape with a function in decode= or transform="
+                )
+            elif leaf.varies and leaf.text:
+                found[column.name] = f"{where}its number of strings varies"
+    return found
+
+
+def _leaves(peeked: PeekedFile, column: Column) -> dict[str, LeafSummary]:
+    """Return the leaves that a column makes, by path: several if it holds JSON."""
+    name = column.leaf
+    return {path: leaf for path, leaf in peeked.summary.leaves.items() if path == name or path.startswith(f"{name}[")}
+
+
+def _can_be_decoded(peeked: PeekedFile, column: Column) -> bool:
+    """Return whether `decode=` can turn a column's files into arrays of one shape."""
+    if not column.image or peeked.description.constructor != "from_webdataset":
+        return False
+    pictures = peeked.summary.leaves[column.leaf].pictures
+    return len(pictures) == 1 and None not in pictures
+
+
+def _notes(
+    peeked: PeekedFile, columns: list[Column], decoded: list[Column], options: dict[str, str], direct: bool
+) -> list[str]:
+    found = []
+    if decoded and direct:
+        names = " and ".join(repr(column.leaf) for column in decoded)
+        found.append(f"The command serves {names} as the files' bytes; the module decodes them.")
+    encoded = [column for column in columns if column.image and column not in decoded]
+    tar = peeked.description.constructor == "from_webdataset"
+    for column in encoded:
+        how = "a function in decode=" if tar else "a function in transform="
+        found.append(f"{column.leaf!r} is served as encoded bytes: {how} makes arrays of them, all of one shape.")
+    if encoded and not images.has_decoder():
+        found.append("Pillow would decode them: pip install pillow")
+    if "batching" in options:
+        found.append('Lengths vary, so batches are padded; batching="ragged" keeps the lengths.')
+    return found
+
+
+def _module(
+    peeked: PeekedFile, files: list[str], columns: list[Column], decoded: list[Column], options: dict[str, str]
+) -> str:
+    description = peeked.description
+    head, names = [], {"Feed"}
+    arguments = [_quoted(files[0]) if len(files) == 1 else f"[{', '.join(map(_quoted, files))}]"]
+    if description.features is not None:
+        features = [description.features[column.name] for column in columns]
+        names |= {type(feature).__name__ for feature in features}
+        arguments.append(
+            _dict([(column.name, _declared(feature)) for column, feature in zip(columns, features, strict=True)])
+        )
+    elif description.names_leaves:
+        arguments.append(_dict([(column.leaf, _quoted(column.name)) for column in columns]))
+    if decoded:
+        head = ["import io", "", "import numpy as np", "from PIL import Image", ""]
+        extensions = [name for column in decoded for name in column.name.split(";")]
+        options = {**options, "decode": f"{{{', '.join(f'{_quoted(name)}: pixels' for name in extensions)}}}"}
+    lines = [*head, f"from penstock_server import {', '.join(sorted(names))}", ""]
+    if decoded:
+        lines += ["", "def pixels(data):", "    return np.asarray(Image.open(io.BytesIO(data)))", "", ""]
+    arguments += [f"{name}={value}" for name, value in options.items()]
+    one = f"feed = Feed.{description.constructor}({', '.join(arguments)})"
+    if len(one) <= 100 and "\n" not in one:
+        return "\n".join([*lines, one]) + "\n"
+    body = [f"    {argument},".replace("\n", "\n    ") for argument in arguments]
+    return "\n".join([*lines, f"feed = Feed.{description.constructor}(", *body, ")"]) + "\n"
+
+
+def _declared(feature: FixedLen | VarLen) -> str:
+    if isinstance(feature, VarLen):
+        return f'VarLen("{feature.dtype}")'
+    decode = f', decode="{feature.decode}"' if feature.decode else ""
+    return f'FixedLen({feature.shape!r}, "{feature.dtype}"{decode})'
+
+
+def _dict(items: list[tuple[str, str]]) -> str:
+    one = f"{{{', '.join(f'{_quoted(name)}: {value}' for name, value in items)}}}"
+    if len(one) <= 70:
+        return one
+    return "\n".join(["{", *(f"    {_quoted(name)}: {value}," for name, value in items), "}"])
+
+
+def _quoted(text: str) -> str:
+    """Return a string literal, with double quotes unless `text` has control characters or backslashes."""
+    return json.dumps(text, ensure_ascii=False) if text.isprintable() and "\\" not in text else repr(text)
+
+
+def _for_shell(text: str) -> str:
+    """Return text as a word of a shell command. Control characters are escaped in $'...', which bash and zsh know."""
+    if text.isprintable():
+        return shlex.quote(text)
+    shown = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in os.fsencode(text)
+    )
+    return f"$'{shown}'"
+
+
+def _wrapped(words: list[str]) -> str:
+    """Join the words of a command, and break lines that get too long."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) > _WIDTH - 3:
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)
+
+
+def _as_pattern(files: tuple[str, ...]) -> list[str]:
+    """Return the pattern from which a shell may have expanded these files, if it matches just these; else the files."""
+    start = _common_start(files)
+    end = _common_start([file[len(start) :][::-1] for file in files])[::-1]
+    pattern = f"{start}*{end}"
+    if len(files) > 1 and not glob.has_magic(start + end) and sorted(glob.glob(pattern)) == sorted(files):
+        return [pattern]
+    return list(files)
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in same)
+
+
+def _round(number: int) -> int:
+    """Round a number down to 1, 2 or 5 times a power of ten."""
+    power: int = 10 ** (len(str(number)) - 1)
+    return next(step * power for step in (5, 2, 1) if step * power <= number)

@@ -1,0 +1,232 @@
+"""Summarizes samples, leaf by leaf, in bounded memory. Knows nothing of files and feeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_proto import SpecError
+from penstock_proto.batches.inferring import as_array, as_text
+
+from . import images
+from .numbers import Numbers
+from .reservoir import Reservoir
+from .tiles import LARGEST, Tile, tile
+
+_DISTINCT = 40
+"""The most different values of a leaf that are counted. If there are more, none are counted."""
+
+_LENGTHS = 100_000
+"""The most different lengths of a leaf that are counted; further ones are ignored."""
+
+_EXAMPLES = 12
+_TILES = 64
+_SHOWN = 200
+"""Characters of a text that are kept as an example."""
+
+
+class LeafSummary:
+    """The summary of one leaf.
+
+    Attributes:
+        samples: how many samples have the leaf.
+        dtype: the dtype's name, "string" for text; several names are joined with slashes.
+        low, high: the least and the greatest size of each dimension; None if the number of dimensions differs.
+        numbers: the range of the values; None for text.
+        lengths: how often each length occurs: for text in bytes, otherwise the first dimension.
+        values: if the leaf is a single value, how often each value occurs; None if there are too many.
+        examples: some values, as text.
+        tiles: small pictures of some samples, if the leaf is an image.
+        encoded: how often each format of an encoded image occurs.
+        pictures: how often each dtype and shape of decoded images, such as "uint8[28, 28]", occurs; None counts images
+            that cannot be read. Empty if Pillow is not installed.
+        problem: why the leaf cannot be served, or "".
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.low: tuple[int, ...] | None = None
+        self.high: tuple[int, ...] | None = None
+        self.numbers: Numbers | None = None
+        self.lengths: Counter[int] = Counter()
+        self.values: Counter[Any] | None = Counter()
+        self.encoded: Counter[str] = Counter()
+        self.pictures: Counter[str | None] = Counter()
+        self.problem = ""
+        self._dtypes: set[str] = set()
+        self._examples: Reservoir[str] = Reservoir(_EXAMPLES)
+        self._tiles: Reservoir[Tile | None] = Reservoir(_TILES)
+
+    @property
+    def dtype(self) -> str:
+        """The name of the leaf's dtype."""
+        return "/".join(sorted(self._dtypes))
+
+    @property
+    def text(self) -> bool:
+        """Whether the leaf holds text or other bytes."""
+        return self._dtypes == {"string"}
+
+    @property
+    def varies(self) -> bool:
+        """Whether samples differ in shape."""
+        return self.low is None or self.low != self.high
+
+    @property
+    def examples(self) -> list[str]:
+        """Some values."""
+        return self._examples.kept()
+
+    @property
+    def tiles(self) -> list[Tile | None]:
+        """A picture of each of some samples; None for a sample that is not an image."""
+        return self._tiles.kept()
+
+    def add(self, value: Any, path: str) -> None:
+        """Add the value of one sample. If it cannot be served, set `problem`."""
+        self.samples += 1
+        try:
+            text = as_text(value)
+            array = as_array(value, path) if text is None else text
+        except SpecError as error:
+            self.problem = self.problem or error.message
+            return
+        first = self.samples == 1
+        self._dtypes.add(array.dtype.name if text is None else "string")
+        if len(self._dtypes) > 1:
+            self.problem = f"its dtype differs from sample to sample: {self.dtype}"
+        self._add_shape(array.shape, first)
+        if text is not None:
+            self._add_text(text)
+            return
+        self.numbers = self.numbers or Numbers()
+        self.numbers.add(array)
+        if array.ndim:
+            self._count_length(len(array))
+        elif array.dtype.kind != "c":
+            self._count_value(array.item())
+        self._examples.offer(lambda: shown_numbers(array))
+        self._tiles.offer(lambda: tile(images.channels_last(array)) if images.is_pixels(array) else None)
+
+    def _add_shape(self, shape: tuple[int, ...], first: bool) -> None:
+        if first:
+            self.low = self.high = shape
+        elif self.low is None or self.high is None or len(shape) != len(self.low):
+            self.low = self.high = None
+            self.problem = self.problem or "its number of dimensions differs from sample to sample"
+        else:
+            self.low = tuple(map(min, self.low, shape))
+            self.high = tuple(map(max, self.high, shape))
+
+    def _add_text(self, text: npt.NDArray[Any]) -> None:
+        if text.ndim:
+            for item in text.reshape(-1)[:_EXAMPLES]:
+                self._examples.offer(lambda item=item: shown_text(item))  # type: ignore[misc]
+            for item in text.reshape(-1):
+                self._count_length(len(item))
+            return
+        data = text.item()
+        self._count_length(len(data))
+        self._examples.offer(lambda: shown_text(data))
+        if name := images.encoding(data):
+            self.values = None
+            self.encoded[name] += 1
+            if images.has_decoder():
+                self.pictures[images.array_of(data)] += 1
+            self._tiles.offer(lambda: _decoded_tile(data))
+        else:
+            self._count_value(data[:_SHOWN])
+            self._tiles.offer(lambda: None)
+
+    def _count_length(self, length: int) -> None:
+        if length in self.lengths or len(self.lengths) < _LENGTHS:
+            self.lengths[length] += 1
+
+    def _count_value(self, value: Any) -> None:
+        if self.values is None:
+            return
+        self.values[value] += 1
+        if len(self.values) > _DISTINCT:
+            self.values = None
+
+
+class Summary:
+    """The summary of the samples of one source.
+
+    Attributes:
+        samples: the number of samples.
+        nbytes: bytes of all their arrays and text.
+        leaves: the leaves by path, such as "image" or "meta['size'][0]". If a sample is a single leaf or a tuple, the
+            path is "sample" or, say, "sample[0]".
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.nbytes = 0
+        self.leaves: dict[str, LeafSummary] = {}
+
+    def add(self, sample: Any) -> None:
+        """Add one sample. The summary keeps only copies of small parts of it."""
+        self.samples += 1
+        for path, value in leaves(sample):
+            self.leaves.setdefault(path, LeafSummary()).add(value, f"[{path!r}]")
+            self.nbytes += _nbytes(value)
+
+    def problems(self) -> dict[str, str]:
+        """Return why some leaves cannot be served, by path."""
+        found = {path: leaf.problem for path, leaf in self.leaves.items() if leaf.problem}
+        for path, leaf in self.leaves.items():
+            if leaf.samples < self.samples:
+                found[path] = f"only {leaf.samples} of {self.samples} samples have it"
+        return found
+
+
+def leaves(sample: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a sample with their paths."""
+    if isinstance(sample, Mapping):
+        for key, value in sample.items():
+            yield from leaves(value, f"{path}[{key!r}]" if path else str(key))
+    elif isinstance(sample, tuple):
+        for place, value in enumerate(sample):
+            yield from leaves(value, f"{path or 'sample'}[{place}]")
+    else:
+        yield path or "sample", sample
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return int(getattr(value, "nbytes", 8))
+
+
+def _decoded_tile(data: bytes) -> Tile | None:
+    pixels = images.decoded(data, LARGEST)
+    return None if pixels is None or not images.is_pixels(pixels) else tile(images.channels_last(pixels))
+
+
+def shown_numbers(array: npt.NDArray[Any]) -> str:
+    """Show the first values of an array of numbers."""
+    if not array.ndim:
+        return _shown_number(array.item())
+    first = array.reshape(-1)[:8] if array.flags.c_contiguous else np.array(array[tuple([0] * (array.ndim - 1))][:8])
+    more = ", ..." if array.size > len(first) else ""
+    return f"[{', '.join(_shown_number(value.item()) for value in first)}{more}]"
+
+
+def _shown_number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def shown_text(data: bytes) -> str:
+    """Show bytes as text on one line or, if they are not text, their number and the first ones."""
+    try:
+        text = data[:_SHOWN].decode("utf-8", "strict" if len(data) <= _SHOWN else "ignore")
+    except UnicodeDecodeError:
+        return f"{len(data)} bytes: {data[:12].hex(' ')}{' ...' if len(data) > 12 else ''}"
+    if "\0" in text:
+        return f"{len(data)} bytes: {data[:12].hex(' ')}{' ...' if len(data) > 12 else ''}"
+    return repr(text) + ("..." if len(data) > _SHOWN else "")

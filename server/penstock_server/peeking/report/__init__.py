@@ -1,0 +1,4 @@
+"""The reports of `penstock peek`, as text, JSON or a contact sheet.
+
+Begin with `show.py`.
+"""

@@ -1,0 +1,88 @@
+"""Changes the number of workers while streams are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..coordinator import Coordinator
+from ..coordinator.vocabulary import events as on
+from ..machine import descriptors
+from ..workers.supervisor import Supervisor
+from ..workers.to_workers import ToWorkers
+
+log = logging.getLogger(__name__)
+
+
+class Scaling:
+    """See the file's head.
+
+    Args:
+        coordinator: makes the decisions; only read here.
+        tell: tells the coordinator of an event.
+        supervisor: starts the worker processes.
+        to_workers: sends messages to workers.
+        scaled: called when the number of workers has changed.
+        by_hand: called when a user has asked for a number.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        tell: Callable[[on.Event], None],
+        supervisor: Supervisor,
+        to_workers: ToWorkers,
+        scaled: Callable[[], None],
+        by_hand: Callable[[], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._tell = tell
+        self._supervisor = supervisor
+        self._to_workers = to_workers
+        self._scaled = scaled
+        self._by_hand = by_hand
+
+    def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
+        """Run `workers` workers that make batches on this host from now on, as far as there are file descriptors.
+        Surplus workers leave when their lanes come to a border, or at once if `now`. One stays, unless this host has
+        idle workers. Workers of other hosts do not count.
+
+        Returns:
+            The old and the new number of workers.
+        """
+        self._by_hand()
+        return self._scale(workers, now)
+
+    def scale_by(self, more: int) -> None:
+        """Add `more` workers, or remove some if it is negative."""
+        self.scale(len(self._coordinator.workers.scaled) + more)
+
+    def adjust(self, workers: int, why: str) -> int:
+        """Do the same as `scale`, without a user's request; log the reason `why`. Return the new number of workers."""
+        return self._scale(workers, why=f": {why}")[1]
+
+    def _scale(self, workers: int, now: bool = False, *, why: str = "") -> tuple[int, int]:
+        there = self._coordinator.workers
+        staying = there.scaled
+        before, workers = len(staying), max(0 if there.idle else 1, workers)
+        most = descriptors.most_workers(descriptors.limit(), self._coordinator.budget.slots_reserved) - len(there.idle)
+        if workers > max(before, most):
+            text = "there are file descriptors for only %d workers: %s"
+            log.error(text, max(before, most), descriptors.HOW_TO_RAISE, extra={"event": "scale_limited"})
+            workers = max(before, most)
+        for _ in range(before, workers):
+            try:
+                number = self._supervisor.add()
+            except OSError as error:
+                text = "no worker can be added (%s): %s"
+                log.error(text, error, descriptors.HOW_TO_RAISE, extra={"event": "scale_limited"})
+                workers = len(there.scaled)
+                break
+            self._to_workers.new_process(number)
+            self._tell(on.WorkerAdded(number))
+        if staying[workers:]:
+            self._tell(on.RetireWorkers(tuple(staying[workers:]), now))
+        self._tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.own))))
+        log.info("workers: %d, now %d%s", before, workers, why, extra={"event": "scaled"})
+        self._scaled()
+        return before, workers

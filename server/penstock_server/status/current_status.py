@@ -1,0 +1,147 @@
+"""The daemon's current status, gathered from all parts, with averages over the last seconds."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock_proto.status.figures import Figures
+from penstock_proto.status.status_history import History, Key
+
+from ..consumers.sessions import Sessions
+from ..consumers.starting_feeds import StartingFeeds
+from ..coordinator import Coordinator
+from ..hosts.hosts import Hosts
+from ..logs.bugs import Bugs
+from ..net.network import Router
+from ..shared_memory.arena import Arena
+from ..worker_state.cache_usage import CacheUsages
+from ..workers.spot_checks import SpotChecks
+from ..workers.supervisor import Supervisor
+from ..workers.worker_memory import WorkerMemory
+from . import status
+from .waits import Looks
+
+
+class CurrentStatus:
+    """See the file's head. The arguments are the parts that it reads.
+
+    Args:
+        draining: returns whether the daemon stops when the epochs that are being read have ended.
+        adjusting: returns whether the number of workers follows the load.
+        engine: returns the description of the engine that runs hosts, or None without one.
+        caches: the use of the feeds' caches.
+        spot_checks: the samples that are made again.
+        unix: the address of the listener for consumers on this host.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        draining: Callable[[], bool],
+        adjusting: Callable[[], bool],
+        engine: Callable[[], dict[str, object] | None],
+        feeds: StartingFeeds,
+        sessions: Sessions,
+        looks: Looks,
+        supervisor: Supervisor,
+        hosts: Hosts,
+        caches: CacheUsages,
+        spot_checks: SpotChecks,
+        memory: WorkerMemory,
+        arena: Arena,
+        router: Router,
+        unix: str,
+        bugs: Bugs,
+    ) -> None:
+        self._coordinator = coordinator
+        self._draining = draining
+        self._adjusting = adjusting
+        self._engine = engine
+        self._feeds = feeds
+        self._sessions = sessions
+        self._looks = looks
+        self._supervisor = supervisor
+        self._hosts = hosts
+        self._caches = caches
+        self._spot_checks = spot_checks
+        self._memory = memory
+        self._arena = arena
+        self._router = router
+        self._unix = unix
+        self._bugs = bugs
+        self._id = secrets.token_hex(8)
+        """Distinguishes daemons. A process id does not: another daemon can have the same one, in the same process or in
+        another container."""
+        self._started = time.monotonic()
+        self._history = History()
+        self._text = status.Text(self.shown)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the daemon was started."""
+        return time.monotonic() - self._started
+
+    def described(self) -> dict[str, Any]:
+        """Return the answer to `penstock status`, as JSON types."""
+        return self._history.described(self._counts())
+
+    def shown(self) -> dict[str, Any]:
+        """Return the same for others than this process: a large cluster's is shortened."""
+        return self._history.described(status.shortened(self._counts()))
+
+    def text(self) -> str:
+        """Return that as JSON text. Frequent calls get a recent copy."""
+        return self._text.get()
+
+    def figures(self, since: float, least: float) -> dict[Key, Figures]:
+        """Return the figures of each stream that was read, measured since `since` (see `seconds`). Return none if that
+        is less than `least` seconds, or if a worker that makes batches has not run for the whole time."""
+        return self._history.figures(since, least)
+
+    def look_at_the_clock(self, seconds: int) -> None:
+        """Keep the status for the averages. Called once a second, with the seconds since the clock was started."""
+        self._text.another_second()
+        if seconds % (1 + len(self._supervisor.workers) // 32) == 0:  # each worker takes some 70 us
+            self._history.add(self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        """Return the current state, and the totals since the start."""
+        coordinator, sessions = self._coordinator, self._sessions
+        return {
+            **status.of_process(self._id, self._router.endpoint, self._unix, self.seconds),
+            **status.of_service(coordinator, sessions, self._bugs, ready=self._feeds.ready, draining=self._draining()),
+            "adjusts_workers": self._adjusting(),
+            "engine": self._engine(),
+            "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
+            "feeds": [
+                status.of_feed(
+                    feed,
+                    self._feeds.url(feed.name),
+                    coordinator.streams.values(),
+                    self._caches,
+                    self._looks.of_feed(feed.name),
+                    self._spot_checks.figures(feed.name),
+                )
+                for feed in coordinator.feeds.values()
+            ],
+            "workers": [
+                status.of_worker(
+                    worker,
+                    leaving=worker.number in coordinator.workers.leaving,
+                    makes_batches=worker.number not in coordinator.workers.idle,
+                    memory=self._memory.of(worker.pid),
+                )
+                for worker in self._supervisor.workers.values()
+            ]
+            + [
+                described
+                for host in self._hosts
+                for described in status.of_workers_of(host, coordinator.workers.leaving)
+            ],
+            "hosts": [status.of_host(host, coordinator.streams.values()) for host in self._hosts],
+            **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
+        }

@@ -1,0 +1,154 @@
+"""Data files as arguments of `penstock serve`: a feed without a module.
+
+The daemon names feeds to its workers by strings, MODULE:ATTR. A feed of data files becomes a string as well, "files:"
+and JSON, which each worker turns into a `Feed`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from penstock_proto import StartError
+
+if TYPE_CHECKING:
+    from ..feed.feed import Feed
+
+_PREFIX = "files:"
+_MOST = 100_000  # bytes of one argument: Linux allows 128 KiB
+
+_FORMATS = {
+    ".h5": "from_hdf5",
+    ".hdf5": "from_hdf5",
+    ".npy": "from_numpy",
+    ".npz": "from_numpy",
+    ".parquet": "from_parquet",
+    ".tar": "from_webdataset",
+}
+_HAVE_ROWS = ("from_hdf5", "from_numpy")
+_NEED_LEAVES = ("from_hdf5", "from_webdataset")
+
+
+def is_data_file(argument: str) -> bool:
+    """Return whether an argument of `serve` is a data file, and not MODULE:ATTR."""
+    return _suffix(argument) in _FORMATS
+
+
+def is_file_target(target: str) -> bool:
+    """Return whether `target` is a string from `make_target`."""
+    return target.startswith(_PREFIX)
+
+
+def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None, **options: Any) -> str:
+    """Return the string that describes a feed of these files.
+
+    Args:
+        files: paths, patterns or URLs, all of one format.
+        leaves: NAME=DATASET for each leaf of a dict, or DATASET for each leaf of a tuple. In other formats than HDF5,
+            DATASET is an array, a column or an extension.
+        name: the feed's name; by default that of the first file without its suffix.
+        options: options of the constructor, such as `batch_size`; those that are None are left out.
+
+    Raises:
+        ValueError: the arguments contradict each other; the message says what to do.
+    """
+    formats = {_FORMATS[_suffix(file)] for file in files}
+    if len(formats) > 1:
+        raise ValueError("the files of a feed have one format: serve each format with a daemon of its own")
+    constructor = formats.pop()
+    if not leaves and constructor in _NEED_LEAVES:
+        raise ValueError("data files need --leaf NAME=DATASET for each leaf of a sample, such as --leaf image=images")
+    if constructor not in _HAVE_ROWS and options.get("rows") is not None:
+        raise ValueError(f"--rows is for HDF5 and NumPy files: divide {files[0]} and the others by file")
+    call = {
+        "constructor": constructor,
+        "files": list(files),
+        "leaves": _structure(leaves),
+        "name": name or _name_of(files[0]),
+        **{key: value for key, value in options.items() if value not in (None, ())},
+    }
+    target = _PREFIX + json.dumps(call)
+    if len(target.encode()) > _MOST:
+        raise ValueError(
+            f"the names of these {len(files)} files are too long for one command: quote the pattern ('data/*.h5'), and "
+            "the daemon finds the files itself"
+        )
+    return target
+
+
+def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
+    """Make the feed that `target` describes. `load_function` loads its transforms from MODULE:FUNCTION.
+
+    Raises:
+        StartError: an option cannot work, or a transform cannot be loaded.
+    """
+    from ..feed.feed import Feed  # the daemon itself makes no feeds, only its workers do
+
+    call = _call(target)
+    if "transform" in call:
+        call["transform"] = [load_function(name) for name in call["transform"]]
+    constructor, files, leaves = call.pop("constructor"), call.pop("files"), call.pop("leaves")
+    if isinstance(leaves, list):
+        leaves = leaves[0] if len(leaves) == 1 else tuple(leaves)
+    if "rows" in call:
+        call["rows"] = tuple(call["rows"])
+    try:
+        feed: Feed = getattr(Feed, constructor)(files, leaves, **call)
+    except (TypeError, ValueError) as error:
+        raise StartError(f"cannot serve {files[0]}: {error}") from error
+    return feed
+
+
+def shown_target(target: str) -> str:
+    """Return a target as messages show it: the first file's name, or MODULE:ATTR unchanged."""
+    return str(_call(target)["files"][0]) if is_file_target(target) else target
+
+
+def library_of(target: str) -> str:
+    """Return the name of the module that reads the files of `target` and can be imported before workers are forked."""
+    return "h5py" if _call(target)["constructor"] == "from_hdf5" else "numpy"
+
+
+def files_of(target: str) -> list[str]:
+    """Return the paths, patterns and URLs of `target`."""
+    return list(_call(target)["files"])
+
+
+def transforms_of(target: str) -> list[str]:
+    """Return the transforms of `target`, as MODULE:FUNCTION."""
+    return list(_call(target).get("transform", ()))
+
+
+def _call(target: str) -> dict[str, Any]:
+    return dict(json.loads(target.removeprefix(_PREFIX)))
+
+
+def _structure(leaves: Sequence[str]) -> dict[str, str] | list[str] | None:
+    if not leaves:
+        return None
+    pairs = [leaf.partition("=") for leaf in leaves]
+    named = {bool(equals) for _, equals, _ in pairs}
+    if len(named) > 1:
+        raise ValueError("--leaf is either NAME=DATASET for all leaves (a dict) or DATASET for all (a tuple)")
+    if named == {False}:
+        return list(leaves)
+    found: dict[str, str] = {}
+    for name, _, dataset in pairs:
+        if not name or not dataset:
+            raise ValueError(f"--leaf must be NAME=DATASET, such as --leaf image=images, got {name}={dataset}")
+        if name in found:
+            raise ValueError(f"--leaf {name} is given twice: each leaf needs a name of its own")
+        found[name] = dataset
+    return found
+
+
+def _suffix(file: str) -> str:
+    return PurePosixPath(file).suffix.lower()
+
+
+def _name_of(file: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "", PurePosixPath(file).stem).strip("-_.")
+    return name[:128] or "data"

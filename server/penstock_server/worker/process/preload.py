@@ -1,0 +1,119 @@
+"""Imports the libraries that the user's modules import before they do anything else.
+
+It runs none of the user's code: it reads modules that are not installed, and never imports them. It takes the imports
+at the beginning of each file, and follows those of other modules that are not installed. The first statement of another
+kind ends the search, because it may change what a later import does: `os.environ["..."] = ...`,
+`matplotlib.use("Agg")`. So each library is imported as the worker would have imported it, in the same order, before any
+of the user's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Collection, Generator, Iterator, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeAlias
+
+from ...targets import saved_sources
+from ...targets.file_target import is_file_target, library_of, transforms_of
+from ...targets.importing import is_installed, join_path, place_of
+
+Steps: TypeAlias = Generator[str, None, bool]
+"""Yields the names of imported modules, and returns whether the search goes on."""
+
+
+class ImportFailed(Exception):
+    """Importing the package in its first argument raised an error."""
+
+
+def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[str]:
+    """Import the libraries of the feeds' modules one at a time, and yield the name of each after its import.
+
+    Args:
+        targets: the MODULE:ATTR arguments. Their directories are added to `sys.path`, as when a worker loads them.
+        without: names of packages to leave out.
+
+    Raises:
+        ImportFailed: a library cannot be imported.
+    """
+    search = _Search(frozenset(without))
+    modules: list[str] = []
+    for target in targets:
+        if is_file_target(target):
+            yield from search.module(library_of(target), [])
+            modules += transforms_of(target)
+        else:
+            modules.append(target)
+    for target in modules:
+        name, path = place_of(target)
+        join_path(os.getcwd() if path is None else os.path.dirname(path))
+        begins = search.module(name, []) if path is None else search.file(Path(path), "")
+        if not (yield from begins):
+            return
+
+
+class _Search:
+    def __init__(self, without: Collection[str]) -> None:
+        self._without = without
+        self._read: set[Path] = set()
+
+    def file(self, path: Path, package: str) -> Steps:
+        """Import the modules that a file imports at its beginning. The file's own module is in `package`."""
+        if path in self._read:
+            return True
+        self._read.add(path)
+        try:
+            body = ast.parse(saved_sources.read(str(path))).body
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return False  # the worker reports what is wrong with it
+        for statement in body:
+            if isinstance(statement, ast.Import):
+                for alias in statement.names:
+                    if not (yield from self.module(alias.name, [])):
+                        return False
+            elif isinstance(statement, ast.ImportFrom):
+                parts = package.split(".")[: len(package.split(".")) - statement.level + 1] if statement.level else []
+                name = ".".join([*filter(None, parts), *filter(None, [statement.module])])
+                if not name or not (yield from self.module(name, [alias.name for alias in statement.names])):
+                    return False
+            elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                return False
+        return True
+
+    def module(self, name: str, wanted: list[str]) -> Steps:
+        """Do `import name`, or `from name import ...` for the names in `wanted`."""
+        place: list[str] | None = None
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            module = ".".join(parts[:depth])
+            if module in sys.modules or (depth == 1 and module in sys.builtin_module_names):
+                return (yield from self._library(name, wanted))
+            spec = find_spec(module) if place is None else PathFinder.find_spec(module, place)
+            if spec is None:
+                return False
+            places = list(spec.submodule_search_locations or ())
+            if is_installed(spec.origin or next(iter(places), "")):
+                return (yield from self._library(name, wanted))
+            if spec.origin is not None:
+                inside = module if places else module.rpartition(".")[0]
+                if not spec.origin.endswith(".py") or not (yield from self.file(Path(spec.origin), inside)):
+                    return False
+            place = places
+        for one in wanted if place else ():
+            there = PathFinder.find_spec(f"{name}.{one}", place) is not None
+            if there and not (yield from self.module(f"{name}.{one}", [])):
+                return False
+        return True
+
+    def _library(self, name: str, wanted: list[str]) -> Steps:
+        if name.partition(".")[0] not in self._without:
+            try:
+                __import__(name, fromlist=[one for one in wanted if one != "*"])
+            except (Exception, SystemExit):
+                raise ImportFailed(name.partition(".")[0]) from None  # the worker reports what is wrong with it
+            yield name
+        return True

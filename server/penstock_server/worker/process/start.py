@@ -1,0 +1,210 @@
+"""Starts a worker in its process, fresh or forked: ties its life to the daemon's, imports the feeds, and serves.
+
+A worker ends with the daemon: by Shutdown, by end of file on its connection, or, in the middle of user code, by the
+kernel's SIGKILL. Its exit status is 0, or 1 if it could not start (StartFailed says why).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock_proto import PenstockError, StartError
+from penstock_proto.messages import EnvironmentWanted, ErrorReport, FeedPlan, Imported, Message, StartFailed
+from penstock_proto.transport import codec, seqpacket
+from penstock_proto.transport.codec import MAX_MESSAGE
+
+from ...feed.feed import Feed
+from ...machine import orphans
+from ...machine.environment import missing
+from ...targets.file_target import shown_target
+from ...targets.importing import load, summary, user_traceback
+from ...worker_state.activity import ActivityPage
+from ..failures import describe
+from ..isolation import helpers, import_seeding
+from ..reading.loaded_feed import LoadedFeed
+from . import signals
+from .loop import WorkerLoop
+from .process_guard import ProcessGuard
+from .stack_sampler import StackSampler
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
+
+TERMINAL_DEBUGGERS = ("", "pdb.set_trace", "ipdb.set_trace", "IPython.terminal.debugger.set_trace")
+"""Values of PYTHONBREAKPOINT that name a debugger which needs a terminal."""
+
+
+def end_with_the_daemon(connection: socket.socket, name: str) -> None:
+    """Make the kernel kill this process when its parent ends. End now if the daemon is already gone.
+
+    `top` and `ps -e` show the first 15 letters of `name`.
+    """
+    end_with_parent(name)
+    gone = select.poll()
+    gone.register(connection, 0)  # reports only a hang-up
+    if gone.poll(0):
+        os._exit(0)
+
+
+def end_with_parent(name: str) -> None:
+    """Make the kernel kill this process when its parent ends, and give it this name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    libc.prctl(_PR_SET_NAME, name.encode())
+
+
+def outlive_the_daemon() -> None:
+    """Undo `end_with_the_daemon` for a process that notices on its own when the daemon is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def limit_memory(nbytes: int | None) -> None:
+    """Let this process have at most `nbytes` bytes of memory of its own: private and writable, from then on also in the
+    processes that it starts. Slots, which are shared, do not count. None: no limit.
+
+    The kernel refuses to map more, so user code gets a MemoryError, and nobody is killed. See RLIMIT_DATA in
+    getrlimit(2).
+    """
+    if nbytes is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        if most != resource.RLIM_INFINITY:
+            nbytes = min(nbytes, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
+
+
+def quiet() -> None:
+    """Send what user code prints to the log, give it no standard input, and leave SIGINT and SIGTERM to the daemon."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    sys.breakpointhook = no_terminal
+    signals.leave_to_daemon()
+
+
+def no_terminal(*arguments: object, **options: object) -> object:
+    """Replace `sys.breakpointhook`, because a worker has no terminal. Leave a debugger that needs none alone.
+
+    Raises:
+        RuntimeError: always, unless PYTHONBREAKPOINT names a debugger that needs no terminal.
+    """
+    if os.environ.get("PYTHONBREAKPOINT", "") not in TERMINAL_DEBUGGERS:
+        return sys.__breakpointhook__(*arguments, **options)
+    raise RuntimeError(
+        "breakpoint() cannot work in a worker process, which has no terminal: run the feed in the trainer's process, "
+        'with penstock.dataset("MODULE:ATTR", workers=0)'
+    )
+
+
+def serve(
+    connection: socket.socket, number: int, feeds: Sequence[str], page: ActivityPage, stacks_fd: int | None = None
+) -> int:
+    """Import the feeds and serve them until the daemon sends Shutdown. Return the process's exit status.
+
+    Args:
+        connection: to the daemon; blocking.
+        number: the worker's number.
+        feeds: the MODULE:ATTR arguments.
+        page: the worker's activity page.
+        stacks_fd: the file for the worker's stack (stacks.py). The worker writes its stack there on SIGUSR2, and
+            samples it from SIGPROF on.
+    """
+    if stacks_fd is not None:
+        os.set_inheritable(stacks_fd, False)
+        faulthandler.register(signal.SIGUSR2, stacks_fd, all_threads=False)
+        StackSampler(stacks_fd).install()
+    guard = ProcessGuard(connection, page)
+    signals.restore_in_children()
+    orphans.adopt()
+    began = time.monotonic()
+    had_tensorflow = "tensorflow" in sys.modules  # imported by the fork server, for all workers
+    page.importing(f"importing {' '.join(map(shown_target, feeds))}")
+    try:
+        loaded = load_feeds(feeds)
+        variables = missing((name, dict(one.declared.env or {})) for name, one in loaded.items())
+    except PenstockError as error:
+        error.worker = number
+        guard.check()
+        _send(connection, StartFailed(error=ErrorReport.of(error)))
+        return 1
+    page.leave()
+    if variables is not None:
+        _send(connection, EnvironmentWanted(variables=variables))
+        return 0
+    _send(
+        connection,
+        Imported(
+            feeds=tuple(one.plan for one in loaded.values()),
+            imports_seconds=time.monotonic() - began,
+            tensorflow="tensorflow" in sys.modules and not had_tensorflow,
+        ),
+    )
+    page.ready()
+    helpers.of_this_process.others()
+    WorkerLoop(connection, number, loaded, page, guard).serve()
+    return 0
+
+
+def load_feeds(targets: Sequence[str]) -> dict[str, LoadedFeed]:
+    """Import the feeds that these MODULE:ATTR arguments name, and return them by name.
+
+    Raises:
+        StartError: one cannot be imported or served, or two have the same name.
+    """
+    feeds: dict[str, LoadedFeed] = {}
+    for target in targets:
+        with import_seeding.seeded_imports():
+            feed = _import(target)
+            plan = plan_of(feed.plan, target)
+        if plan.name in feeds:
+            raise StartError(
+                f"two feeds are named {plan.name!r} ({shown_target(target)} is the second): give one of them "
+                "Feed(name=...)"
+            )
+        feeds[plan.name] = LoadedFeed(feed, plan)
+    nbytes = sum(len(msgspec.msgpack.encode(loaded.plan)) for loaded in feeds.values())
+    if nbytes > MAX_MESSAGE - 1024:
+        raise StartError(
+            f"the declared specs of these feeds take {nbytes} bytes together, and one daemon can serve up to "
+            f"{MAX_MESSAGE - 1024}: use shorter keys, leave spec= out, or serve the feeds with several daemons"
+        )
+    return feeds
+
+
+def _import(target: str) -> Feed:
+    try:
+        return load(target)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise StartError(f"importing {target} {describe(error)}", remote_traceback=user_traceback(error)) from error
+
+
+def plan_of(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:
+    """Return the plan of the feed that `target` names, MODULE:ATTR or ATTR. `make` is its method `plan`.
+
+    Raises:
+        StartError: the feed cannot be served.
+    """
+    try:
+        return make(target.rpartition(":")[2])
+    except BaseException as error:  # the length of an indexable object is user code
+        raise StartError(
+            f"cannot serve {shown_target(target)}: {summary(error)}", remote_traceback=user_traceback(error)
+        ) from error
+
+
+def _send(connection: socket.socket, message: Message) -> None:
+    try:
+        seqpacket.send(connection, codec.encode(message))
+    except ConnectionError:
+        os._exit(0)

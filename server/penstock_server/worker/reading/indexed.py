@@ -1,0 +1,241 @@
+"""The order of an indexable feed: batch j is a range of the permuted indices, and any worker can make any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock_proto import GeneratorError, SpecError
+from penstock_proto.messages import FeedPlan
+
+from ...shuffling.block_order import BlockOrder
+from ...shuffling.permutation import make_key, permute
+from ...targets.importing import user_traceback
+from ...worker_state.activity import ActivityPage
+from ..batch.collate import BadSample, Collate, Raised
+from ..failures import describe
+from ..isolation.randomness import GlobalRandomness
+from .items import Items
+from .spot_checks import SpotOf
+from .transforming import TransformFailed, Transforms
+
+_AHEAD = 4096  # permuted positions that are computed at once
+_END = object()
+
+
+class IndexRun:
+    """One epoch of an indexable feed.
+
+    Args:
+        plan: the feed's options; `length` is the number of items.
+        items: the indexable object.
+        epoch: from 0.
+        collate: copies samples into stores.
+        randomness: seeded for each batch.
+        page: the worker's activity page.
+        run: the daemon's number of the run.
+        transform: applied to each item.
+        spot_of: returns a spot for a batch, or None; see `SpotChecks.of_run`.
+
+    Attributes:
+        index: number of the next batch; may be set to any.
+        replayed: as in `LaneRun`.
+        leftover, leftover_rows: as in `LaneRun`; there are none, since the last batch may be smaller.
+    """
+
+    leftover = 0
+    leftover_rows: Any = None
+    replayed = True
+
+    def __init__(
+        self,
+        plan: FeedPlan,
+        items: Items,
+        *,
+        epoch: int,
+        collate: Collate,
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        run: int,
+        transform: Transforms | None = None,
+        spot_of: SpotOf = lambda index, seconds: None,
+    ) -> None:
+        assert plan.length is not None
+        self.index = 0
+        self._items = items
+        self._length = plan.length
+        self._seed = plan.seed
+        self._epoch = epoch
+        self._key = make_key(plan.seed, epoch, "index") if plan.shuffle else None
+        self._blocks = None
+        if plan.block is not None and plan.length:
+            self._blocks = BlockOrder(plan.seed, epoch, plan.length, plan.block, plan.shuffle)
+        self._batch_rows = plan.batch_size or 1
+        self._collate = collate
+        self._randomness = randomness
+        self._state, self._variables = randomness.of(items)
+        self._page = page
+        self._run = run
+        self._transform = transform or None
+        self._spot_of = spot_of
+        self._ahead: tuple[int, list[int]] = 0, []
+        self._reads: list[int] = []
+        self._transforms: int | None = None
+        """The item that is being transformed."""
+
+    def at_border(self, batches: int) -> bool:
+        """Return True: any worker can go on from anywhere."""
+        return True
+
+    def next_batch(self, target: Any) -> int:
+        """Put batch `index` in the first rows of the store `target`.
+
+        Returns:
+            The number of its rows, less than a full batch only for the last one; 0 after that.
+
+        Raises:
+            GeneratorError: reading an item raised.
+            SpecError: an item does not fit the spec.
+        """
+        start = self.index * self._batch_rows
+        rows = min(self._batch_rows, self._length - start)
+        if rows <= 0:
+            return 0
+        if not self._items.is_at(self._epoch):
+            enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
+        self._reads, self._transforms = self._indices(start, start + rows), None
+        items = self._page.counting(self._samples())
+        spot = self._spot_of(self.index, 0.0)
+        if spot is not None:
+            items = spot.of(items)
+        self._randomness.use_settings(self._state)
+        self._randomness.seed(self._seed, self._epoch, self.index)
+        self._page.enter(self._run, self.index, f"batch {self.index}")
+        try:
+            self._variables.run(self._collate.timed_fill, target, 0, rows, items)
+        except BadSample as error:
+            raise SpecError(error.message, split=self._place()) from None
+        except Raised as raised:
+            raise item_failed(self._place(), raised.error) from raised.error
+        finally:
+            self._page.leave(self._collate.copying)
+            if spot is not None:
+                spot.close()
+        self.index += 1
+        return rows
+
+    def item(self, batch: int, number: int) -> int:
+        """Return the index of an item by its batch and its number there."""
+        return self._indices(batch * self._batch_rows, min(self._length, (batch + 1) * self._batch_rows))[number]
+
+    def first_samples(self, batch: int, count: int) -> Generator[Any, None, None]:
+        """Yield the first `count` samples of a batch.
+
+        Raises:
+            GeneratorError: reading an item raised.
+        """
+        start = batch * self._batch_rows
+        if not self._items.is_at(self._epoch):
+            enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
+        self._reads, self._transforms = self._indices(start, min(self._length, start + self._batch_rows)), None
+        items = self._samples()
+        self._randomness.use_settings(self._state)
+        self._randomness.seed(self._seed, self._epoch, batch)
+        self._page.enter(self._run, batch, f"batch {batch}")
+        try:
+            for _ in range(count):
+                sample = self._variables.run(next, items, _END)
+                if sample is _END:
+                    return
+                yield sample
+        except GeneratorExit:  # the caller wants no more
+            raise
+        except BaseException as error:
+            raise item_failed(self._place(), error) from error
+        finally:
+            self._page.leave()
+
+    @property
+    def read_again(self) -> int:
+        """0: any worker can go on from anywhere."""
+        return 0
+
+    @property
+    def samples_read(self) -> int:
+        """0, as nothing is read again."""
+        return 0
+
+    def prepare(self) -> bool:
+        """Return True: there is nothing to read before a batch."""
+        return True
+
+    def record(self) -> bytes:
+        """Return an empty record: the number of a batch is enough."""
+        return b""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+    def _samples(self) -> Iterator[Any]:
+        """Yield the items of `_reads`, transformed."""
+        items = self._items.read(self._reads)
+        if self._transform is None:
+            return items
+        return map(self._transformed, self._reads, items)
+
+    def _transformed(self, item: int, sample: Any) -> Any:
+        assert self._transform is not None
+        self._transforms = item
+        made = self._transform(sample, self._epoch, 0, item)
+        self._randomness.use_settings(self._state)
+        self._transforms = None
+        return made
+
+    def _place(self) -> str:
+        """Return the item or items that were being read, for an error."""
+        if self._transforms is not None:
+            return f"item {self._transforms}"
+        if self._items.item is not None:
+            return f"item {self._items.item}"
+        return f"items {', '.join(map(str, self._reads[:8]))}{', ...' if len(self._reads) > 8 else ''}"
+
+    def _indices(self, start: int, stop: int) -> list[int]:
+        if self._key is None:
+            return list(range(start, stop))
+        first, known = self._ahead
+        if start < first or stop > first + len(known):
+            first, last = start, min(self._length, max(stop, start + _AHEAD))
+            if self._blocks is not None:
+                known = self._blocks.at(start, last).tolist()
+            else:
+                known = permute(self._key, self._length, np.arange(start, last)).tolist()
+            self._ahead = first, known
+        return known[start - first : stop - first]
+
+
+def enter_epoch(
+    items: Items, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int, *, warm: bool = True
+) -> None:
+    """Switch the items to an epoch; see `KerasItems.enter`. Show that on `page` meanwhile.
+
+    Raises:
+        GeneratorError: user code raised.
+        FeedError: user code changed the number of batches.
+    """
+    state, variables = randomness.of(items)
+    randomness.use(state)
+    page.enter(run, -1, f"item 0 of epoch {epoch}" if warm else f"the beginning of epoch {epoch}")
+    try:
+        variables.run(items.enter, epoch, warm=warm)
+    finally:
+        page.leave()
+
+
+def item_failed(place: str, error: BaseException) -> GeneratorError:
+    """Return the error to report when the indexable object, or a transform, raised `error` at `place`, such as "item
+    3"."""
+    if isinstance(error, TransformFailed):
+        return error.user_error(place)
+    return GeneratorError(f"reading {place} {describe(error)}", split=place, remote_traceback=user_traceback(error))

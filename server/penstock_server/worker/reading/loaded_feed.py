@@ -1,0 +1,173 @@
+"""A feed as a worker knows it: the user's declaration, its plan, and its spec once that is known.
+
+This file knows nothing of runs, slots or messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock_proto import FeedError, ProtocolError
+from penstock_proto.batches import layout
+from penstock_proto.batches.columns import Columns
+from penstock_proto.messages import FeedPlan, FirstSample
+from penstock_proto.spec import Spec, leaf_list
+
+from ...feed.combined.mixed import Mixed, part_plan
+from ...feed.feed import Feed
+from ...feed.objects.endless_items import EndlessItems
+from ...feed.options.plan_sizes import fixed_slots
+from ...feed.options.transforms import Transform, checked_transforms
+from ...sources.reader import Reader
+from ..batch.collate import Collate, CollateAlone, Rows
+from ..batch.ready_batches import ReadyBatches
+from ..batch.sample_spec import nbytes_of
+from ..batch.variable_rows import VariableRows
+from ..cache.split_cache import SplitCache
+from .first_split import FirstSplit
+from .items import Items, items_of
+from .keras_items import KerasItems
+
+
+class LoadedFeed:
+    """A feed that this process has imported.
+
+    Args:
+        declared: the user's object.
+        plan: its options, as the daemon has them. A component of a mix has the mix's ordering options.
+        component: its name in a mix, or None.
+        also: transforms of the mix that it belongs to.
+
+    Attributes:
+        parts: the components of a mix, by name; empty for any other feed.
+        spec: declared, or inferred from the first sample; None until it is known.
+        layout: the layout of a slot; None until the spec is known, and if batches vary in size.
+        first: a report on the first sample, if this process has read it, or None.
+        cache: the cache of its splits, or None.
+        first_split: the split whose first sample this process has made, if it is kept open.
+    """
+
+    def __init__(
+        self, declared: Feed, plan: FeedPlan, *, component: str | None = None, also: tuple[Transform, ...] = ()
+    ) -> None:
+        self.declared = declared
+        self.plan = plan
+        self.component = component
+        self.also = also
+        self.spec: Spec | None = None
+        self.layout: layout.SlotLayout | None = None
+        self.first: FirstSample | None = None
+        self.cache: SplitCache | None = None
+        if plan.cache is not None:
+            reader = declared.generate
+            self.cache = SplitCache(plan.cache, reader.stamp if isinstance(reader, Reader) else None)
+        self.first_split = FirstSplit()
+        self._items: Items | None = None
+        self._collate: Collate | None = None
+        self.parts: dict[str, LoadedFeed] = {}
+        if isinstance(declared.generate, Mixed):
+            self.parts = {
+                label: LoadedFeed(
+                    part, part_plan(part, label, plan), component=label, also=checked_transforms(declared.transform)
+                )
+                for label, part in declared.generate.parts.items()
+            }
+        if isinstance(declared.generate, EndlessItems):
+            declared.generate.reader = KerasItems(declared.generate.source, declared.seed)
+        if plan.spec is not None:
+            self.learn(plan.spec)
+
+    def learn(self, spec: Spec) -> None:
+        """Set the spec, which was declared, or inferred here or in another worker."""
+        if spec == self.spec:
+            return
+        self.spec = spec
+        self._collate = None
+        self.layout = None
+        if self.plan.batch_size is not None and layout.is_fixed(spec, self.plan.batch_size):
+            self.layout = fixed_slots(self.plan, spec, self.plan.batch_size)
+
+    def set_first(self, first: FirstSample | None) -> None:
+        """Keep the report on the first sample, or forget it."""
+        self.first = first
+
+    @property
+    def mixed(self) -> Mixed:
+        """The user's declaration of a mix."""
+        assert isinstance(self.declared.generate, Mixed)
+        return self.declared.generate
+
+    @property
+    def items(self) -> Items:
+        """The items of an indexable feed; all its streams in this process share them."""
+        if self._items is None:
+            self._items = items_of(self.declared)
+        return self._items
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Whether a first sample is needed to know the spec or the size of a batch."""
+        return self.spec is None or (self.plan.spec is not None and not self._is_sized(self.plan.spec))
+
+    @property
+    def declared_nbytes(self) -> int:
+        """Bytes of a sample (or ready batch) if the declared spec fixes them, else 0."""
+        declared = self.plan.spec
+        return nbytes_of(declared, None) if declared is not None and self._is_sized(declared) else 0
+
+    @staticmethod
+    def _is_sized(spec: Spec) -> bool:
+        return all(leaf.sized for leaf in leaf_list(spec))
+
+    @property
+    def collate(self) -> Collate:
+        """Checks and stacks the feed's samples.
+
+        Raises:
+            FeedError: the spec is not known.
+        """
+        if self._collate is None:
+            if self.spec is None:
+                raise FeedError("the daemon started to read the feed before it knew the feed's spec")
+            if self.layout is not None:
+                self._collate = Rows(self.spec)
+            else:
+                self._collate = self._alone(self.spec)
+        return self._collate
+
+    @property
+    def collate_alone(self) -> CollateAlone:
+        """`collate` of a feed whose batches vary in size."""
+        collate = self.collate
+        assert isinstance(collate, ReadyBatches | VariableRows)
+        return collate
+
+    @property
+    def collate_variable(self) -> VariableRows:
+        """`collate` of a feed whose samples vary in size.
+
+        Raises:
+            ProtocolError: they do not vary, so nobody may ask for their sizes.
+        """
+        collate = self.collate
+        if not isinstance(collate, VariableRows):
+            raise ProtocolError(
+                f"the daemon asked for sizes of samples, but those of feed {self.plan.name} do not vary"
+            )
+        return collate
+
+    def _alone(self, spec: Spec) -> ReadyBatches | VariableRows:
+        plan, declared = self.plan, self.declared
+        if plan.batch_size is None:
+            return ReadyBatches(spec, copy=plan.shuffle > 0, one_length=plan.spec is None)
+        columns = Columns(spec, plan.batch_size, plan.buckets)
+        return VariableRows(spec, columns, pad_value=declared.pad_value, cut=declared.too_long == "cut")
+
+    @property
+    def drops(self) -> Callable[[Any], bool] | None:
+        """A function that returns whether to leave a sample out, or None to keep all."""
+        collate = self.collate
+        if isinstance(collate, VariableRows) and self.declared.too_long == "drop":
+            return collate.is_too_long
+        return None

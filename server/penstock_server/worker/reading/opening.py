@@ -1,0 +1,138 @@
+"""Opens the splits of a feed for a run, by their numbers in the lane, and reports skipped splits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock_proto import FeedError, GeneratorError
+from penstock_proto import messages as m
+
+from ...worker_state.activity import ActivityPage
+from ..isolation.randomness import GlobalRandomness
+from .loaded_feed import LoadedFeed
+from .split_list import SplitSequence
+from .splits import OpenSplit, SplitOpener
+from .spot_checks import SpotOf
+
+
+def opener_of(
+    feed: LoadedFeed,
+    randomness: GlobalRandomness,
+    page: ActivityPage,
+    run: int,
+    *,
+    stretch: int = 1,
+    drops: Callable[[Any], bool] | None = None,
+    fills_cache: bool = False,
+    on_uneven: Callable[[int, int, int, str], None] = lambda *_: None,
+    takes_over: bool = False,
+) -> SplitOpener:
+    """Return an opener for the splits of a feed, or of a component of a mix; see `SplitOpener`. `takes_over`: it goes
+    on with the feed's `first_split`."""
+    return SplitOpener(
+        feed.declared,
+        feed.plan,
+        randomness,
+        page,
+        run,
+        stretch=stretch,
+        drops=drops,
+        cache=feed.cache,
+        fills_cache=fills_cache,
+        on_uneven=on_uneven,
+        taken_over=feed.first_split.take if takes_over else lambda *_: None,
+        component=feed.component,
+        also=feed.also,
+    )
+
+
+class RunSplits:
+    """The splits of a list, for one run.
+
+    Args:
+        feed: the feed, or the component of a mix.
+        splits: the list, or the numbers of segments.
+        epoch: from 0.
+        worker: the worker's number, for errors; None without worker processes.
+        randomness: the random numbers of this process.
+        page: the activity page, on which calls of user code are announced.
+        run: the daemon's number of the run.
+        send: sends a message to the daemon.
+        spot_of: returns a spot for a split that was opened, or None; see `SpotChecks.of_run`.
+        stretch, drops: as in `SplitOpener`.
+    """
+
+    def __init__(
+        self,
+        feed: LoadedFeed,
+        splits: SplitSequence,
+        epoch: int,
+        worker: int | None,
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        run: int,
+        send: Callable[[m.SplitSkipped], None],
+        spot_of: SpotOf,
+        *,
+        stretch: int = 1,
+        drops: Callable[[Any], bool] | None = None,
+    ) -> None:
+        self._feed = feed
+        self._splits = splits
+        self._epoch = epoch
+        self._worker = worker
+        self._page = page
+        self._run = run
+        self._send = send
+        self._spot_of = spot_of
+        self._opener = opener_of(
+            feed,
+            randomness,
+            page,
+            run,
+            stretch=stretch,
+            drops=drops,
+            fills_cache=True,
+            on_uneven=self._on_uneven,
+            takes_over=True,
+        )
+
+    def open(self, number: int, index: int) -> OpenSplit:
+        """Start to read the split with this number within the lane and this index in the list.
+
+        Raises:
+            FeedError: it cannot be unpickled.
+            GeneratorError: the user's code raised.
+        """
+        began = time.monotonic()
+        opened = self._opener.open(self._item(number, index), index, self._epoch, number)
+        spot = None if opened.held else self._spot_of(index, time.monotonic() - began)
+        if spot is not None:
+            opened.check(spot)
+        return opened
+
+    def on_skip(self, number: int, index: int, samples: int, error: GeneratorError | None) -> None:
+        """Report that a split is skipped after `samples` samples."""
+        report = None
+        if error is not None:
+            error.feed, error.worker = self._feed.plan.name, self._worker
+            report = m.ErrorReport.of(error)
+        try:
+            text = self._opener.show(self._item(number, index))
+        except FeedError:  # it cannot be unpickled
+            text = f"item {index} of the list of splits"
+        self._send(m.SplitSkipped(run=self._run, number=number, split=text[:1024], samples=samples, error=report))
+
+    def _on_uneven(self, number: int, index: int, samples: int, why: str) -> None:
+        self.on_skip(number, index, samples, GeneratorError(why))
+
+    def _item(self, number: int, index: int) -> Any:
+        if isinstance(self._splits, range):
+            return index
+        self._page.enter(self._run, number, f"item {index} of the list of splits")
+        try:
+            return self._splits[index]
+        finally:
+            self._page.leave()

@@ -1,0 +1,417 @@
+"""Opens and reads one split: starts the user's generator with the arguments that it takes, and reads its samples."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
+from functools import partial
+from itertools import chain, filterfalse, islice
+from typing import Any, TypeAlias
+
+from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError
+from penstock_proto.messages import FeedPlan
+from penstock_proto.reprs import shown
+
+from ...feed.combined.feed_kinds import is_shared
+from ...feed.feed import Feed
+from ...feed.options.transforms import Transform
+from ...targets.importing import user_traceback
+from ...worker_state.activity import ActivityPage
+from ..batch.batch_rows import BatchRows, NoRows
+from ..batch.collate import BadSample, Collate, Raised
+from ..batch.shares import Share
+from ..cache.cached_samples import CachedSamples, RecordedSamples, UnreadableSample
+from ..cache.split_cache import SplitCache
+from ..failures import describe, memory_advice
+from ..isolation import helpers
+from ..isolation.randomness import GlobalRandomness, GlobalState
+from .generators import CallFailed, Started, generator_of
+from .spot_checks import Spot
+from .transforming import TransformedSamples, TransformFailed, Transforms, transform_of
+
+Report: TypeAlias = Callable[[int, str], None]
+"""Called when zipped generators yield different numbers of samples, with the smallest number, and a text for the
+log."""
+
+
+class SplitOpener:
+    """Starts the user's generator with the arguments that it takes.
+
+    In a feed with segments a split is the segment's number, which is its index too.
+
+    If every lane runs the whole generator, a split is (index, count) of the lane's share.
+
+    Args:
+        feed: the user's object.
+        plan: its options.
+        randomness: the random numbers of this process.
+        page: shows which split user code reads, for `run`.
+        run: the daemon's number of the run.
+        stretch: length of the stretches of samples that a share is made of.
+        drops: returns whether to leave a sample out, as if it had not been yielded. None if all are kept.
+        cache: keeps splits as the generator yields them. None if they are not kept.
+        fills_cache: whether splits that are read to their ends are written to the cache.
+        on_uneven: called when zipped generators yield different numbers of samples, with the split's number and index,
+            the number of samples of the shortest one, and a text for the log.
+        taken_over: returns the split that is to be opened, and its first sample, if it is open already. Called with the
+            split, its index, the epoch, and what to call if zipped generators yield different numbers of samples.
+        component: name of the feed in a mix, for errors; None if it is not part of one.
+        also: transforms of the mix, applied after those of the feed.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        plan: FeedPlan,
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        run: int = -1,
+        *,
+        stretch: int = 1,
+        drops: Callable[[Any], bool] | None = None,
+        cache: SplitCache | None = None,
+        fills_cache: bool = False,
+        on_uneven: Callable[[int, int, int, str], None] = lambda *_: None,
+        taken_over: Callable[[Any, int, int, Report], tuple[OpenSplit, Any] | None] = lambda *_: None,
+        component: str | None = None,
+        also: Sequence[Transform] = (),
+    ) -> None:
+        self._drops = drops
+        self._cache = cache
+        self._fills_cache = fills_cache
+        self._component = component
+        self._on_uneven = on_uneven
+        self._taken_over = taken_over
+        self._generator = generator_of(feed, plan.seed, randomness)
+        self._transform = transform_of(feed, plan.seed, randomness, also)
+        self._stretch = stretch if is_shared(feed) else None
+        self._yields_batches = feed.rebatch is not None
+        self._plan = plan
+        self._randomness = randomness
+        self._page = page
+        self._run = run
+
+    def open(self, split: Any, index: int, epoch: int, number: int = -1) -> OpenSplit:
+        """Start to read `split`, which has this index in the list and this number within its lane.
+
+        Raises:
+            GeneratorError: the user's code raised, or did not return an iterator.
+            FeedError: with a cache, the split cannot be told from others.
+        """
+        report, share = partial(self._on_uneven, number, index), None
+        open_already = self._taken_over(split, index, epoch, report)
+        if self._stretch is not None:
+            part, count = split
+            share = Share(part, count, self._stretch)
+            index = 0  # the generator is the same in all lanes
+        name, place = self._generator.name, self._place(split)
+
+        def start(state: GlobalState | None = None) -> Started:
+            return self._generator.start(split, index, epoch, report, state)
+
+        self._page.enter(self._run, number, place or name)
+        try:
+            if open_already is not None:
+                first = open_already[0]
+                started = Started(first.generator, first.state, first.variables)
+            elif self._cache is None:
+                started = start()
+            else:
+                started = self._started_cached(self._cache, None if share is not None else split, share, start)
+        except CallFailed as failed:
+            helpers.of_this_process.ended(failed)
+            raise _failed(failed.name, place, failed.error) from failed.error
+        except PenstockError as error:
+            error.split = place
+            raise
+        finally:
+            self._page.leave()
+        opened = OpenSplit(
+            BatchRows(started.samples) if self._yields_batches and open_already is None else started.samples,
+            name,
+            place,
+            started.state,
+            started.variables,
+            self._randomness,
+            self._page,
+            self._run,
+            number,
+            self._most(index),
+            share=share,
+            transform=self._transform,
+            key=(epoch, index),
+            drops=self._drops,
+            made=() if open_already is None else (open_already[1],),
+            held=self._generator.held if open_already is None else open_already[0].held,
+        )
+        if open_already is not None:
+            helpers.of_this_process.pass_on(open_already[0], opened)
+        helpers.of_this_process.look(opened)
+        return opened
+
+    def _started_cached(
+        self, cache: SplitCache, split: Any, share: Share | None, start: Callable[[GlobalState], Started]
+    ) -> Started:
+        """Open the cached split, or else start the generator with the random state of the split's key. Write its
+        samples to the cache if that is asked for, and nobody else does so."""
+        key = cache.key_of(split)
+        found = cache.find(key)
+        if self._fills_cache:
+            cache.counters.opened(hit=found is not None)
+        if found is not None:
+            # A share has rows of batches, not whole batches.
+            cached = CachedSamples(found, key.name, None if self._yields_batches else share)
+            return Started(cached, GlobalState(), self._randomness.variables.new())
+        started = start(key.global_state())
+        writer = cache.writer(key) if self._fills_cache else None
+        return started if writer is None else started._replace(samples=RecordedSamples(started.samples, writer))
+
+    def _most(self, index: int) -> int | None:
+        """Return the number of samples after which the split is ended if it is a segment, else None."""
+        segment, samples = self._plan.segment, self._plan.samples
+        if segment is None or samples is None:
+            return segment
+        return min(segment, samples - index * segment)
+
+    @property
+    def name(self) -> str:
+        """The name of the user's function."""
+        return self._generator.name
+
+    def show(self, split: Any) -> str:
+        """Return a short text for `split`, or for the generator if it takes no split."""
+        return self._place(split) or self._generator.name
+
+    def _place(self, split: Any) -> str | None:
+        place = self._place_in_feed(split)
+        if self._component is None:
+            return place
+        return self._component if place is None else f"{place} of {self._component}"
+
+    def _place_in_feed(self, split: Any) -> str | None:
+        if self._stretch is not None:
+            return f"share {split[0]} of {split[1]}"
+        if self._generator.wants.shard:
+            return f"shard {split[0]} of {split[1]}"
+        if self._plan.segment is not None:
+            return f"segment {split}"
+        return shown(split) if self._generator.wants.split else None
+
+
+class OpenSplit:
+    """A split that is being read.
+
+    Attributes:
+        taken: samples read so far.
+        place: a short text for the split, or None if the generator takes none.
+        state: the random state and the settings of the process that its generator continues with.
+        variables: the context variables that its code sees.
+        held: the type of the iterator, if a variable of the user's holds it; see `returned_iterator.py`.
+
+    It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
+    `CachedSamples` have only these samples, and skipping them reads nothing. `key` is the epoch and the split's index,
+    for the random numbers of `transform`. `made` has the first sample if it was taken from `samples` and transformed
+    already.
+    """
+
+    def __init__(
+        self,
+        samples: Iterator[Any],
+        name: str,
+        place: str | None,
+        state: GlobalState,
+        variables: Context,
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        run: int,
+        number: int,
+        most: int | None = None,
+        *,
+        share: Share | None = None,
+        transform: Transforms | None = None,
+        key: tuple[int, int] = (0, 0),
+        drops: Callable[[Any], bool] | None = None,
+        made: tuple[Any, ...] = (),
+        held: str | None = None,
+    ) -> None:
+        self.taken = 0
+        self.place = place
+        self.held = held
+        self.state = state
+        self.variables = variables
+        self._generator = samples
+        self._place_of: Callable[[int], int] = _same
+        self._transformed: TransformedSamples | None = None
+        cached = samples if isinstance(samples, CachedSamples) else None
+        self._seekable = cached if drops is None else None
+        samples = chain(made, samples) if made else samples
+        if transform:
+            samples = page.beating(samples)
+        if most is not None:
+            samples = islice(samples, most)
+        if share is not None:
+            samples = share.of(samples) if cached is None else samples
+            self._place_of = share.place_of
+        self._source = self._samples = page.counting(samples)
+        if transform:
+            self._transformed = TransformedSamples(
+                samples, transform, *key, self._place_of, state, randomness, first=len(made)
+            )
+            self._samples = page.counting(self._transformed)
+        self._drops = drops is not None
+        if drops is not None:  # `drops` follows the transform, so replayed samples pass through that too
+            self._source = self._samples = filterfalse(drops, self._samples)
+        self._name = name
+        self._run_code = variables.run
+        self._randomness = randomness
+        self._page = page
+        self._run = run
+        self._number = number
+        self._text = place or name
+        self._piece = "split" if most is None else "segment"
+        self._is_share = share is not None
+        self._spot: Spot | None = None
+
+    @property
+    def generator(self) -> Iterator[Any]:
+        """The iterator that the user's function returned, or that of a cached split."""
+        return self._generator
+
+    def check(self, spot: Spot) -> None:
+        """Note in `spot` the first samples that are read, unless they are skipped."""
+        self._spot = spot
+        self._samples = spot.of(self._samples)
+
+    def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
+        """Fill the rows of `store` from `row` to `stop`. Return `stop`, or the first unfilled row if the split ended.
+
+        Raises:
+            GeneratorError: user code raised; `taken` counts the rows that were filled before.
+            SpecError: a sample does not fit the spec.
+        """
+        self._enter()
+        try:
+            end = self._run_code(collate.timed_fill, store, row, stop, self._samples)
+        except BadSample as error:
+            made = "" if self._transformed is None else "the output of transform= for "
+            which = self._which(self.taken + error.row - row)
+            raise SpecError(f"{error.message} ({made}{which})", split=self.place) from None
+        except Raised as raised:
+            self.taken += raised.row - row
+            raise self._error_of(raised.error) from raised.error
+        finally:
+            self._leave(collate.copying)
+        self.taken += end - row
+        return end
+
+    def first(self) -> list[Any]:
+        """Return the next sample as a list of one, or an empty list if the split has ended.
+
+        Raises:
+            GeneratorError: user code raised.
+        """
+        self._enter()
+        try:
+            return self._run_code(list, islice(self._samples, 1))
+        except BaseException as error:
+            raise self._error_of(error) from error
+        finally:
+            self._leave()
+
+    def skip(self, until: int, seconds: float) -> bool:
+        """Drop samples, for about `seconds`, until `until` samples were read in all. Return whether they were.
+
+        Raises:
+            GeneratorError: user code raised.
+            FeedError: the split has fewer samples than when it was read first.
+        """
+        deadline = time.monotonic() + seconds
+        if self._spot is not None:
+            self._spot.give_up()
+        self._enter()
+        try:
+            if self._seekable is not None:
+                self.taken = self._seekable.seek(until)
+            late = self._run_code(self._drop, until, deadline)
+        except BaseException as error:
+            raise self._error_of(error) from error
+        finally:
+            self._leave()
+            if self._transformed is not None and not self._drops:  # with `drops` it has counted on its own
+                self._transformed.number = self.taken
+        if self.taken < until and not late:
+            raise FeedError(
+                f"{self._name} yielded {until} samples of a {self._piece}, and only {self.taken} when it was run "
+                f"again: a stream can continue elsewhere only if a {self._piece} always yields the same samples",
+                split=self.place,
+            )
+        return self.taken == until
+
+    def close(self) -> None:
+        """End the generator, and the processes that it has left behind; an error in its clean-up is only logged."""
+        if self._spot is not None:
+            self._spot.close()
+        if hasattr(self._generator, "close"):
+            self._enter()
+            try:
+                self._run_code(self._generator.close)
+            except BaseException:
+                self._randomness.use(None)  # it may have replaced sys.stderr
+                traceback.print_exc()
+            finally:
+                self._leave()
+        self._generator = self._source = self._samples = iter(())
+        self._transformed = self._seekable = None
+        self.variables = Context()
+        self._run_code = self.variables.run
+        helpers.of_this_process.ended(self)
+
+    def _drop(self, until: int, deadline: float) -> bool:
+        """Drop samples until `until` samples were read in all, or the split has ended. Return whether the deadline came
+        first."""
+        for _ in islice(self._source, until - self.taken):
+            self.taken += 1
+            if time.monotonic() >= deadline:
+                return True
+        return False
+
+    def _error_of(self, error: BaseException) -> PenstockError:
+        if isinstance(error, NoRows):
+            what = self._name if self._is_share else f"its {self._piece}"
+            return SpecError(f"{error.message} (batch {error.number} of {what}, from 0)", split=self.place)
+        if isinstance(error, TransformFailed) and self._transformed is not None:
+            return error.user_error(self.place, self._which(self._transformed.number - 1))
+        if isinstance(error, UnreadableSample):
+            return error.user_error(self.place)
+        if isinstance(error, CallFailed):
+            return _failed(error.name, self.place, error.error)
+        if isinstance(error, GeneratorError):
+            error.split = self.place
+            return error
+        return _failed(self._name, self.place, error, self._which(self.taken))
+
+    def _which(self, number: int) -> str:
+        """Describe sample `number` of those that this split reads."""
+        where = self._name if self._is_share else f"its {self._piece}"
+        return f"sample {self._place_of(number)} of {where}, from 0"
+
+    def _enter(self) -> None:
+        self._randomness.use(self.state)
+        self._page.enter(self._run, self._number, self._text, self.taken)
+
+    def _leave(self, copying: int = 0) -> None:
+        self._page.leave(copying)
+        helpers.of_this_process.look(self)
+
+
+def _failed(name: str, place: str | None, error: BaseException, sample: str = "") -> GeneratorError:
+    said = f"{name} {describe(error)}"
+    if isinstance(error, MemoryError):
+        said += f"{sample and f' ({sample})'}{memory_advice()}"
+    return GeneratorError(said, split=place, remote_traceback=user_traceback(error))
+
+
+def _same(number: int) -> int:
+    return number

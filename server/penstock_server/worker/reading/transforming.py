@@ -1,0 +1,193 @@
+"""Applies a feed's transforms to its samples.
+
+The random numbers of a transform depend on the seed, the epoch and the place of the sample in its source. They do not
+depend on the worker, the batch, or whether earlier samples were transformed too. So samples that are read again after a
+fault, only to be dropped, need no transform. A transform does not see what the generator holds while it yields, such as
+`decimal.localcontext()` or another working directory.
+
+This file knows nothing of lanes or runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from penstock_proto import GeneratorError
+
+from ...feed.combined.component_options import seed_of
+from ...feed.combined.zipped import Form, Zipped, ZippedItems
+from ...feed.options.feed_options import FeedOptions
+from ...feed.options.transforms import Transform, checked_transforms
+from ...targets.importing import user_traceback
+from ..failures import describe
+from ..isolation.randomness import GlobalRandomness, GlobalState, seeds
+from ..isolation.sample_generators import SampleGenerators
+
+
+class TransformFailed(Exception):
+    """The transform of this name raised `error`, or returned no sample (`error` is None).
+
+    `user_error` describes it with the place of the sample, which the caller knows.
+    """
+
+    def __init__(self, name: str, error: BaseException | None) -> None:
+        super().__init__(name, error)
+        self.name = name
+        self.error = error
+
+    def user_error(self, place: str | None, which: str = "") -> GeneratorError:
+        """Return the error to report for the sample `which`, such as "sample 3 of its split, from 0"."""
+        did = "returned None: did you forget to `return` the sample?" if self.error is None else describe(self.error)
+        return GeneratorError(
+            f"transform {self.name} {did}{f' ({which})' if which else ''}",
+            split=place,
+            remote_traceback=None if self.error is None else user_traceback(self.error),
+        )
+
+
+class SampleTransform:
+    """Transforms single samples.
+
+    Args:
+        transforms: applied in turn.
+        seed: the feed's seed.
+        randomness: the random numbers of this process.
+    """
+
+    def __init__(self, transforms: Sequence[Transform], seed: int, randomness: GlobalRandomness) -> None:
+        self._transforms = transforms
+        self._seed = seed
+        self._randomness = randomness
+        self._generators = SampleGenerators("transform rng", seed)
+        self._takes_rng = any(transform.takes_rng for transform in transforms)
+        self._draws_globally = not all(transform.takes_rng for transform in transforms)
+        self._own = [randomness.of(transform.function) for transform in transforms]
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._transforms)
+
+    def __call__(self, sample: Any, epoch: int, split: int, number: int) -> Any:
+        """Return the transformed sample. The caller must then restore the source's own settings, and its global random
+        state, if it has one.
+
+        Args:
+            sample: as the source yielded it.
+            epoch: from 0.
+            split: index of the split in the list, or number of the segment; 0 if there are none.
+            number: the sample's number in its split, or an item's index.
+
+        Raises:
+            TransformFailed: user code raised, or returned None.
+        """
+        rng = None
+        if self._takes_rng:
+            rng = self._generators.of(epoch, split, number)
+        if self._draws_globally:
+            self._randomness.seed_for_call(seeds("transform", self._seed, epoch, split, number))
+        for transform, (settings, variables) in zip(self._transforms, self._own, strict=True):
+            self._randomness.use_settings(settings)
+            try:
+                if transform.takes_rng:
+                    sample = variables.run(transform.function, sample, rng=rng)
+                else:
+                    sample = variables.run(transform.function, sample)
+            except BaseException as error:  # a StopIteration would look like the end of the split
+                raise TransformFailed(transform.name, error) from error
+            if sample is None:
+                raise TransformFailed(transform.name, None)
+        return sample
+
+
+class ZippedTransform:
+    """Transforms the parts of zipped samples, each part with its own transforms and random numbers, and then the whole.
+
+    So a zipped sample that is read again only to be dropped is not transformed either.
+    """
+
+    def __init__(self, form: Form, parts: dict[str, Transforms], whole: SampleTransform) -> None:
+        self._form = form
+        self._parts = parts
+        self._whole = whole
+        self._any_part = any(parts.values())
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return self._any_part or bool(self._whole)
+
+    def __call__(self, sample: Any, epoch: int, split: int, number: int) -> Any:
+        """Return the transformed sample; see `SampleTransform`."""
+        if self._any_part:
+            samples = self._form.apart(sample)
+            for place, (label, transform) in enumerate(self._parts.items()):
+                if transform:
+                    try:
+                        samples[place] = transform(samples[place], epoch, split, number)
+                    except TransformFailed as failed:
+                        raise TransformFailed(f"{failed.name} of {label}", failed.error) from failed.error
+            sample = self._form.joined(samples)
+        return self._whole(sample, epoch, split, number) if self._whole else sample
+
+
+Transforms: TypeAlias = SampleTransform | ZippedTransform
+
+
+def transform_of(
+    feed: FeedOptions, seed: int, randomness: GlobalRandomness, also: Sequence[Transform] = ()
+) -> Transforms:
+    """Return the transforms of a feed's samples. `also` is applied after the feed's own transforms."""
+    own = SampleTransform((*checked_transforms(feed.transform), *also), seed, randomness)
+    source = feed.generate
+    if not isinstance(source, Zipped | ZippedItems):
+        return own
+    parts = {label: transform_of(part, seed_of(seed, label), randomness) for label, part in source.parts.items()}
+    return ZippedTransform(source.form, parts, own)
+
+
+class TransformedSamples(Iterator[Any]):
+    """The samples of an open split, transformed one by one.
+
+    Args:
+        samples: the source's samples.
+        transform: applied to each.
+        epoch: from 0.
+        split: index of the split.
+        place_of: turns a sample's number in this iterator into its number in the source.
+        state: the global state of the source.
+        randomness: the random numbers of this process.
+        first: how many of the first samples are transformed already.
+
+    Attributes:
+        number: how many samples were taken from `samples` so far. Set it after taking some from there directly.
+    """
+
+    def __init__(
+        self,
+        samples: Iterator[Any],
+        transform: Transforms,
+        epoch: int,
+        split: int,
+        place_of: Callable[[int], int],
+        state: GlobalState,
+        randomness: GlobalRandomness,
+        first: int = 0,
+    ) -> None:
+        self.number = 0
+        self._first = first
+        self._samples = samples
+        self._transform = transform
+        self._epoch = epoch
+        self._split = split
+        self._place_of = place_of
+        self._state = state
+        self._randomness = randomness
+
+    def __next__(self) -> Any:
+        self._randomness.use(self._state)
+        sample = next(self._samples)
+        number = self._place_of(self.number)
+        self.number += 1
+        if self.number <= self._first:
+            return sample
+        return self._transform(sample, self._epoch, self._split, number)

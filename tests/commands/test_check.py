@@ -1,0 +1,594 @@
+"""`penstock check`, as a user calls it, finds each mistake, with its place and its fix, and none in a healthy feed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+
+from penstock_server.checking.judging import culprit, culprit_words
+from penstock_server.checking.judging.culprit import Culprit, Result, Trial
+from penstock_server.checking.observing.messages import Done, Gpu, Source
+from tests.conftest import DaemonLauncher, wait_until
+
+FEEDS = """
+import ctypes, itertools, multiprocessing, os, random, sys, time
+import numpy as np
+from penstock_server import Feed
+
+unseeded = np.random.default_rng()
+kept = np.random.default_rng(0)
+text = {"a", "bb", "ccc", "dddd", "eeeee"}
+pieces = dict(splits=range(64), batch_size=8)
+
+def rows(split, rng):
+    for i in range(40):
+        yield {"image": rng.random((4, 4)), "label": 40 * split + i}
+
+healthy = Feed(rows, **pieces, shuffle=512, samples=2560)
+wrong_samples = Feed(rows, **pieces, samples=2561)
+with_variables = Feed(rows, **pieces, env={"OMP_NUM_THREADS": "3"})
+
+def twice(x):
+    return 2 * x
+
+def pooled(split):
+    with multiprocessing.Pool(2) as pool:
+        yield from pool.imap(twice, range(20))
+
+with_processes = Feed(pooled, **pieces)
+
+def numbers(split, least):
+    yield from range(10 if split else least)
+
+few = {**pieces, "splits": list(range(4))}
+short = Feed(numbers, args=(9,), **few)
+long = Feed(numbers, args=(10,), **few)
+zipped = Feed.zip({"image": long, "label": short}, transform=lambda pair: pair)
+mixed = Feed.mix({"long": long, "short": short})
+
+def undivided():
+    yield from range(100)
+
+one_split = Feed(undivided, batch_size=8)
+
+def words(split, rng):
+    for i in range(20):
+        yield {"text": "x" * i, "ids": rng.integers(9, size=1 + i % 5)}
+
+ragged = Feed(words, **pieces, batching="ragged")
+
+class Endless:
+    def __init__(self, n):
+        self.order = np.random.permutation(n)
+    def generate(self):
+        for i in itertools.cycle(self.order):
+            yield int(i), random.random()
+
+endless = Feed(Endless, method="generate", args=(50,), segment=30, batch_size=8)
+repeats = Feed(lambda: iter(range(30)), segment=30, batch_size=8)
+
+def at_import(split):
+    for i in range(20):
+        yield {"x": unseeded.random(3), "i": i}
+
+def in_generator(split):
+    for i in range(20):
+        yield {"x": random.Random().random() if i > 4 else 0.0, "i": i}
+
+def clock(split):
+    for i in range(20):
+        yield time.time()
+
+def pid(split):
+    yield os.getpid()
+
+def beside_rng(split, rng):
+    for i in range(20):
+        yield rng.random(), np.random.random()
+
+def from_before(split):
+    for i in range(20):
+        yield kept.random()
+
+def masked(split):
+    os.umask(split)
+    for i in range(20):
+        before = os.umask(0)
+        os.umask(before)
+        yield before
+
+def set_order(split):
+    yield {"name": list(text)[0], "split": split}
+
+def both(split):
+    yield {"name": list(text)[0], "pid": os.getpid()}
+
+def length(split):
+    yield from range(int.from_bytes(os.urandom(2), "little") % 1000)
+
+culprits = {function.__name__: function for function in (
+    at_import, in_generator, clock, pid, beside_rng, from_before, masked, set_order, both, length)}
+globals().update({f"feed_{name}": Feed(function, **pieces) for name, function in culprits.items()})
+
+def list_of_splits():
+    found = list(range(50))
+    random.Random().shuffle(found)
+    return found
+
+lists = Feed(rows, splits=list_of_splits, batch_size=8)
+
+class Counts:
+    calls = 0
+    def __len__(self):
+        return 100
+    def __getitem__(self, i):
+        self.calls += 1
+        return np.array([i, self.calls])
+
+items = Feed(Counts(), batch_size=8)
+
+def bad_spec(split):
+    for i in range(600):
+        yield np.zeros(3 if i == 499 and split == 1 else 4)
+
+spec = Feed(bad_spec, splits=range(2), batch_size=8)
+
+def a_list(split):
+    return [1, 2, 3]
+
+returns_list = Feed(a_list, **pieces)
+
+def fails(split):
+    for i in range(40):
+        data = {"i": i}
+        if split == 3 and i == 7:
+            np.zeros(3).reshape(7)
+        yield i
+
+raises = Feed(fails, **pieces)
+skips = Feed(fails, **pieces, on_error="skip")
+
+def crashes(split):
+    yield 1
+    ctypes.string_at(0)
+
+segfault = Feed(crashes, **pieces)
+
+def ends(split):
+    yield 1
+    os._exit(3)
+
+exits = Feed(ends, **pieces)
+
+def hangs(split):
+    yield 1
+    time.sleep(1000)
+
+hang = Feed(hangs, **pieces)
+"""
+
+
+class Checked:
+    """The result of a command."""
+
+    def __init__(self, status: int, told: dict[str, Any]) -> None:
+        self.status = status
+        self.told = told
+
+    @property
+    def about(self) -> list[str]:
+        return [finding["about"] for finding in self.told["findings"]]
+
+    def finding(self, about: str) -> dict[str, Any]:
+        (found,) = (finding for finding in self.told["findings"] if finding["about"] == about)
+        return dict(found)
+
+
+Check = Callable[..., Checked]
+
+
+@pytest.fixture
+def command(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `penstock check` with these arguments. It is forked, unless it reads `said` or imports from `path`."""
+    (tmp_path / "feeds.py").write_text(FEEDS)
+
+    def run(*arguments: str, said: str = "", path: str = "") -> subprocess.CompletedProcess[str]:
+        if not said and not path:
+            process = daemon_launchers[0].check("--seconds", "0.3", *arguments, folder=tmp_path)
+            try:
+                output = process.communicate(150)
+                return subprocess.CompletedProcess(arguments, process.wait(), *output)
+            finally:
+                process.close()
+        inherited = os.environ.get("PYTHONPATH", "")
+        return subprocess.run(
+            [sys.executable, "-m", "penstock_server", "check", "--seconds", "0.3", *arguments],
+            input=said,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, inherited)))},
+        )
+
+    return run
+
+
+@pytest.fixture
+def check(command: Callable[..., subprocess.CompletedProcess[str]]) -> Check:
+    def checked(*arguments: str, path: str = "") -> Checked:
+        ran = command(*arguments, "--json", path=path)
+        assert ran.stdout, ran.stderr
+        assert not ran.stderr
+        return Checked(ran.returncode, json.loads(ran.stdout))
+
+    return checked
+
+
+def test_a_feed_without_mistakes_is_described_in_a_screen(command: Callable[..., Any]) -> None:
+    ran = command("feeds.py:healthy", "--workers", "4", "--strict")
+    lines = ran.stdout.splitlines()
+    assert (ran.returncode, ran.stderr, lines[-1]) == (0, "", "nothing is wrong")
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 110
+    for words in (
+        "healthy: feeds.py:healthy, 64 splits",
+        "{'image': float64[4, 4], 'label': int64[]}",
+        "8 samples, 1.1 KiB",
+        "1, 2, 3, 4, 6, 8 or 16 are useful: 16 lanes",
+        "of its 64 splits; a full shuffle would have 8",
+        "4 workers could make",
+        "in another order and with another PYTHONHASHSEED",
+    ):
+        assert words in ran.stdout
+
+
+@pytest.mark.parametrize("feed", ["endless", "ragged", "with_variables"])
+def test_other_feeds_without_mistakes_have_no_findings(check: Check, feed: str) -> None:
+    checked = check(f"feeds.py:{feed}", "--strict")
+    assert (checked.status, checked.told["findings"], checked.told["agree"]) == (0, [], True)
+    assert checked.told["compared"] == checked.told["samples"] > 500
+
+
+def test_a_feed_that_has_processes_of_its_own_leaves_none_behind(check: Check) -> None:
+    checked = check("feeds.py:with_processes")
+    assert (checked.status, checked.told["findings"], checked.told["agree"]) == (0, [], True)
+    left = [process for process in psutil.process_iter(["cmdline"]) if "feeds.py:with_processes" in str(process.info)]
+    assert not left
+
+
+def test_data_files_are_checked_as_served(check: Check, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file.create_dataset("images", data=np.zeros((500, 4), "u1"))
+    checked = check("data.h5", "--leaf", "images", "--batch-size", "8")
+    assert (checked.status, checked.told["spec"], checked.told["compared"]) == (0, "uint8[4]", 500)
+    assert checked.about == []  # the worker opens the file
+
+
+@pytest.mark.parametrize(
+    ("feed", "where", "what", "fix"),
+    [
+        ("feed_at_import", "feeds.py:6, at import", "sample['x'][0] is ", "default_rng(0)"),
+        ("feed_in_generator", "in in_generator", "sample 5: sample['x'] is 0.", "parameter `rng`"),
+        ("feed_clock", "in clock", "the cause is the clock", "depend on the split"),
+        ("feed_pid", "in pid", "the cause is the process id", "depend on the split"),
+        ("feed_beside_rng", "", "sample[1] is 0.", "leave the parameter `rng` out"),
+        ("feed_from_before", "", "these change: kept in feeds.py", "keep nothing from one split"),
+        ("feed_masked", "", "these change: os.umask", "restore it before `yield`"),
+        ("feed_both", "in both", "sample['pid']", "depend on the split"),
+        ("feed_length", "in length", "samples in one run and another number", "parameter `rng`"),
+        ("lists", "in list_of_splits", "two runs list different splits", "or sort the list"),
+        ("items", "", "these change: Counts.calls in feeds.py", "keep nothing"),
+    ],
+)
+def test_samples_that_differ_from_run_to_run_are_traced_to_their_cause(
+    check: Check, feed: str, where: str, what: str, fix: str
+) -> None:
+    checked = check(f"feeds.py:{feed}")
+    assert (checked.status, checked.told["agree"]) == (1, False)
+    finding = checked.finding("runs")
+    assert finding["severity"] == "error"
+    assert where in finding["where"]
+    assert what in finding["what"]
+    assert fix in finding["fix"]
+
+
+def test_a_random_state_that_transforms_share_is_to_be_seeded_for_each_sample() -> None:
+    shared = Culprit(culprit.BEFORE, names=("imgaug's random state", "flips in feeds.py"))
+    what, _, fix = culprit_words.cause(shared)
+    assert "these change: imgaug's random state" in what
+    assert fix.startswith("begin each sample with imgaug.seed(int(rng.integers(2**31)))")
+
+
+def test_the_clock_is_found_beside_a_library_that_needs_the_real_datetime(check: Check, tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "frames").mkdir(parents=True)
+    (packages / "frames/__init__.py").write_text(  # a compiled one, such as pandas, crashes
+        "import datetime\nif type(datetime.datetime) is not type:\n    raise SystemError\n"
+    )
+    (tmp_path / "dated.py").write_text(
+        textwrap.dedent(
+            """
+            import frames
+            from datetime import datetime
+            from penstock_server import Feed
+            class Later(datetime):
+                pass
+            def rows(split):
+                assert type(datetime(2020, 1, 1)) is type(datetime.min) and Later(2020, 1, 1).year == 2020
+                for _ in range(30):
+                    yield datetime.now().timestamp()
+            feed = Feed(rows, splits=range(64), batch_size=8)
+            """
+        )
+    )
+    finding = check("dated.py:feed", path=str(packages)).finding("runs")
+    assert "the cause is the clock" in finding["what"]
+    assert finding["where"] == "dated.py:10 in rows"
+
+
+@pytest.mark.parametrize("drawn", ["at import", "in the generator"])
+def test_a_library_that_keeps_a_random_state_is_named(check: Check, tmp_path: Path, drawn: str) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "polars").mkdir(parents=True)
+    (packages / "polars/__init__.py").write_text(  # as in a C library, nobody sees where its first seed comes from
+        "import random\nstate = random.Random(open('/dev/urandom', 'rb').read(8))\n"
+        "set_random_seed = state.seed\n"
+        "def shuffled(rows):\n    return state.sample(rows, len(rows))\n"
+    )
+    order = "ROWS" if drawn == "at import" else "polars.shuffled(range(20))"
+    (tmp_path / "frames.py").write_text(
+        textwrap.dedent(
+            f"""
+            import polars
+            from penstock_server import Feed
+            ROWS = polars.shuffled(range(20))
+            def rows(split):
+                yield from {order}
+            feed = Feed(rows, splits=range(8), batch_size=8)
+            """
+        )
+    )
+    finding = check("frames.py:feed", path=str(packages)).finding("runs")
+    assert "the cause is the random state of polars" in finding["what"]
+    assert "seed=" in finding["fix"]
+
+
+def test_a_library_with_random_numbers_of_its_own_is_named(check: Check, tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "augmentations").mkdir(parents=True)
+    (packages / "augmentations/__init__.py").write_text(
+        "import numpy as np\ndef flip(x):\n    return x + np.random.default_rng().random()\n"
+    )
+    (tmp_path / "augmented.py").write_text(
+        textwrap.dedent(
+            """
+            import augmentations, uuid
+            from penstock_server import Feed
+            def rows(split):
+                for i in range(30):
+                    uuid.uuid4()  # is no part of the sample
+                    yield augmentations.flip(i)
+            feed = Feed(rows, splits=range(64), batch_size=8)
+            """
+        )
+    )
+    finding = check("augmented.py:feed", path=str(packages)).finding("runs")
+    assert "a generator without a seed in augmentations" in finding["what"]
+    assert finding["where"] == "augmented.py:7 in rows"
+    assert "give augmentations a seed" in finding["fix"]
+
+
+def test_the_order_of_a_set_is_a_note_as_workers_have_one_hash_seed(check: Check) -> None:
+    checked = check("feeds.py:feed_set_order", "--strict")
+    assert (checked.status, checked.told["agree"]) == (0, True)
+    assert "PYTHONHASHSEED" in checked.finding("runs")["what"]
+    assert checked.finding("runs")["severity"] == "note"
+
+
+@pytest.mark.parametrize(
+    ("feed", "about", "words", "where"),
+    [
+        ("spec", "sample", "sample 499 of its split, from 0", "in bad_spec"),
+        ("returns_list", "first sample", "a_list must return an iterator, got [1, 2, 3]: `yield`", ""),
+        ("raises", "sample", "cannot reshape array of size 3", "in fails"),
+        ("segfault", "crash", "was killed by SIGSEGV while it read split ", "in crashes"),
+        ("exits", "crash", "exited with status 3 while it read split ", ""),
+        ("hang", "hang", "while it read split ", "in hangs"),
+        ("wrong_samples", "samples", "samples=2561, but an epoch has 2560", ""),
+        ("none", "import", "feeds.py has no attribute 'none'; its feeds are", ""),
+    ],
+)
+def test_what_fails_is_reported_with_its_place(check: Check, feed: str, about: str, words: str, where: str) -> None:
+    checked = check(f"feeds.py:{feed}", "--hang-timeout", "5" if feed == "hang" else "60", "--seconds", "1")
+    assert checked.status == 1
+    finding = checked.finding(about)
+    assert finding["severity"] == "error"
+    assert words in finding["what"]
+    assert where in finding["where"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "where"),
+    [
+        ("import nonesuch", "No module named 'nonesuch'", "broken.py:1, at import"),
+        ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV while importing broken.py:feed", "broken.py:1"),
+        ("import time; time.sleep(1000)", "while importing broken.py:feed", "broken.py:1"),
+    ],
+)
+def test_an_import_that_fails_is_reported(check: Check, tmp_path: Path, code: str, words: str, where: str) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    checked = check("broken.py:feed", "--hang-timeout", "4")
+    (finding,) = checked.told["findings"]
+    assert checked.status == 1
+    assert words in finding["what"]
+    assert where in finding["where"]
+
+
+def test_warnings_fail_only_a_strict_check(check: Check) -> None:
+    checked = check("feeds.py:one_split")
+    assert (checked.status, checked.about) == (0, ["feed"])
+    assert "cannot be divided" in checked.finding("feed")["what"]
+    assert check("feeds.py:repeats", "--strict").status == 1
+
+
+def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: Check) -> None:
+    skipped = check("feeds.py:skips").finding("skipped")
+    assert skipped["what"].startswith("split 3: the rest is left out after 7 samples: fails raised ValueError")
+    repeated = check("feeds.py:repeats").finding("segments")
+    assert "every segment repeats" in repeated["what"]
+
+
+def test_too_little_memory_is_an_error_with_the_value_to_give(check: Check) -> None:
+    finding = check("feeds.py:healthy", "--memory", "20K").finding("memory")
+    assert "a stream needs at least" in finding["what"]
+    assert "give --memory " in finding["fix"]
+
+
+def test_costly_imports_open_files_and_gpus_are_named(check: Check, tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    for name, code in {
+        "tensorflow": "",
+        "brings_it": "import tensorflow",
+        "cupy": "class cuda:\n    class runtime:\n        getDeviceCount = staticmethod(lambda: 2)\n",
+    }.items():
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text(code)
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = np.arange(50)
+    (tmp_path / "helper.py").write_text("import brings_it\n")
+    (tmp_path / "costly.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+            import cupy, h5py, helper
+            from penstock_server import Feed
+            os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+            DATA = h5py.File("data.h5")
+            def rows(split):
+                yield DATA["x"][split]
+            feed = Feed(rows, splits=range(50), batch_size=8)
+            """
+        )
+    )
+    checked = check("costly.py:feed", "--strict", path=str(packages))
+    assert checked.status == 1
+    assert checked.finding("import")["where"] == "costly.py:3 -> helper.py:1 -> brings_it"
+    assert "TensorFlow" in checked.finding("import")["what"]
+    assert "data.h5 is opened at import and stays open (DATA in costly.py)" in checked.finding("open file")["what"]
+    assert checked.finding("gpu")["what"] == "cupy can see 2 GPUs in a worker"
+
+
+def running() -> set[int]:
+    return {
+        process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != psutil.STATUS_ZOMBIE
+    }
+
+
+def test_processes_that_outlive_their_generators_are_counted_and_end_with_the_check(
+    check: Check, tmp_path: Path
+) -> None:
+    (tmp_path / "forking.py").write_text(
+        textwrap.dedent(
+            """
+            import os, time
+            from penstock_server import Feed
+            def rows(split):
+                pid = os.fork()
+                if pid == 0:
+                    os.setsid()
+                    time.sleep(300)
+                with open("pids", "a") as file:
+                    print(pid, file=file)
+                yield split
+            feed = Feed(rows, splits=range(4), batch_size=2)
+            """
+        )
+    )
+    found = check("forking.py:feed").finding("processes")
+    assert re.match("[0-9]+ processes that generators have started still run after", found["what"])
+    pids = {*map(int, (tmp_path / "pids").read_text().split())}
+    wait_until(lambda: not pids & running())
+
+
+def test_pdb_stops_in_the_failing_frame_of_user_code(command: Callable[..., Any]) -> None:
+    ran = command("feeds.py:raises", "--pdb", said="p split, i, data\nq\n")
+    assert "(3, 7, {'i': 7})" in ran.stdout
+    assert ran.returncode == 1
+    ran = command("feeds.py:spec", "--pdb", said="p 'here', split, i\nq\n")
+    assert "('here', 1, 499)" in ran.stdout
+
+
+# --- what the experiments find, without processes ---
+
+A, B, C = (Source("system", f"feed.py:{line} in rows") for line in (1, 2, 3))
+
+
+class World:
+    """Simulates runs whose samples depend on the sources in `guilty`."""
+
+    def __init__(self, *guilty: Source, used: tuple[Source, ...] = (A, B, C)) -> None:
+        self.guilty = set(guilty)
+        self.done = Done(1, 0.1, 0.1, True, Gpu(), (), used)
+        self.trials: list[Trial] = []
+
+    def attempt(self, trial: Trial) -> Result:
+        self.trials.append(trial)
+        return Result(self.guilty <= set(trial.fixes), (self.done, self.done))
+
+    def found(self, *, takes_rng: bool = False) -> Culprit:
+        return culprit.find(self.attempt, takes_rng=takes_rng)
+
+
+def test_the_only_culprit_is_found_in_few_experiments() -> None:
+    world = World(A)
+    assert world.found() == Culprit(culprit.SOURCES, (A,))
+    assert len(world.trials) == 2
+
+
+def test_several_culprits_are_all_found_and_no_others() -> None:
+    assert World(A, C).found() == Culprit(culprit.SOURCES, (A, C))
+
+
+def test_what_no_source_explains_is_not_blamed_on_one() -> None:
+    found = World(Source("elsewhere")).found()
+    assert (found.kind, found.proven) == (culprit.UNKNOWN, False)
+
+
+def test_threads_are_named_where_no_source_explains_a_difference() -> None:
+    threads = Source("thread", "feed.py:9 in rows")
+    found = World(Source("elsewhere"), used=(A, threads)).found()
+    assert (found.kind, found.sources, found.names) == (culprit.UNKNOWN, (A,), ("feed.py:9 in rows",))
+
+
+def test_global_generators_are_suspects_only_where_penstock_does_not_seed_them() -> None:
+    drawn = Source("random")
+    assert World(drawn, used=(drawn,)).found().kind == culprit.UNKNOWN
+    assert World(drawn, used=(drawn,)).found(takes_rng=True) == Culprit(culprit.SOURCES, (drawn,))
+
+
+def test_a_zip_is_checked_and_what_it_leaves_out_is_named(check: Check) -> None:
+    checked = check("feeds.py:zipped", "--seconds", "60")  # long enough to read all, however slow the machine
+    assert checked.about == ["skipped"]
+    said = checked.finding("skipped")["what"]
+    assert said.startswith(
+        "split (0, 0): the rest is left out after 9 samples: label has 9 samples there, and image has"
+    )
+
+
+def test_a_mix_is_refused_and_its_feeds_are_named(check: Check) -> None:
+    checked = check("feeds.py:mixed")
+    assert checked.status == 1
+    assert "mixed draws from 2 (long, short): check each of these on its own" in checked.finding("import")["what"]

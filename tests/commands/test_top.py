@@ -1,0 +1,143 @@
+"""`penstock top` shows the rates, the states of workers, and why each consumer waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import penstock
+from penstock.commands.top import Looks
+from penstock.commands.top_screen import _name_of
+from tests.conftest import Daemon, Serve
+
+FEEDS = """
+    import time
+    import numpy as np
+    from penstock_server import Feed
+
+    def slow(split):
+        while True:
+            time.sleep(0.02)
+            yield np.zeros(4)
+
+    slow_generator = Feed(slow, splits=range(16), batch_size=4, turn=1)
+"""
+
+
+def test_the_history_of_a_feed_is_its_speed_between_looks_and_ends_with_its_daemon() -> None:
+    def status(seconds: float, batches: int, daemon: str = "a") -> dict[str, Any]:
+        return {"id": daemon, "pid": 7, "seconds": seconds, "feeds": [{"name": "train", "sent": {"batches": batches}}]}
+
+    looks = Looks()
+    for state in (status(1, 0), status(2, 5), status(4, 25), status(4, 25)):
+        looks.add(state)
+    assert looks.rates("train") == (5, 10)
+    looks.add(status(1, 3, "renewed"))
+    assert looks.rates("train") == ()
+    assert looks.latest["id"] == "renewed"
+
+
+@contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Read a feed on a thread."""
+    with penstock.connect(url) as connection:
+        ends = threading.Event()
+        first = threading.Event()
+
+        def read() -> None:
+            for _ in connection.batches():
+                first.set()
+                if ends.is_set():
+                    break
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        try:
+            assert first.wait(60)
+            yield
+        finally:
+            ends.set()
+            thread.join()
+
+
+def top(daemon: Daemon, *options: str) -> str:
+    words = [sys.executable, "-m", "penstock_command", "top", daemon.url, *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_json_has_what_the_screen_shows(serve: Serve) -> None:
+    daemon = serve(FEEDS, "slow_generator")
+    with reading(daemon.url):
+        until = time.monotonic() + 60
+        while True:
+            said = json.loads(top(daemon, "--json", "--every", "0.4"))
+            (consumer,), (feed,), shares = said["consumers"], said["feeds"], said["workers"][0]["shares"]
+            if (consumer["limit"] == "generator" and feed["rates"] and shares) or time.monotonic() > until:
+                break
+    assert consumer["limit"] == "generator", consumer
+    assert consumer["verdict"].startswith("The generator is the limit: 2 workers")
+    assert consumer["waiting"] > 0.5
+    assert feed["rates"]["batches"] > 0
+    assert [worker["number"] for worker in said["workers"]] == [0, 1]
+    assert shares["generating"] > 0.5
+
+
+def test_the_screen_shows_feeds_workers_and_consumers(serve: Serve) -> None:
+    daemon = serve(FEEDS, "slow_generator")
+    with reading(daemon.url):
+        said = top(daemon, "--once", "--every", "0.3")
+    for words in ("slow_generator", "batches/s", "generating", "consumer", f":{os.getpid()}", "ready"):
+        assert words in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_long_name_of_a_host_leaves_room_for_the_figures() -> None:
+    assert _name_of({"name": "second/3", "number": 1_000_003}) == "second/3"
+    assert _name_of({"name": "loader-17.cluster.example.org/12", "number": 1_000_012}) == "loader-17.clust…/12"
+    assert _name_of({"number": 3}) == "3"
+
+
+def test_the_live_screen_survives_the_daemon_and_ends_with_ctrl_c(serve: Serve) -> None:
+    daemon = serve(FEEDS, "slow_generator")
+    parent, child = pty.openpty()
+    words = [sys.executable, "-m", "penstock_command", "top", daemon.url, "--every", "0.2"]
+    process = subprocess.Popen(words, stdin=child, stdout=child, stderr=child, start_new_session=True)
+    os.close(child)
+    try:
+        seen = ""
+
+        def until(true: Callable[[], bool]) -> None:
+            nonlocal seen
+            deadline = time.monotonic() + 60
+            while not true():
+                assert time.monotonic() < deadline, seen
+                if select.select([parent], [], [], 0.1)[0]:
+                    seen += os.read(parent, 65536).decode(errors="replace")
+
+        until(lambda: "slow_generator" in seen)
+        daemon.stop()
+        until(lambda: "no daemon answered" in seen)
+        process.send_signal(2)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+def test_a_daemon_that_is_not_there_is_an_error() -> None:
+    words = [sys.executable, "-m", "penstock_command", "top", "tcp://127.0.0.1:9", "--once"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no daemon answered at tcp://127.0.0.1:9" in done.stderr

@@ -1,0 +1,119 @@
+"""`Feed.from_parquet`: rows of Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_server import Feed
+from tests.conftest import Serve
+from tests.reference.one_stream import one_stream
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ROWS = 600
+IDS = np.arange(ROWS)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of 12 row groups."""
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(IDS, 3).astype(np.float32)), 3)
+    varying = pa.array([[i] * (i % 3) for i in range(ROWS)], pa.list_(pa.int32()))
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.repeat(IDS, 4).reshape(ROWS, 2, 2))
+    columns = {
+        "id": IDS,
+        "vector": vectors,
+        "varying": varying,
+        "tensor": tensors,
+        "flag": IDS % 2 == 0,
+        "half": IDS.astype(np.float16),
+        "text": [f"row {i}" for i in range(ROWS)],
+        "word": pa.array(["even", "odd"] * (ROWS // 2)).dictionary_encode(),
+        "blob": [bytes([i % 256, 0]) for i in range(ROWS)],
+        "gaps": pa.array([None if i == 550 else i for i in range(ROWS)]),
+        "when": pa.array([0] * ROWS, pa.timestamp("s")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=50)
+    return tmp_path / "a.parquet"
+
+
+def from_parquet(file: Any, leaves: Any = None, **options: Any) -> Feed:
+    return Feed.from_parquet(file, leaves, batch_size=4, **options)
+
+
+def read(feed: Feed) -> list[Any]:
+    return [sample for split in feed.splits() for sample in feed.generate(split)]  # type: ignore[operator]
+
+
+def test_the_stream_is_the_same_with_any_workers_through_a_kill_and_a_resume(file: Path, serve: Serve) -> None:
+    source = """
+        import os
+        from penstock_server import Feed
+        feed = Feed.from_parquet(os.environ["DATA"] + "/*.parquet", {"x": "vector", "y": ("id", "flag")},
+                                 batch_size=32, shuffle=100, seed=3)
+        """
+    batches = one_stream(serve, source, file.parent)
+    ids = np.concatenate([batch["y"][0] for batch in batches])
+    assert sorted(ids) == IDS.tolist()
+    assert all((batch["x"] == batch["y"][0][:, None]).all() for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ("id", IDS),
+        ("vector", np.repeat(IDS, 3).reshape(ROWS, 3).astype(np.float32)),
+        ("tensor", np.repeat(IDS, 4).reshape(ROWS, 2, 2)),
+        ("flag", IDS % 2 == 0),
+        ("half", IDS.astype(np.float16)),
+    ],
+)
+def test_numbers_and_arrays_keep_dtype_and_shape(file: Path, column: str, expected: Any) -> None:
+    found = np.array(read(from_parquet(file, column)))
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_lists_of_varying_length_are_arrays(file: Path) -> None:
+    found = read(from_parquet(file, "varying"))
+    assert [row.tolist() for row in found] == [[i] * (i % 3) for i in range(ROWS)]
+    assert found[0].dtype == np.int32
+
+
+def test_text_and_bytes_are_as_they_were_written(file: Path) -> None:
+    found = read(from_parquet(file, ("text", "word", "blob")))
+    assert found[-1] == ("row 599", "odd", bytes([599 % 256, 0]))
+
+
+def test_all_columns_are_served_if_none_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 2], "b": [3.0, 4.0]}), tmp_path / "a.parquet")
+    assert read(from_parquet(tmp_path / "a.parquet")) == [{"a": 1, "b": 3.0}, {"a": 2, "b": 4.0}]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("nothing", "a.parquet has no column 'nothing'; its columns are id, vector"),
+        ("gaps", "a.parquet row group 11: column 'gaps' holds 1 nulls"),
+        ("when", "a.parquet row group 0: column 'when' has type timestamp[ms]"),
+    ],
+)
+def test_a_column_that_cannot_be_served_is_named(file: Path, column: str, message: str) -> None:
+    with pytest.raises((LookupError, TypeError, ValueError)) as raised:
+        read(from_parquet(file, column))
+    assert message in str(raised.value)
+
+
+def test_a_truncated_or_changed_file_is_named(file: Path) -> None:
+    feed = from_parquet(file, "id")
+    split = feed.splits()[0]  # type: ignore[operator]
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(OSError, match=r"a\.parquet: it is not a Parquet file, or is truncated"):
+        read(feed)
+    with pytest.raises(OSError, match=r"a\.parquet has changed"):
+        list(feed.generate(split))  # type: ignore[operator]
