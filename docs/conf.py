@@ -6,10 +6,13 @@ from pathlib import Path
 from penstock_proto import distribution
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE))
+sys.path.insert(0, str(HERE))
+import events  # noqa: E402
 import rooms  # noqa: E402
+import states  # noqa: E402
 
-(HERE / "_rooms.md").write_text(rooms.page())  # architecture.md includes it
+for made in (rooms, events, states):  # architecture.md includes what they make from the code
+    (HERE / f"_{made.__name__}.md").write_text(made.page())
 
 project = "Penstock"
 author = "the Penstock maintainers"
@@ -17,7 +20,7 @@ copyright = "the Penstock maintainers"
 version = release = distribution.version()
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
-exclude_patterns = ["_build", "_rooms.md"]
+exclude_patterns = ["_build", "_*.md"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import penstock
 import penstock_proto
 import penstock_server
+from penstock_server.coordinator.order.lane import LANE_STATES
+from penstock_server.coordinator.vocabulary import events
+from penstock_server.coordinator.vocabulary.consumer import CONSUMER_STATES
+from penstock_server.coordinator.vocabulary.turn import TURN_STATES
 from tests.conftest import StartTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,11 +126,24 @@ def test_every_package_is_typed() -> None:
         assert (ROOT / package / "py.typed").exists()
 
 
-def test_the_states_in_the_docs_are_those_of_the_tables() -> None:
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import states
-    finally:
-        sys.path.pop(0)
-    text = states.PAGE.read_text()
-    assert states.page(text) == text, "run `python docs/states.py`"
+def test_the_pages_made_from_code_name_every_event_and_draw_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    made_events, states = importlib.import_module("events"), importlib.import_module("states")
+    table = made_events.page()
+    for event in get_args(events.Event):
+        assert table.count(f"\n| `{event.__name__}` | ") == 1
+    drawings = states.page()
+    for states_of in (TURN_STATES, LANE_STATES, CONSUMER_STATES):
+        for state, ways in states_of.items():
+            assert f"\n  {state.name}: {state.value}\n" in drawings
+            for after, why in ways.items():
+                assert re.search(rf"--> {after.name} +{re.escape(why)}\n", drawings)
+
+
+def test_the_drawing_of_the_rooms_has_the_layers_of_import_linter() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    drawing = re.findall(r"^```\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[1]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["name"] == "The server's rooms")
+    drawn = [re.sub(r"\(.*\)", "", line[15:]).split() for line in drawing.splitlines() if "|" not in line]
+    assert [room for row in drawn for room in row] == layers

@@ -48,7 +48,14 @@ class WorkEvents:
         self._do = out
 
     def made(self, event: Made) -> None:
-        """Pass batches that a worker has made to their stream."""
+        """Take a part of a turn that a worker has made: the part joins its turn, and the lane keeps the record.
+
+        `last` says that the run has answered for the turn and no longer writes to its slot; `ended`, that the lane has
+        no further full batch. After `last` a turn is complete if it is full or its lane has ended; this may complete
+        its pool too. The order counts the leftover rows of an ended lane, and may add merged batches. An unfinished
+        turn of a run that was dropped becomes IDLE. Once that run has answered for all its turns, another run takes
+        over. If the epoch was closed meanwhile, nothing is delivered, and at `last` production releases the slot.
+        """
         if (stream := self._affected.of(event.ticket)) is not None and not stream.remaking.made(event):
             stream.production.made(event)
 
@@ -59,19 +66,32 @@ class WorkEvents:
                 stream.remaking.lost((ticket,))
 
     def rows_measured(self, event: RowsMeasured) -> None:
-        """Pass the sizes of leftover rows to their stream. Once all rows of a merged batch are measured, it may need a
-        larger slot."""
+        """Take the sizes of leftover rows, if samples vary in size (`MeasureRows` then comes before `WriteRows`).
+
+        When all rows of a merged batch are measured, its size is known. It gets a larger slot if it needs one, and
+        then the runs write its rows.
+        """
         if (stream := self._affected.of(event.ticket)) is not None:
             self._has_room(stream, stream.production.merging.measured(event))
             stream.production.rows_answered(event.ticket, event.run)
 
     def rows_written(self, event: RowsWritten) -> None:
-        """Note that a worker has written leftover rows, or the rows of pooled batches, to their slot."""
+        """Note that a worker has written leftover rows, or the rows of pooled batches, to their slot.
+
+        A merged batch is complete when all its writers have answered. A turn of a pool has one writer. When all turns
+        of the pool are complete, the slots of its visits are free.
+        """
         if (stream := self._affected.of(event.ticket)) is not None:
             stream.production.rows_answered(event.ticket, event.run)
 
     def need_room(self, event: NeedRoom) -> None:
-        """Make later slots larger, if the memory allows it: a batch does not fit into its slot."""
+        """Make new slots larger, if the memory allows it: a batch does not fit into its slot.
+
+        If there is not enough memory for the same number of slots, there are fewer (a second `Opened`). The turn,
+        which has one batch, waits for a new slot under the same ticket. Its run keeps the batch, makes nothing else
+        until the slot is there, and then goes on to the lane's next turns. If `--memory` has no room for the new size,
+        the stream fails.
+        """
         stream = self._affected.of(event.ticket)
         if stream is None:
             return

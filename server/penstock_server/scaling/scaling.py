@@ -1,4 +1,4 @@
-"""Changes the number of workers while streams are read."""
+"""Changes the number of workers while streams are read. Those with the highest numbers leave first."""
 
 from __future__ import annotations
 
