@@ -105,7 +105,7 @@ ENDLESS = LOOP.replace("dataset", "dataset.repeat()")
 @pytest.mark.timeout(240)
 def test_ctrl_c_ends_a_trainer_at_once_even_while_it_waits_for_data(serve: Serve, start_trainer: StartTrainer) -> None:
     # The interrupt comes in a step or in a wait. Between the two, TensorFlow takes some interrupts for an answer of
-    # `TensorShape.__len__`, and then writes past the end of a buffer, with any dataset (docs/guarantees.md).
+    # `TensorShape.__len__`, and then writes past the end of a buffer, with any dataset (docs/decisions/ctrl-c-*.md).
     daemons = [serve(FEED, "feed"), serve(FEED, "stalled"), serve(FEED, "stalled")]  # "stalled" takes all workers
     step = ENDLESS.replace("time.sleep(0.01)", "time.sleep(1000 if i == 3 else 0.01)")
     waiting = LOOP.replace("i == 3", "i == 0")
