@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from ..machine import cpus
 from .command_group import complete_files
 from .file_options import file_options, targets_of
+from .option_groups import Group, GroupedCommand, option
 from .parameters import Bytes, Variable, client_keys_option
 from .terminal import bar
 
@@ -22,53 +23,60 @@ if TYPE_CHECKING:
     from ..checking.findings.findings import Finding
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("feed", metavar="[MODULE:ATTR|FILE...|URL]", nargs=-1, shell_complete=complete_files)
-@click.option(
+@option(
     "--seconds",
+    group=Group.CHECK,
     type=click.FloatRange(0, min_open=True),
     default=5.0,
     metavar="SECONDS",
     show_default=True,
     help="Time to read the feed; a second run reads the same samples.",
 )
-@click.option(
+@option(
     "--workers",
+    group=Group.WORKERS,
     type=click.IntRange(1, 4096),
     default=cpus.usable,
     metavar="N",
     show_default="one for each CPU that it may use",
     help="Number of workers to estimate memory and speed for. None are started.",
 )
-@click.option(
+@option(
     "--memory",
     "allowed",
+    group=Group.WORKERS,
     type=Bytes(),
     default=None,
     metavar="SIZE",
     show_default="a quarter of what is free, at most 8G",
     help="Memory that the daemon will have, such as 4G: too little is an error.",
 )
-@click.option(
+@option(
     "--hang-timeout",
+    group=Group.WORKERS,
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
     help="End the check if an import or a sample takes longer, and report the line.",
 )
-@click.option(
+@option(
     "--env",
     "environment",
+    group=Group.WORKERS,
     type=Variable(),
     multiple=True,
     metavar="NAME[=VALUE]",
     help="Set an environment variable, as --env of penstock serve does.",
 )
-@click.option("--pdb", "debugs", is_flag=True, help="Start pdb in your code where a sample or an import fails.")
-@click.option("--strict", is_flag=True, help="Exit with code 1 for warnings too.")
+@option(
+    "--pdb", "debugs", group=Group.CHECK, is_flag=True, help="Start pdb in your code where a sample or an import fails."
+)
+@option("--strict", group=Group.CHECK, is_flag=True, help="Exit with code 1 for warnings too.")
 @client_keys_option
-@click.option("--json", "prints_json", is_flag=True, help="Print JSON.")
+@option("--json", "prints_json", group=Group.CHECK, is_flag=True, help="Print JSON.")
 @file_options
 @click.pass_context
 def check(
@@ -148,10 +156,10 @@ def check(
 
 def _refuse_options(context: click.Context, where: str, *allowed: str) -> None:
     """Raise UsageError for an option on the command line that is not in `allowed`. `where` names the kind of check."""
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        if isinstance(option, click.Option) and option.name not in allowed and source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{option.opts[0]} means nothing {where}")
+    for given in context.command.params:
+        source = context.get_parameter_source(given.name or "")
+        if isinstance(given, click.Option) and given.name not in allowed and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{given.opts[0]} means nothing {where}")
 
 
 def _check_machine(*, strict: bool, prints_json: bool) -> NoReturn:

@@ -15,6 +15,8 @@ import click
 
 from penstock_proto import PenstockError, distribution
 
+from .option_groups import GroupedCommand
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -29,6 +31,8 @@ class PenstockGroup(click.Group):
     Every option can be set by an environment variable: `--hang-timeout` of `serve` by PENSTOCK_SERVE_HANG_TIMEOUT. The
     examples at the end of a command's docstring come at the end of its help.
     """
+
+    command_class = GroupedCommand
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from .option_groups import Group, option
+
 
 class Rows(click.ParamType[tuple[int, int | None]]):
     """A range of rows: 100:200, 100: or :200."""
@@ -23,52 +25,78 @@ class Rows(click.ParamType[tuple[int, int | None]]):
 
 
 _OPTIONS = (
-    click.option(
+    option(
         "--leaf",
         "leaves",
+        group=Group.DATA_FILES,
         multiple=True,
         metavar="NAME=DATASET",
         help="With FILE: a leaf of the samples and the dataset, array, column or extension that holds it; once for "
         "each leaf. DATASET without a name, for all leaves, makes samples tuples.",
     ),
-    click.option(
-        "--batch-size", type=click.IntRange(1), default=None, metavar="N", help="With FILE: samples in a batch."
+    option(
+        "--batch-size",
+        group=Group.DATA_FILES,
+        type=click.IntRange(1),
+        default=None,
+        metavar="N",
+        help="With FILE: samples in a batch.",
     ),
-    click.option(
-        "--shuffle", type=click.IntRange(0), default=None, metavar="N", help="With FILE: number of samples to mix."
+    option(
+        "--shuffle",
+        group=Group.DATA_FILES,
+        type=click.IntRange(0),
+        default=None,
+        metavar="N",
+        help="With FILE: number of samples to mix.",
     ),
-    click.option("--seed", type=click.IntRange(0), default=None, metavar="N", help="With FILE: seed of the order."),
-    click.option(
+    option(
+        "--seed",
+        group=Group.DATA_FILES,
+        type=click.IntRange(0),
+        default=None,
+        metavar="N",
+        help="With FILE: seed of the order.",
+    ),
+    option(
         "--rows",
+        group=Group.DATA_FILES,
         type=Rows(),
         default=None,
         metavar="START:STOP",
         show_default="all",
         help="With FILE: rows to serve, counted over all files.",
     ),
-    click.option(
+    option(
         "--transform",
+        group=Group.DATA_FILES,
         multiple=True,
         metavar="MODULE:FUNCTION",
         help="With FILE: a function that turns each sample that was read into another; several are applied in order.",
     ),
-    click.option(
+    option(
         "--cache",
+        group=Group.DATA_FILES,
         type=click.Path(file_okay=False),
         default=None,
         metavar="DIR",
         help="With FILE: a directory that keeps the splits that were read, for later epochs and daemons.",
     ),
-    click.option(
-        "--name", default=None, metavar="NAME", show_default="the first file's", help="With FILE: the feed's name."
+    option(
+        "--name",
+        group=Group.DATA_FILES,
+        default=None,
+        metavar="NAME",
+        show_default="the first file's",
+        help="With FILE: the feed's name.",
     ),
 )
 
 
 def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command. The command passes their values to `targets_of`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for one in reversed(_OPTIONS):
+        command = one(command)
     return command
 
 

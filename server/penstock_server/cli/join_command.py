@@ -17,6 +17,7 @@ from ..logs import log_format
 from ..machine import cpus
 from .command_group import complete_files
 from .file_options import file_options, targets_of
+from .option_groups import Group, GroupedCommand, option
 from .parameters import (
     Bytes,
     Variable,
@@ -28,58 +29,65 @@ from .parameters import (
 )
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("url")
 @click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True, shell_complete=complete_files)
-@click.option(
+@option(
     "--workers",
+    group=Group.WORKERS,
     type=click.IntRange(1, 4096),
     default=cpus.usable,
     metavar="N",
     show_default="one for each CPU that it may use",
     help="Number of worker processes on this host, until the head asks for another number (penstock scale --host).",
 )
-@click.option(
+@option(
     "--memory",
+    group=Group.WORKERS,
     type=Bytes(),
     default=None,
     metavar="SIZE",
     show_default="a quarter of what is free, at most 8G",
     help="Most memory for batches that are built here and not sent yet, such as 4G.",
 )
-@click.option(
+@option(
     "--host-name",
+    group=Group.OPERATION,
     default=socket.gethostname,
     metavar="HOST",
     show_default="this host's name",
     help="Name of this host in the head's log and status.",
 )
-@click.option(
+@option(
     "--keys",
+    group=Group.SAFETY,
     type=click.Path(file_okay=False),
     default=None,
     metavar="DIR",
     show_default="PENSTOCK_KEYS, or none",
     help="A host's folder of keys, for a head with --keys; `penstock keygen DIR --host NAME` makes it.",
 )
-@click.option(
+@option(
     "--grace",
+    group=Group.OPERATION,
     type=click.FloatRange(0),
     default=25.0,
     metavar="SECONDS",
     show_default=True,
     help="After SIGTERM: time for other workers to take over the work of this host.",
 )
-@click.option(
+@option(
     "--patience",
+    group=Group.OPERATION,
     type=click.FloatRange(0),
     default=60.0,
     metavar="SECONDS",
     show_default=True,
     help="Time to wait for a head that does not answer, at the start or after it was lost.",
 )
-@click.option(
+@option(
     "--fetch-port",
+    group=Group.LISTENING,
     type=click.IntRange(0, 65535),
     default=0,
     metavar="PORT",
@@ -89,9 +97,10 @@ from .parameters import (
 @allow_uid_option
 @hang_timeout_option
 @worker_memory_option
-@click.option(
+@option(
     "--env",
     "environment",
+    group=Group.WORKERS,
     type=Variable(),
     multiple=True,
     metavar="NAME[=VALUE]",

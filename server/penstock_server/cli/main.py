@@ -22,6 +22,7 @@ from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
 from .join_command import join
 from .keygen import keygen
+from .option_groups import Group, option
 from .parameters import (
     Advertised,
     Bytes,
@@ -71,8 +72,9 @@ def main() -> None:
 
 @main.command()
 @click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True, shell_complete=complete_files)
-@click.option(
+@option(
     "--workers",
+    group=Group.WORKERS,
     type=Workers(),
     default=None,
     metavar="N|auto",
@@ -80,35 +82,42 @@ def main() -> None:
     help="Number of worker processes; auto: as many as trainers need, measured while they read; 0 if only hosts that "
     "join (penstock join) are to make batches.",
 )
-@click.option(
+@option(
     "--bind",
+    group=Group.LISTENING,
     default=None,
     metavar="tcp://HOST:PORT",
     show_default="tcp://127.0.0.1:5555; with --on tcp://0.0.0.0:5555",
     help="Address to listen on; port 0 picks one.",
 )
-@click.option(
+@option(
     "--keys",
+    group=Group.SAFETY,
     type=click.Path(file_okay=False),
     default=None,
     metavar="DIR",
     show_default="none",
     help="Admit only clients and hosts with keys, and encrypt; DIR is the one that `penstock keygen` made.",
 )
-@click.option(
-    "--insecure", is_flag=True, help="Let other hosts connect without keys, when --bind is more than this host."
+@option(
+    "--insecure",
+    group=Group.SAFETY,
+    is_flag=True,
+    help="Let other hosts connect without keys, when --bind is more than this host.",
 )
 @allow_uid_option
-@click.option(
+@option(
     "--advertise",
+    group=Group.LISTENING,
     type=Advertised(),
     default=None,
     metavar="HOST[:PORT]",
     show_default="the address of --bind, or this host's name if that is 0.0.0.0",
     help="Host name by which trainers reach the daemon; it appears in the URLs that the daemon shows.",
 )
-@click.option(
+@option(
     "--memory",
+    group=Group.WORKERS,
     type=Bytes(),
     default=None,
     metavar="SIZE",
@@ -117,25 +126,28 @@ def main() -> None:
 )
 @hang_timeout_option
 @worker_memory_option
-@click.option(
+@option(
     "--state",
+    group=Group.OPERATION,
     type=click.Path(dir_okay=False),
     default=None,
     metavar="FILE",
     show_default="none",
     help="Keep the positions of groups in this file (SQLite); the next daemon with the same file continues them.",
 )
-@click.option(
+@option(
     "--env",
     "environment",
+    group=Group.WORKERS,
     type=Variable(),
     multiple=True,
     metavar="NAME[=VALUE]",
     help="Set an environment variable in the workers, whatever their feeds and the defaults say (each library one "
     "thread, no GPU); NAME alone takes the value that it has here.",
 )
-@click.option(
+@option(
     "--http",
+    group=Group.LISTENING,
     type=HttpAddress(),
     default=None,
     metavar="[HOST:]PORT",
@@ -143,8 +155,9 @@ def main() -> None:
     help="Serve a live web page, metrics for Prometheus, health checks and the status here; port 0 picks one.",
 )
 @log_level_option
-@click.option(
+@option(
     "--reload",
+    group=Group.DEVELOPMENT,
     is_flag=True,
     help="For development: when the code of the feeds changes, read the next epoch from the new code.",
 )

@@ -8,8 +8,11 @@ from typing import Any
 
 import click
 
-client_keys_option = click.option(
+from .option_groups import Group, option
+
+client_keys_option = option(
     "--keys",
+    group=Group.SAFETY,
     type=click.Path(file_okay=False),
     default=None,
     metavar="DIR",
@@ -17,17 +20,19 @@ client_keys_option = click.option(
     help="A client's folder of keys, for a daemon with --keys.",
 )
 
-allow_uid_option = click.option(
+allow_uid_option = option(
     "--allow-uid",
     "allow_uids",
+    group=Group.SAFETY,
     type=click.IntRange(0),
     multiple=True,
     metavar="UID",
     help="Let trainers of this user, on this host, share memory with Penstock; they can then change its batches.",
 )
 
-hang_timeout_option = click.option(
+hang_timeout_option = option(
     "--hang-timeout",
+    group=Group.WORKERS,
     type=click.FloatRange(0, min_open=True),
     default=None,
     metavar="SECONDS",
@@ -45,17 +50,19 @@ def _enough(context: click.Context, option: click.Parameter, value: int | None) 
     return value
 
 
-log_level_option = click.option(
+log_level_option = option(
     "--log-level",
+    group=Group.OPERATION,
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
     help="Log lines of this level and above.",
 )
 
-log_format_option = click.option(
+log_format_option = option(
     "--log-format",
     "form",
+    group=Group.OPERATION,
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
@@ -120,8 +127,9 @@ class Bytes(click.ParamType[int]):
         return int(number)
 
 
-worker_memory_option = click.option(
+worker_memory_option = option(
     "--worker-memory",
+    group=Group.WORKERS,
     type=Bytes(),
     callback=_enough,
     default=None,

@@ -8,31 +8,35 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .option_groups import Group, option
 from .parameters import HostBounds
 
 if TYPE_CHECKING:
     from ..on_ray.launch import RayDriver
 
 _OPTIONS = (
-    click.option(
+    option(
         "--on",
         "engine",
+        group=Group.HOSTS,
         type=click.Choice(["ray"]),
         default=None,
         show_default="none",
         help="Let Ray place, start and restart hosts that join (penstock join), on the cluster of RAY_ADDRESS or this "
         "machine.",
     ),
-    click.option(
+    option(
         "--hosts",
+        group=Group.HOSTS,
         type=HostBounds(),
         default=None,
         metavar="N|MIN:MAX",
         help="With --on: number of hosts, each on a machine of its own; MIN:MAX: as many as trainers need, measured "
         "while they read.",
     ),
-    click.option(
+    option(
         "--workers-per-host",
+        group=Group.HOSTS,
         type=click.IntRange(1, 4096),
         default=None,
         metavar="N",
@@ -43,8 +47,8 @@ _OPTIONS = (
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command, which passes their values to `hosts`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for one in reversed(_OPTIONS):
+        command = one(command)
     return command
 
 
