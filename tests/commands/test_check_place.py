@@ -159,7 +159,7 @@ def test_by_default_there_is_a_worker_for_each_cpu_that_a_quota_pays_for() -> No
         from penstock_server.cli import main as cli
         from penstock_server.daemon import serving
         from penstock_server.join import agent
-        serving.serve = agent.join = lambda *_, workers, **__: print(workers)
+        serving.serve = agent.join = lambda config, **_: print(config.workers)
         cli.main(["serve", "feeds.py:feed"], standalone_mode=False)
         cli.main(["join", "tcp://head:5555", "feeds.py:feed"], standalone_mode=False)
     """

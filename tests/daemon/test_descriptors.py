@@ -26,6 +26,7 @@ from penstock_server.shared_memory.arena import Arena
 from penstock_server.to_daemon import control
 from penstock_server.workers import worker_handle
 from penstock_server.workers.supervisor import Supervisor
+from penstock_server.workers.worker_config import WorkerConfig
 from tests.conftest import Daemon, Serve
 
 FEED = """
@@ -329,7 +330,7 @@ def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up
     async def body() -> None:
         heard: list[Any] = []
         supervisor = Supervisor(
-            [f"{tmp_path / 'feeds.py'}:feed"],
+            WorkerConfig(feeds=(f"{tmp_path / 'feeds.py'}:feed",)),
             1,
             lambda number, data, fd: heard.append(codec.from_worker(data)),
             lambda number, how, doing: supervisor.send(0, codec.encode(m.Shutdown())) if wanting["left"] else None,

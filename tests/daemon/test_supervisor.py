@@ -20,6 +20,7 @@ from penstock_proto.transport import codec
 from penstock_server.worker_state.activity import Activity
 from penstock_server.workers import hang_detection, supervisor
 from penstock_server.workers.supervisor import Supervisor
+from penstock_server.workers.worker_config import WorkerConfig
 from tests.processes.forked import children
 
 FAREWELL = codec.encode(m.Shutdown())
@@ -49,7 +50,8 @@ class Watched:
         self.did: list[Activity | None] = []
         self.why: list[str] = []
         self.at_death: Callable[[int], None] = lambda number: None
-        self.supervisor = Supervisor([feed], count, self._data, self._death, self._given_up, hang_timeout)
+        config = WorkerConfig(feeds=(feed,), hang_timeout=hang_timeout)
+        self.supervisor = Supervisor(config, count, self._data, self._death, self._given_up)
         self.supervisor.start()
 
     def count(self, what: str, number: int) -> int:

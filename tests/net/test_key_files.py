@@ -59,7 +59,7 @@ def everything(folder: Path) -> dict[str, Callable[[], object]]:
     server = folder / "server"
     before = keys.server_keys(str(folder)).admitted
     return {
-        "start": lambda: Access("tcp://0.0.0.0:5555", str(folder), False),
+        "start": lambda: Access("tcp://0.0.0.0:5555", str(folder)),
         "again": lambda: keys.admitted(server, before),
         "client": lambda: client_keys(folder / "clients/alice"),
         "host": lambda: host_keys(folder / "hosts/box"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import sys
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,20 +12,12 @@ import click
 from penstock_proto import PenstockError
 from penstock_proto.security.keys import host_keys
 
+from ..join.config import JoinConfig
 from ..logs import log_format
-from ..machine import cpus
 from .command_group import complete_files
 from .file_options import file_options, targets_of
 from .option_groups import Group, GroupedCommand, option
-from .parameters import (
-    Bytes,
-    Variable,
-    allow_uid_option,
-    hang_timeout_option,
-    log_format_option,
-    log_level_option,
-    worker_memory_option,
-)
+from .parameters import Bytes, allow_uid_option, given_for, log_format_option, log_level_option, worker_options
 
 
 @click.command(cls=GroupedCommand)
@@ -36,7 +27,7 @@ from .parameters import (
     "--workers",
     group=Group.WORKERS,
     type=click.IntRange(1, 4096),
-    default=cpus.usable,
+    default=None,
     metavar="N",
     show_default="one for each CPU that it may use",
     help="Number of worker processes on this host, until the head asks for another number (penstock scale --host).",
@@ -53,7 +44,7 @@ from .parameters import (
 @option(
     "--host-name",
     group=Group.OPERATION,
-    default=socket.gethostname,
+    default=None,
     metavar="HOST",
     show_default="this host's name",
     help="Name of this host in the head's log and status.",
@@ -71,7 +62,7 @@ from .parameters import (
     "--grace",
     group=Group.OPERATION,
     type=click.FloatRange(0),
-    default=25.0,
+    default=JoinConfig.grace,
     metavar="SECONDS",
     show_default=True,
     help="After SIGTERM: time for other workers to take over the work of this host.",
@@ -80,7 +71,7 @@ from .parameters import (
     "--patience",
     group=Group.OPERATION,
     type=click.FloatRange(0),
-    default=60.0,
+    default=JoinConfig.patience,
     metavar="SECONDS",
     show_default=True,
     help="Time to wait for a head that does not answer, at the start or after it was lost.",
@@ -89,47 +80,20 @@ from .parameters import (
     "--fetch-port",
     group=Group.LISTENING,
     type=click.IntRange(0, 65535),
-    default=0,
+    default=JoinConfig.fetch_port,
     metavar="PORT",
     show_default="any free port",
     help="Port at which trainers fetch batches from this host. Those that cannot reach it get them from the head.",
 )
 @allow_uid_option
-@hang_timeout_option
-@worker_memory_option
-@option(
-    "--env",
-    "environment",
-    group=Group.WORKERS,
-    type=Variable(),
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="Set an environment variable in the workers, as for `penstock serve`.",
-)
+@worker_options
 @log_level_option
 @log_format_option
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="End at the end of standard input.")
 @click.option("--keys-from-stdin", is_flag=True, hidden=True, help="Read the files of --keys as a line of JSON.")
 def join(
-    url: str,
-    feeds: tuple[str, ...],
-    workers: int,
-    memory: int | None,
-    host_name: str,
-    keys: str | None,
-    grace: float,
-    patience: float,
-    fetch_port: int,
-    allow_uids: tuple[int, ...],
-    hang_timeout: float | None,
-    worker_memory: int | None,
-    environment: tuple[tuple[str, str | None], ...],
-    log_level: str,
-    form: str,
-    until_stdin_closes: bool,
-    keys_from_stdin: bool,
-    **of_files: Any,
+    url: str, feeds: tuple[str, ...], keys: str | None, log_level: str, form: str, keys_from_stdin: bool, **options: Any
 ) -> None:
     """Let this host's workers work for a daemon on another host, the head.
 
@@ -147,29 +111,21 @@ def join(
     with no_threads():
         from ..join import sent_keys
         from ..join.agent import join as run
-        from ..machine.memory_limits import default_memory
         from ..to_daemon.control import endpoint_of
 
     log_format.configure(log_level, form)
     parts = urlsplit(endpoint_of(url))
     assert parts.hostname is not None
     assert parts.port is not None
+    given = given_for(JoinConfig, options)
     try:
         run(
-            targets_of(feeds, of_files),
-            (parts.hostname, parts.port),
-            workers=workers,
-            memory=default_memory() if memory is None else memory,
-            name=host_name[:128] or "host",
-            keys=sent_keys.read() if keys_from_stdin else host_keys(keys),
-            hang_timeout=hang_timeout,
-            worker_memory=worker_memory,
-            environment=dict(environment),
-            grace=grace,
-            patience=patience,
-            fetch_port=fetch_port,
-            allow_uids=allow_uids,
-            until_stdin_closes=until_stdin_closes,
+            JoinConfig(
+                feeds=tuple(targets_of(feeds, options)),
+                head=(parts.hostname, parts.port),
+                keys=sent_keys.read() if keys_from_stdin else host_keys(keys),
+                **given,
+            )
         )
     except PenstockError as error:
         if form == "json":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock_proto import PenstockError, distribution
 from penstock_proto.security.keys import any_keys, client_keys
@@ -16,7 +16,6 @@ except ImportError:
     sys.exit(f"penstock: the command line needs the server's packages: {distribution.pip_install('server')}")
 
 from ..logs import log_format
-from ..machine import cpus
 from .check_command import check
 from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
@@ -27,18 +26,20 @@ from .parameters import (
     Advertised,
     Bytes,
     HttpAddress,
-    Variable,
     Workers,
     allow_uid_option,
     client_keys_option,
-    hang_timeout_option,
+    given_for,
     log_format_option,
     log_level_option,
-    worker_memory_option,
+    worker_options,
 )
-from .ray_command import engine_options
+from .ray_command import DEFAULTS_WITH_ENGINE, engine_options
 from .ray_command import hosts as engine_hosts
 from .scale_command import scale
+
+if TYPE_CHECKING:
+    from ..daemon.config import DaemonConfig
 
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -124,8 +125,7 @@ def main() -> None:
     show_default="a quarter of what is free, at most 8G",
     help="Most memory for batches and shuffle blocks, such as 4G.",
 )
-@hang_timeout_option
-@worker_memory_option
+@worker_options
 @option(
     "--state",
     group=Group.OPERATION,
@@ -134,16 +134,6 @@ def main() -> None:
     metavar="FILE",
     show_default="none",
     help="Keep the positions of groups in this file (SQLite); the next daemon with the same file continues them.",
-)
-@option(
-    "--env",
-    "environment",
-    group=Group.WORKERS,
-    type=Variable(),
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="Set an environment variable in the workers, whatever their feeds and the defaults say (each library one "
-    "thread, no GPU); NAME alone takes the value that it has here.",
 )
 @option(
     "--http",
@@ -165,29 +155,7 @@ def main() -> None:
 @engine_options
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
-def serve(
-    feeds: tuple[str, ...],
-    workers: int | str | None,
-    bind: str | None,
-    keys: str | None,
-    insecure: bool,
-    allow_uids: tuple[int, ...],
-    advertise: str | None,
-    memory: int | None,
-    hang_timeout: float | None,
-    worker_memory: int | None,
-    state: str | None,
-    environment: tuple[tuple[str, str | None], ...],
-    http: tuple[str, int] | None,
-    log_level: str,
-    reload: bool,
-    form: str,
-    engine: str | None,
-    hosts: tuple[int, int] | None,
-    workers_per_host: int | None,
-    until_stdin_closes: bool,
-    **of_files: Any,
-) -> None:
+def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> None:
     """Serve feeds until SIGTERM or Ctrl-C.
 
     MODULE:ATTR names a Feed; MODULE is the name of a module or the path of a .py file. When a feed is ready, the daemon
@@ -217,69 +185,34 @@ def serve(
 
     with no_threads():
         from ..daemon import serving
-        from ..machine.memory_limits import default_memory
+        from ..daemon.config import DaemonConfig
         from .progress import Progress
         from .service_manager import ServiceManager
         from .terminal import Line
 
-    line = Line(private=until_stdin_closes)
+    private = options["until_stdin_closes"]
+    line = Line(private=private)
     line.log_to(log_format.configure(log_level, form))
-    targets = targets_of(feeds, of_files)
-    if keys is not None and insecure:
-        raise click.UsageError("--insecure lets clients connect without keys: give --keys or --insecure, not both")
-    if workers is None:
-        workers = cpus.usable() if engine is None else 0
-    if bind is None:
-        bind = "tcp://127.0.0.1:5555" if engine is None else "tcp://0.0.0.0:5555"
-    progress = Progress(line, ServiceManager(private=until_stdin_closes))
+    given = given_for(DaemonConfig, options)
+    targets = targets_of(feeds, options)
+    progress = Progress(line, ServiceManager(private=private))
 
     def on_ready(url: str) -> None:
         with line.aside():
             click.echo(f"ready {url}")
 
     try:
-        with engine_hosts(
-            targets,
-            engine=engine,
-            hosts=hosts,
-            workers_per_host=workers_per_host,
-            workers=workers,
-            reload=reload,
-            bind=bind,
-            keys=keys,
-            insecure=insecure,
-            hang_timeout=hang_timeout,
-            worker_memory=worker_memory,
-            environment=environment,
-        ) as placed:
+        config = _config(targets, given)
+        with engine_hosts(config) as placed:
 
             def each_second(daemon: Any) -> None:
                 progress.look(daemon)
                 if placed is not None:
                     placed.look(daemon)
 
-            serving.serve(
-                targets,
-                workers=None if isinstance(workers, str) else workers,
-                bind=bind,
-                keys=keys,
-                insecure=insecure,
-                allow_uids=allow_uids,
-                advertise=advertise,
-                memory=default_memory() if memory is None else memory,
-                on_ready=on_ready,
-                until_stdin_closes=until_stdin_closes,
-                hang_timeout=hang_timeout,
-                worker_memory=worker_memory,
-                state=state,
-                environment=dict(environment),
-                http=http,
-                reload=reload,
-                each_second=each_second,
-                engine=placed,
-            )
+            serving.serve(config, on_ready=on_ready, each_second=each_second, engine=placed)
     except PenstockError as error:
-        if until_stdin_closes:  # the trainer that started this daemon raises the error
+        if private:  # the trainer that started this daemon raises the error
             import msgspec
 
             from penstock_proto.messages import ErrorReport
@@ -292,6 +225,22 @@ def serve(
         raise
     finally:
         line.show("")
+
+
+def _config(targets: list[str], given: dict[str, Any]) -> DaemonConfig:
+    """Return the config of a daemon that serves `targets`, with the options that were given.
+
+    Raises:
+        click.UsageError: options contradict each other.
+        StartError: the daemon may not listen there.
+    """
+    from ..daemon.config import DaemonConfig
+
+    defaults = DEFAULTS_WITH_ENGINE if "engine" in given else {}
+    try:
+        return DaemonConfig(feeds=tuple(targets), **defaults | given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 main.add_command(check)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import click
 
+from ..workers.worker_config import LEAST_WORKER_MEMORY
 from .option_groups import Group, option
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 client_keys_option = option(
     "--keys",
@@ -40,9 +45,6 @@ hang_timeout_option = option(
     help="Kill and replace a worker whose generator yields no sample for this long; the log names the line it hung at.",
 )
 
-LEAST_WORKER_MEMORY = 64 << 20
-"""The least that `--worker-memory` allows, in bytes: Python and NumPy alone take about half of it."""
-
 
 def _enough(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
     if value is not None and value < LEAST_WORKER_MEMORY:
@@ -70,12 +72,12 @@ log_format_option = option(
 )
 
 
-class Workers(click.ParamType[int | str]):
+class Workers(click.ParamType[int | Literal["auto"]]):
     """A number of workers, or `auto`."""
 
     name = "workers"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["auto"]:
         """Return `value` as a number, or `auto`."""
         if value == "auto":
             return "auto"
@@ -159,6 +161,26 @@ class Variable(click.ParamType[tuple[str, str | None]]):
         return name, result
 
 
+environment_option = option(
+    "--env",
+    "environment",
+    group=Group.WORKERS,
+    type=Variable(),
+    multiple=True,
+    callback=lambda context, option, value: dict(value),
+    metavar="NAME[=VALUE]",
+    help="Set an environment variable in the workers, whatever their feeds and the defaults say (each library one "
+    "thread, no GPU); NAME alone takes the value that it has here.",
+)
+
+
+def worker_options(command: _F) -> _F:
+    """Add the options of `WorkerConfig` to a command."""
+    for one in (environment_option, hang_timeout_option, worker_memory_option):
+        command = one(command)
+    return command
+
+
 class Advertised(click.ParamType[str]):
     """HOST or HOST:PORT; an IPv6 address is in brackets."""
 
@@ -190,3 +212,11 @@ class HttpAddress(click.ParamType[tuple[str, int]]):
         if match is None or int(match[2]) > 65535:
             self.fail(f"must be HOST:PORT or PORT, such as 127.0.0.1:8090 or 8090, got {value!r}", param, ctx)
         return (match[1] or "127.0.0.1").strip("[]"), int(match[2])
+
+
+def given_for(config: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options that are fields of a config out of `options`. Return those that were given; the config has the
+    defaults of the others."""
+    names = {field.name for field in dataclasses.fields(config)} & options.keys()
+    taken = {name: options.pop(name) for name in names}
+    return {name: value for name, value in taken.items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +12,7 @@ from .option_groups import Group, option
 from .parameters import HostBounds
 
 if TYPE_CHECKING:
+    from ..daemon.config import DaemonConfig
     from ..on_ray.launch import RayDriver
 
 _OPTIONS = (
@@ -46,57 +47,25 @@ _OPTIONS = (
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which passes their values to `hosts`."""
+    """Add the options to a command, whose config goes to `hosts`."""
     for one in reversed(_OPTIONS):
         command = one(command)
     return command
 
 
-@contextlib.contextmanager
-def hosts(
-    feeds: list[str],
-    *,
-    engine: str | None,
-    hosts: tuple[int, int] | None,
-    workers_per_host: int | None,
-    workers: int | str,
-    reload: bool,
-    bind: str,
-    keys: str | None,
-    insecure: bool,
-    hang_timeout: float | None,
-    worker_memory: int | None,
-    environment: tuple[tuple[str, str | None], ...],
-) -> Iterator[RayDriver | None]:
-    """Run the hosts that the options ask for, inside the `with` statement. Yield their driver, or None if there are
-    none.
+DEFAULTS_WITH_ENGINE: dict[str, Any] = {"workers": 0, "bind": "tcp://0.0.0.0:5555"}
+"""The defaults with --on, where they differ from those of `DaemonConfig`."""
+
+
+def hosts(config: DaemonConfig) -> contextlib.AbstractContextManager[RayDriver | None]:
+    """Run the hosts that the options ask for, inside the `with` statement. The value is their driver, or None if there
+    are none.
 
     Raises:
-        click.UsageError: the options contradict each other.
         StartError: the hosts cannot be started.
     """
-    if engine is None:
-        if hosts is not None or workers_per_host is not None:
-            raise click.UsageError("--hosts and --workers-per-host need --on ray")
-        yield None
-        return
-    if hosts is None or workers_per_host is None:
-        raise click.UsageError("--on ray needs --hosts N (or MIN:MAX) and --workers-per-host N")
-    if hosts[0] < hosts[1] and workers == "auto":
-        raise click.UsageError(
-            "--workers auto and --hosts MIN:MAX would both follow the load: give a number for one of them"
-        )
-    if reload:
-        raise click.UsageError("--reload is for one host: the hosts on Ray keep the code that they were started with")
-    from ..daemon.access import Access
+    if config.engine is None:
+        return contextlib.nullcontext()
     from ..on_ray.launch import hosts_on_ray
 
-    access = Access(bind, keys, insecure)
-
-    options = [] if hang_timeout is None else [f"--hang-timeout={hang_timeout}"]
-    options += [] if worker_memory is None else [f"--worker-memory={worker_memory}"]
-    options += [f"--env={name}" if value is None else f"--env={name}={value}" for name, value in environment]
-    with hosts_on_ray(
-        feeds, hosts=hosts, workers=workers_per_host, bind=bind, keys=access.keys, options=options
-    ) as driver:
-        yield driver
+    return hosts_on_ray(config)

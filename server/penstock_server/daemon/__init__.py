@@ -1,4 +1,4 @@
 """The daemon: makes all parts and connects them, and carries out the coordinator's commands.
 
-Begin with `serving.py` and `daemon.py`, then `parts.py` and `dispatch.py`.
+Begin with `config.py`, `serving.py` and `daemon.py`, then `parts.py` and `dispatch.py`.
 """

@@ -28,27 +28,20 @@ class Access:
     Args:
         bind: the `tcp://address:port` on which the daemon will listen.
         folder: the folder with the daemon's keys and those of the clients and hosts that may connect; None: no keys.
-        insecure: whether other hosts may reach `bind` without keys.
 
     Attributes:
         keys: the daemon's keys, or None.
 
     Raises:
-        StartError: the keys cannot be used, or other hosts could connect without keys.
+        StartError: the keys cannot be used.
     """
 
-    def __init__(self, bind: str, folder: str | None, insecure: bool) -> None:
+    def __init__(self, bind: str, folder: str | None) -> None:
         self.keys: ServerKeys | None = None if folder is None else server_keys(folder)
         self._reading: asyncio.Task[None] | None = None
         self._again = False
         """Whether another SIGHUP came while the keys were read."""
         self._exposed = not only_this_host(bind)
-        if self._exposed and self.keys is None and not insecure:
-            raise StartError(
-                f"--bind {bind} can be reached from other hosts. Give --keys DIR, so that only clients with keys "
-                "connect and all that crosses the network is encrypted (`penstock keygen DIR` makes them), or, in a "
-                "network that you trust, --insecure"
-            )
 
     def say(self, endpoint: str) -> None:
         """Log who may connect to `endpoint`."""

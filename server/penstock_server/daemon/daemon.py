@@ -23,7 +23,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError
@@ -43,6 +43,7 @@ from ..scaling.auto_workers import AutoWorkers
 from ..scaling.host_scaling import Engine
 from .access import Access
 from .clock import Clock
+from .config import DaemonConfig
 from .parts import Parts
 
 if TYPE_CHECKING:
@@ -65,20 +66,8 @@ class Daemon:
     """Serves feeds until it is stopped.
 
     Args:
-        feeds: MODULE:ATTR of each feed.
-        workers: number of worker processes that make batches. With 0 there is one idle worker: it lists splits, makes
-            first samples and mixes rows, and hosts that join make the batches. None: the number follows the load.
-        bind: `tcp://address:port` to listen on.
-        advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `bind`.
-        memory: bytes that slots and shuffle blocks may take.
+        config: its options.
         on_ready: called with the URL of each feed once it can be consumed.
-        hang_timeout: seconds without a sample after which a worker is killed, or None.
-        worker_memory: as for `Supervisor`.
-        environment: variables of the workers; None as a value removes one.
-        http: host and port of the HTTP server, or None for no server.
-        state: path of the file that keeps the positions of groups when the daemon ends, or None.
-        access: who may connect over TCP.
-        allow_uids: users, besides the daemon's own and root, whose trainers on this host may share memory with it.
         each_second: called once a second with this object.
         engine: runs hosts that join, or None.
         reloader: knows whether the feeds' code has changed, or None.
@@ -88,63 +77,43 @@ class Daemon:
         endpoint: the address at which it listens; "" until workers are started.
 
     Raises:
-        StartError: the state file cannot be used, or the limit of open files is too low.
+        StartError: the keys or the state file cannot be used, or the limit of open files is too low.
     """
 
     def __init__(
         self,
-        feeds: list[str],
+        config: DaemonConfig,
         *,
-        workers: int | None,
-        bind: str,
-        memory: int,
         on_ready: Callable[[str], None],
-        hang_timeout: float | None = None,
-        worker_memory: int | None = None,
-        state: str | None = None,
-        advertise: str | None = None,
-        environment: m.Environment | None = None,
-        http: tuple[str, int] | None = None,
-        access: Access,
-        allow_uids: Collection[int] = (),
         each_second: Callable[[Daemon], None] = lambda daemon: None,
         engine: Engine | None = None,
         reloader: Reloader | None = None,
     ) -> None:
-        self._access = access
-        self._allow_uids = allow_uids
+        self._config = config
+        self._access = Access(config.bind, config.keys)
         self._reloader = reloader
         self.renewing = False
         self.endpoint = ""
-        self._environment = environment
         self._each_second = each_second
         self._engine = engine
-        self._feeds = feeds
-        self._advertise = advertise
-        self._bind = bind
         self._on_ready = on_ready
-        self._auto_scaling = workers is None
-        if workers is None:
-            workers = AutoWorkers.first(cpus.usable())
+        workers = AutoWorkers.first(cpus.usable()) if config.workers == "auto" else config.workers
         self._workers = max(1, workers)
-        self._hang_timeout = hang_timeout
-        self._worker_memory = worker_memory
         self._draining = False
         self._without_makers: float | None = None
         """The monotonic time since which it has drained without a worker that makes batches, or None."""
-        slots = _slots(len(feeds), self._workers)
-        self._state = None if state is None else _state_file(state)
+        slots = _slots(len(config.feeds), self._workers)
+        self._state = None if config.state is None else _state_file(config.state)
         saved = None if self._state is None else self._state.load()
         self._coordinator = Coordinator(
-            workers=self._workers, idle=not workers, memory=memory, saved=saved, slots=slots
+            workers=self._workers, idle=not workers, memory=config.memory, saved=saved, slots=slots
         )
         self._stopped = asyncio.Event()
         self._error: PenstockError | None = None
         self._http: HttpService | None = None
-        self._http_at = http
 
-    async def run(self, until_stdin_closes: bool = False) -> None:
-        """Serve until SIGTERM, SIGINT, a stop request, or (if asked for) the end of standard input.
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT, a stop request, or (`until_stdin_closes`) the end of standard input.
 
         After the first signal the current epochs run to their ends. A second one stops the daemon at once. SIGTTIN adds
         a worker, and SIGTTOU removes one.
@@ -157,18 +126,18 @@ class Daemon:
         loop.set_exception_handler(self._broken)
         if not os.path.exists("/proc/self/stat"):
             log.warning("%s", _NO_PROC, extra={"event": "no_proc"})
-        self._router = Router(self._bind, self._frame, self._connection_ended, self._access.keys)
+        self._router = Router(self._config.bind, self._frame, self._connection_ended, self._access.keys)
         self._access.say(self._router.endpoint)
         try:
             listener = Listener(
                 self._datagram,
                 self._peer_ended,
                 descriptors.for_local(descriptors.limit(), self._workers),
-                self._allow_uids,
+                self._config.allow_uids,
             )
             self._parts = parts = self._made(listener)
-            if self._http_at is not None:
-                self._http = http_server.server(*self._http_at, parts.watched())
+            if self._config.http is not None:
+                self._http = http_server.server(*self._config.http, parts.watched())
                 log.info("HTTP server: %s", await self._http.start(), extra={"event": "listening"})
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self.drain)
@@ -178,7 +147,7 @@ class Daemon:
                 loop.add_signal_handler(
                     signal.SIGHUP, self._access.read_again, parts.sessions, self._router, parts.hosts
                 )
-            if until_stdin_closes:
+            if self._config.until_stdin_closes:
                 loop.add_reader(0, self._stdin)
             self.endpoint = self._router.endpoint
             parts.supervisor.start()
@@ -189,7 +158,7 @@ class Daemon:
             await self._stopped.wait()
             clock.stop()
             parts.looks.stop()
-            if until_stdin_closes:
+            if self._config.until_stdin_closes:
                 loop.remove_reader(0)
             parts.hosts.stop(self._error, again=self.renewing)
             parts.sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
@@ -206,7 +175,7 @@ class Daemon:
                 self._state.close()
         if self._error is not None:
             raise self._error
-        if not (until_stdin_closes or self.renewing):  # otherwise the trainer knows, or another daemon goes on
+        if not (self._config.until_stdin_closes or self.renewing):  # else the trainer knows, or another daemon goes on
             log.info("stopped", extra={"event": "stopped"})
 
     def stop(self) -> None:
@@ -299,14 +268,9 @@ class Daemon:
             self._coordinator,
             self._router,
             listener,
-            feeds=self._feeds,
+            self._config,
             workers=self._workers,
-            auto_scaling=self._auto_scaling,
             engine=self._engine,
-            hang_timeout=self._hang_timeout,
-            worker_memory=self._worker_memory,
-            environment=self._environment,
-            advertise=self._advertise,
             on_ready=self._on_ready,
             state=self._state,
             may_join=self._may_join,

@@ -35,6 +35,7 @@ from ..workers.supervisor import Supervisor
 from ..workers.to_workers import ToWorkers
 from ..workers.worker_memory import WorkerMemory
 from .causes import Causes
+from .config import DaemonConfig
 from .dispatch import Dispatch
 from .from_workers import FromWorkers
 from .group_file import GroupFile
@@ -66,14 +67,9 @@ class Parts:
         coordinator: makes the decisions.
         router: the listener for consumers over TCP.
         listener: the listener for consumers on this host.
-        feeds: MODULE:ATTR of each feed.
+        config: the daemon's options.
         workers: number of worker processes at the start.
-        auto_scaling: whether their number follows the load.
         engine: runs hosts that join, or None.
-        hang_timeout: seconds without a sample after which a worker is killed, or None.
-        worker_memory: as for `Supervisor`.
-        environment: variables of the workers; None as a value removes one.
-        advertise: HOST or HOST:PORT for the feeds' URLs, or None.
         on_ready: called with the URL of each feed once it can be consumed.
         state: the file that keeps the positions of groups when the daemon ends, or None.
         may_join: raises an error unless the peer over TCP with this id may join as a host.
@@ -86,15 +82,10 @@ class Parts:
         coordinator: Coordinator,
         router: Router,
         listener: Listener,
+        config: DaemonConfig,
         *,
-        feeds: list[str],
         workers: int,
-        auto_scaling: bool,
         engine: Engine | None,
-        hang_timeout: float | None,
-        worker_memory: int | None,
-        environment: m.Environment | None,
-        advertise: str | None,
         on_ready: Callable[[str], None],
         state: StateFile | None,
         may_join: Callable[[bytes], None],
@@ -105,9 +96,9 @@ class Parts:
         self.bugs = Bugs()
         self.feeds = StartingFeeds(
             coordinator,
-            feeds=len(feeds),
+            feeds=len(config.feeds),
             endpoint=router.endpoint,
-            advertise=advertise,
+            advertise=config.advertise,
             on_ready=on_ready,
             all_ready=self._all_ready,
         )
@@ -122,19 +113,16 @@ class Parts:
             idle=lifecycle.idle,
         )
         self.supervisor = Supervisor(
-            feeds,
+            config,
             workers,
             lambda worker, data, fd: self.from_workers.heard(worker, data, fd),
             lambda worker, how, doing: self.from_workers.died(worker, how, doing),
             lambda worker, how: self.from_workers.given_up(worker, how),
-            hang_timeout,
-            environment,
-            worker_memory,
         )
         self.standing = Standing(self.supervisor.workers, coordinator.streams, self._tell_of_standing)
         self.kept = KeptBatches()
         self.hosts = Hosts(
-            feeds,
+            config.feeds,
             coordinator,
             router,
             dispatch.tell,
@@ -154,8 +142,8 @@ class Parts:
         )
         self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
         self.causes = Causes(
-            lambda: dict(zip(self.from_workers.names, feeds, strict=False)),
-            environment or {},
+            lambda: dict(zip(self.from_workers.names, config.feeds, strict=False)),
+            config.environment,
             lambda: [worker.pid for worker in self.supervisor.workers.values() if worker.pid is not None],
             self.feeds.warn_once,
         )
@@ -184,7 +172,7 @@ class Parts:
             self.bugs,
             lambda: [host.view for host in self.hosts],
         )
-        self.profiles = Profiles(self.supervisor.stacks, lambda: self.hosts, agreement.folder(feeds))
+        self.profiles = Profiles(self.supervisor.stacks, lambda: self.hosts, agreement.folder(config.feeds))
         self.sessions = Sessions(
             coordinator,
             self._tell_of_consumer,
@@ -233,7 +221,8 @@ class Parts:
             unix=listener.name,
             bugs=self.bugs,
         )
-        self.auto_scaling = AutoScaling(self.scaling, self.status, coordinator.workers) if auto_scaling else None
+        follows_load = config.workers == "auto"
+        self.auto_scaling = AutoScaling(self.scaling, self.status, coordinator.workers) if follows_load else None
         self.host_scaling = HostScaling(engine, self.status, coordinator.workers, self.hosts)
         dispatch.connect(
             slots=self.slots,

@@ -7,6 +7,7 @@ import importlib.machinery
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -29,7 +30,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def sources(feeds: list[str]) -> tuple[m.Source, ...]:
+def sources(feeds: Sequence[str]) -> tuple[m.Source, ...]:
     """Return the SHA-256 of the file of each MODULE:ATTR, without importing it. For a feed of data files, it is the
     SHA-256 of its target (file_target.py).
 
@@ -89,7 +90,7 @@ def _digest(feed: str) -> bytes:
         raise StartError(f"cannot read {found}: {error.strerror}") from None
 
 
-def folder(feeds: list[str]) -> str:
+def folder(feeds: Sequence[str]) -> str:
     """Return the folder of the first feed's file, with a slash at the end, or "". Hosts may have different ones."""
     for feed in feeds:
         if not is_file_target(feed):

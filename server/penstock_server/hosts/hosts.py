@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock_proto import DaemonStopped, MemoryBound, PenstockError, ProtocolError, StartError
@@ -79,7 +79,7 @@ class Hosts:
 
     def __init__(
         self,
-        feeds: list[str],
+        feeds: Sequence[str],
         coordinator: Coordinator,
         router: Router,
         tell: Callable[[on.Event], None],
@@ -428,7 +428,7 @@ class Hosts:
         return next(name for name in names if name not in taken)
 
 
-def _sources(feeds: list[str]) -> tuple[m.Source, ...]:
+def _sources(feeds: Sequence[str]) -> tuple[m.Source, ...]:
     """Return the digests of the feeds' files as they are now, when workers import them. A file may change later."""
     try:
         return agreement.sources(feeds)

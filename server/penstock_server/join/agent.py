@@ -14,12 +14,9 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Collection
-from typing import Any
 
 from penstock_proto import DaemonStopped, PenstockError, ProtocolError, StartError, Unreachable
 from penstock_proto import messages as m
-from penstock_proto.security.keys import ClientKeys
 from penstock_proto.transport import codec
 
 from ..hosts import agreement
@@ -28,6 +25,7 @@ from ..machine import descriptors, orphans
 from ..worker_state.activity import Activity
 from ..workers.local_workers import LocalWorkers
 from ..workers.supervisor import Supervisor
+from .config import JoinConfig
 from .listeners import Listeners
 from .membership import Membership
 from .to_head import ToHead, connect
@@ -37,58 +35,19 @@ log = logging.getLogger(__name__)
 AGAIN = 1.0
 """Seconds between two attempts to connect."""
 
-PATIENCE = 60.0
-"""Seconds to wait for a head that does not answer, at the start or after it was lost."""
-
 
 class Agent:
     """See the file's head.
 
     Args:
-        feeds: MODULE:ATTR of each feed.
-        place: host and port of the head.
-        workers: number of workers, until the head asks for another number (`penstock scale --host`).
-        memory: bytes in which the workers build batches for the head.
-        name: this host's name.
-        keys: this host's keys, or None.
-        hang_timeout, worker_memory: as for `Supervisor`.
-        environment: environment variables of the workers.
-        grace: seconds that the workers have to hand over their work when this host leaves.
-        patience: seconds to wait for the head.
-        fetch_port: where trainers can fetch batches; 0: any free port.
-        allow_uids: users, besides our own and root, whose trainers on this host may map its memory.
-        until_stdin_closes: also end at the end of standard input, when the process that started this host is gone.
+        config: this host's options.
     """
 
-    def __init__(
-        self,
-        feeds: list[str],
-        place: tuple[str, int],
-        *,
-        workers: int,
-        memory: int,
-        name: str,
-        keys: ClientKeys | None = None,
-        hang_timeout: float | None = None,
-        worker_memory: int | None = None,
-        environment: m.Environment | None = None,
-        grace: float = 25.0,
-        patience: float = PATIENCE,
-        fetch_port: int = 0,
-        allow_uids: Collection[int] = (),
-        until_stdin_closes: bool = False,
-    ) -> None:
-        self._feeds = feeds
-        self._place = place
-        self._count = workers
-        self._memory = memory
-        self._name = name
-        self._keys = keys
-        self._grace = grace
-        self._patience = patience
-        self._listeners = Listeners(fetch_port, keys, allow_uids)
+    def __init__(self, config: JoinConfig) -> None:
+        self._config = config
+        self._count = config.workers
+        self._listeners = Listeners(config.fetch_port, config.keys, config.allow_uids)
         self._ending: asyncio.Task[None] | None = None
-        self._until_stdin_closes = until_stdin_closes
         self._process = secrets.token_bytes(16)
         self._imported: dict[int, bytes] = {}
         """The encoded Imported message of each ready worker."""
@@ -101,10 +60,8 @@ class Agent:
         self._stopped = asyncio.Event()
         self._disconnected = asyncio.Event()
         self._error: PenstockError | None = None
-        self._supervisor = Supervisor(
-            feeds, workers, self._data, self._died, self._given_up, hang_timeout, environment, worker_memory
-        )
-        self._workers = LocalWorkers(self._supervisor, range(workers))
+        self._supervisor = Supervisor(config, self._count, self._data, self._died, self._given_up)
+        self._workers = LocalWorkers(self._supervisor, range(self._count))
 
     async def run(self) -> None:
         """Work until the head stops, or this host is told to leave.
@@ -116,15 +73,15 @@ class Agent:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self.leave)
-        if self._until_stdin_closes:
+        if self._config.until_stdin_closes:
             loop.add_reader(0, self._stdin)
-        agreement.sources(self._feeds)  # raises if there is no such module
+        agreement.sources(self._config.feeds)  # raises if there is no such module
         self._supervisor.start()
         tasks = [loop.create_task(work) for work in (self._stopped.wait(), self._keep_joined(), self._each_second())]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-        if self._until_stdin_closes:
+        if self._config.until_stdin_closes:
             loop.remove_reader(0)
         if self._link is not None:
             self._link.drop()
@@ -144,9 +101,9 @@ class Agent:
             self._stopped.set()
             return
         self._leaving = True
-        log.info("leaving: the others take over within %.0f s", self._grace, extra={"event": "host_leaves"})
+        log.info("leaving: the others take over within %.0f s", self._config.grace, extra={"event": "host_leaves"})
         self._membership.leave()
-        asyncio.get_running_loop().call_later(self._grace, self._stopped.set)
+        asyncio.get_running_loop().call_later(self._config.grace, self._stopped.set)
 
     def _stdin(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -172,7 +129,7 @@ class Agent:
             try:
                 await self._connect()
             except (OSError, TimeoutError) as error:
-                if time.monotonic() - since > self._patience:
+                if time.monotonic() - since > self._config.patience:
                     raise self._gone(error) from None
                 await asyncio.sleep(AGAIN)
                 continue
@@ -181,15 +138,16 @@ class Agent:
             await asyncio.sleep(AGAIN)
 
     def _gone(self, error: OSError) -> PenstockError:
-        place = "tcp://{}:{}".format(*self._place)
+        place = "tcp://{}:{}".format(*self._config.head)
         what = "is gone, and did not come back" if self._ever else "does not answer"
-        return Unreachable(f"the head at {place} {what} within {self._patience:.0f} s ({error.strerror or error})")
+        patience = self._config.patience
+        return Unreachable(f"the head at {place} {what} within {patience:.0f} s ({error.strerror or error})")
 
     async def _connect(self) -> None:
         self._disconnected.clear()
         self._link = await connect(
-            *self._place,
-            self._keys,
+            *self._config.head,
+            self._config.keys,
             on_message=self._message,
             place=self._second_frame,
             on_end=self._ended,
@@ -197,11 +155,11 @@ class Agent:
         self._heard = time.monotonic()
         join = m.Join(
             version=m.VERSION,
-            host=self._name,
+            host=self._config.host_name[:128] or "host",
             process=self._process,
             workers=self._count,
-            memory=self._memory,
-            sources=agreement.sources(self._feeds),
+            memory=self._config.memory,
+            sources=agreement.sources(self._config.feeds),
             fetch_port=self._listeners.listen(self._link.own_address),
             unix=self._listeners.unix,
             **agreement.versions(),
@@ -239,8 +197,8 @@ class Agent:
             message,
             self._supervisor,
             self._workers,
-            memory=self._memory,
-            folder=agreement.folder(self._feeds),
+            memory=self._config.memory,
+            folder=agreement.folder(self._config.feeds),
             plans=lambda: self._plans,
             fail=self._fail,
             scaled=self._scaled,
@@ -248,7 +206,7 @@ class Agent:
             memory_gone=self._listeners.gone,
         )
         self._listeners.serve(self._membership.slots)
-        log.info("joined the head at tcp://%s:%d", *self._place, extra={"event": "host_joins"})
+        log.info("joined the head at tcp://%s:%d", *self._config.head, extra={"event": "host_joins"})
         for worker, data in self._imported.items():
             self._membership.said(worker, codec.from_worker(data), data)
 
@@ -264,7 +222,7 @@ class Agent:
         if self._stopped.is_set():
             return
         text = "the connection to the head at tcp://%s:%d has ended%s; joining again"
-        log.warning(text, *self._place, f" ({why})" if why else "", extra={"event": "head_lost"})
+        log.warning(text, *self._config.head, f" ({why})" if why else "", extra={"event": "head_lost"})
         if self._leaving:
             self._stopped.set()
         self._link = None
@@ -372,13 +330,8 @@ class Agent:
             self._fail(StartError(f"no worker can start here: the last one {how}; see its output above"))
 
 
-def join(feeds: list[str], place: tuple[str, int], **options: Any) -> None:
-    """Run an `Agent` for the head at `place`, on uvloop, until it ends. Call it on the main thread.
-
-    Args:
-        feeds: MODULE:ATTR of each feed.
-        place: host and port of the head.
-        options: as for `Agent`.
+def join(config: JoinConfig) -> None:
+    """Run an `Agent` on uvloop until it ends. Call it on the main thread.
 
     Raises:
         PenstockError: this host cannot join, or the head is gone; the message says why.
@@ -389,6 +342,6 @@ def join(feeds: list[str], place: tuple[str, int], **options: Any) -> None:
     orphans.adopt()
 
     async def run() -> None:
-        await Agent(feeds, place, **options).run()
+        await Agent(config).run()
 
     uvloop.run(run())

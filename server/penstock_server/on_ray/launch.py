@@ -25,8 +25,9 @@ from msgspec import structs
 from penstock_proto import StartError, distribution
 from penstock_proto.security.keys import host_keys
 
+from ..daemon.config import DaemonConfig
 from ..net.accepting import only_this_host
-from ..net.keys import ServerKeys
+from ..net.keys import ServerKeys, server_keys
 from . import shipping
 from .orders import WILDCARDS, HeadAt, News, Plan, Wanted
 
@@ -53,30 +54,34 @@ class Head(Protocol):
 
 
 @contextlib.contextmanager
-def hosts_on_ray(
-    feeds: list[str], *, hosts: tuple[int, int], workers: int, bind: str, keys: ServerKeys | None, options: list[str]
-) -> Iterator[RayDriver]:
-    """Run hosts on Ray inside the `with` statement.
+def hosts_on_ray(config: DaemonConfig) -> Iterator[RayDriver]:
+    """Run hosts on Ray inside the `with` statement: at first the fewest, each on its own node.
 
     Args:
-        feeds: MODULE:ATTR of each feed, or what `make_target` returned.
-        hosts: fewest and most hosts, each on its own node; the fewest at first.
-        workers: the number of workers of each host.
-        bind: the head's address.
-        keys: the head's keys, or None.
-        options: further options for `penstock join`.
+        config: the head's options. The hosts get those that concern workers.
 
     Raises:
         StartError: Ray is not installed, there is no cluster, the hosts have no key, or their code cannot be collected.
     """
+    assert config.hosts is not None
+    assert config.workers_per_host is not None
+    keys = None if config.keys is None else server_keys(config.keys)
     if importlib.util.find_spec("ray") is None:
         raise StartError(f"--on ray needs Ray, the version of your cluster: {distribution.pip_install('ray')}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise the folder would be left
     with tempfile.TemporaryDirectory(prefix="penstock-code-") as code:
-        there = shipping.collect(feeds, Path(code))
+        there = shipping.collect(config.feeds, Path(code))
         shipped = code if any(Path(code).iterdir()) else ""
-        plan = Plan(HOST, hosts[0], workers, shipped, there, options, {} if keys is None else _key_files(keys))
-        driver = RayDriver(plan, hosts, local=only_this_host(bind))
+        plan = Plan(
+            name=HOST,
+            hosts=config.hosts[0],
+            workers=config.workers_per_host,
+            code=shipped,
+            feeds=there,
+            options=config.join_words(),
+            keys={} if keys is None else _key_files(keys),
+        )
+        driver = RayDriver(plan, config.hosts, local=only_this_host(config.bind))
         try:
             driver.wait_connected()
             yield driver

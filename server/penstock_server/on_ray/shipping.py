@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock_proto import StartError
@@ -24,7 +24,7 @@ MOST_BYTES = 64 << 20
 """Maximum bytes of code in total."""
 
 
-def collect(feeds: list[str], into: Path) -> list[str]:
+def collect(feeds: Sequence[str], into: Path) -> list[str]:
     """Copy the code of feeds into a folder, and return the feeds as they are named there.
 
     Args:

@@ -3,8 +3,8 @@
 The daemon runs it where it cannot fork workers (see fork_server.py).
 
 FD is one end of a SOCK_SEQPACKET socketpair. The worker writes its activity to the page `--activity-fd` (see
-activity.py). With `--ticks` it counts every sample there. On SIGUSR2 it writes its stack to `--stacks-fd` (see
-stacks.py). It can do so from its first write to the page on.
+activity.py). On SIGUSR2 it writes its stack to `--stacks-fd` (see stacks.py). It can do so from its first write to the
+page on. The other arguments are `StartArguments`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from ..targets import saved_sources
-from ..worker_state.activity import ActivityPage
+from ..worker_state.start_arguments import StartArguments
 from .process import start
 
 
@@ -26,9 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--activity-fd", type=int)
     parser.add_argument("--stacks-fd", type=int)
-    parser.add_argument("--memory", type=int)
-    parser.add_argument("--ticks", action="store_true")
-    parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
+    StartArguments.add_to(parser)
     options = parser.parse_args(arguments)
 
     connection = socket.socket(fileno=options.fd)
@@ -37,13 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start.end_with_the_daemon(connection, f"penstock-w{options.number}")
     start.quiet()
     saved_sources.use()
-    start.limit_memory(options.memory)
-    page = (
-        ActivityPage()
-        if options.activity_fd is None
-        else ActivityPage.inherited(options.activity_fd, ticks=options.ticks)
-    )
-    return start.serve(connection, options.number, options.feeds, page, options.stacks_fd)
+    of_workers = StartArguments.of(options)
+    return start.serve(connection, options.number, options.activity_fd, options.stacks_fd, of_workers)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from ..net.peer import Peer
 from ..worker.process.fork_messages import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
 from ..worker_state.process_ends import ended_how
+from ..worker_state.start_arguments import StartArguments
 from .process import Process
 
 log = logging.getLogger(__name__)
@@ -41,28 +42,23 @@ class ForkServer:
         gone: True once it can no longer fork.
 
     Args:
-        feeds: the MODULE:ATTR arguments.
+        arguments: what each worker is told at its start.
         environment: the workers' environment, except for their number.
-        ticks: whether workers count every sample on their activity pages.
-        options: further arguments of the fork server.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(
-        self, feeds: list[str], environment: dict[str, str], *, ticks: bool, options: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, arguments: StartArguments, environment: dict[str, str]) -> None:
         self.ready = False
         self.gone = False
-        self._ticks = ticks
         self._ticket = 0
         self._early: list[_Asked] = []
         self._asked: dict[int, _Asked] = {}
         self._running: dict[int, Process] = {}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "penstock_server.worker.process.fork_server", "--fd", str(theirs.fileno())]
-        command += [*options, *feeds]
+        command += arguments.words()
         try:
             with theirs:
                 self._process = Process.started(command, environment, [theirs.fileno()])
@@ -114,7 +110,7 @@ class ForkServer:
         for fd in asked.fds:
             self._peer.send(b"fd", fd)
             os.close(fd)
-        self._peer.send(msgspec.msgpack.encode(Fork(self._ticket, asked.number, self._ticks)))
+        self._peer.send(msgspec.msgpack.encode(Fork(self._ticket, asked.number)))
 
     def _said(self, data: bytes, fd: int | None) -> None:
         match _decode.decode(data):

@@ -29,6 +29,7 @@ from ..worker_state.process_ends import CUT_OFF, ended_how
 from . import hang_detection
 from .fork_server import ForkServer
 from .process import Process
+from .worker_config import WorkerConfig
 from .worker_handle import WorkerHandle
 
 log = logging.getLogger(__name__)
@@ -63,39 +64,30 @@ class Supervisor:
     """Keeps workers running, at first `count` of them.
 
     Args:
-        feeds: the MODULE:ATTR arguments.
+        config: the feeds, and what workers get.
         count: how many workers.
         on_data: called with (worker number, datagram, fd).
         on_death: called with (worker number, how it ended, its last activity), after its last datagram.
         on_given_up: called with (worker number, why), after `on_death`: no further process is started in this place.
             It stays in `workers` until it is retired.
-        hang_timeout: seconds without a sample after which a worker in user code is killed. None: no worker is killed,
-            and one that does not read its messages is only logged.
-        environment: environment variables of the workers. They override those that the feeds want.
-        worker_memory: bytes of memory of its own that each worker may have (`start.limit_memory`), or None for no
-            limit.
     """
 
     def __init__(
         self,
-        feeds: list[str],
+        config: WorkerConfig,
         count: int,
         on_data: Callable[[int, bytes, int | None], None],
         on_death: Callable[[int, str, Activity | None], None],
         on_given_up: Callable[[int, str], None],
-        hang_timeout: float | None = None,
-        environment: Environment | None = None,
-        worker_memory: int | None = None,
     ) -> None:
         self.workers = {number: WorkerHandle(number, on_data) for number in range(count)}
         self._leaving: set[WorkerHandle] = set()
-        self._feeds = feeds
+        self._config = config
         self._on_data = on_data
         self._on_death = on_death
         self._on_given_up = on_given_up
         self._loop = asyncio.get_running_loop()
         self._stopping = False
-        self._hang_timeout = hang_timeout
         self._watch_timer: asyncio.TimerHandle | None = None
         self._orphans = orphans.OfWorkers()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -103,8 +95,6 @@ class Supervisor:
         """When the workers were last checked, and since when they have been checked without a break."""
         self._inquiries: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._patient = False
-        self._environment = environment or {}
-        self._limits = [] if worker_memory is None else ["--memory", str(worker_memory)]
         self._of_feeds: Environment | None = None
         """The variables that feeds want; None until they have said so."""
         self._forking = True
@@ -270,9 +260,7 @@ class Supervisor:
             self._forking = False
             return None
         try:
-            self._fork_server = ForkServer(
-                self._feeds, self._variables("none"), ticks=self._hang_timeout is not None, options=self._limits
-            )
+            self._fork_server = ForkServer(self._config.start_arguments(), self._variables("none"))
         except OSError as error:
             self._forking = scarce(error)
             log.warning("the fork server cannot be started (%s)", error, extra={"event": "fork_server_died"})
@@ -293,23 +281,15 @@ class Supervisor:
                 self._not_started(worker, f"could not be started ({error})", counts=not scarce(error))
 
     def _spawn_afresh(self, worker: WorkerHandle, fds: list[int]) -> None:
-        ticks = [] if self._hang_timeout is None else ["--ticks"]
-        command = [
-            sys.executable,
-            "-m",
-            "penstock_server.worker",
-            *ticks,
-            *self._limits,
-            "--number",
-            str(worker.number),
-        ]
+        command = [sys.executable, "-m", "penstock_server.worker", "--number", str(worker.number)]
         for option, fd in zip(("--fd", "--activity-fd", "--stacks-fd"), fds, strict=True):
             command += [option, str(fd)]
-        self._begin(worker, Process.started([*command, *self._feeds], self._variables(str(worker.number)), fds))
+        command += self._config.start_arguments().words()
+        self._begin(worker, Process.started(command, self._variables(str(worker.number)), fds))
 
     def _variables(self, number: str) -> dict[str, str]:
         """Return the environment of worker `number`."""
-        result = of_workers(self._of_feeds or {}, self._environment)
+        result = of_workers(self._of_feeds or {}, self._config.environment)
         result["PYTHONHASHSEED"] = "0"
         result["PENSTOCK_WORKER"] = number  # the client does not start daemons in a worker
         return result
@@ -371,7 +351,7 @@ class Supervisor:
     # --- workers that hang ---
 
     def _watch(self) -> None:
-        now, timeout = time.monotonic(), self._hang_timeout
+        now, timeout = time.monotonic(), self._config.hang_timeout
         every = 1.0 if timeout is None else min(1.0, timeout / 4)
         if now - self._watched > every + (timeout or hang_detection.OUTSIDE_USER_CODE) / 2:
             self._awake = now  # this process did not run for a while, and perhaps the workers did not either

@@ -30,7 +30,6 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
     ticket: int
     number: int
-    ticks: bool
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):

@@ -34,7 +34,7 @@ from penstock_proto.transport import seqpacket
 
 from ...machine import orphans
 from ...targets import saved_sources
-from ...worker_state.activity import ActivityPage
+from ...worker_state.start_arguments import StartArguments
 from ..isolation import import_seeding
 from ..isolation.forked_randomness import ForkedRandomness
 from . import start
@@ -50,18 +50,19 @@ _SWEEP_MS = 10
 _LAST_SWEEP = 1.5
 """Seconds that these processes, and the workers, have to end when the daemon is gone."""
 
-_Worker: TypeAlias = tuple[socket.socket, int, ActivityPage, int]
-"""What a forked worker starts with: its connection, its number, its activity page, and its stacks file."""
+_Worker: TypeAlias = tuple[socket.socket, int, int, int]
+"""What a forked worker starts with: its connection, its number, and the fds of its activity page and its stacks
+file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the fork server, and the worker in each process that it forks. Return the exit status."""
     parser = argparse.ArgumentParser(prog="penstock_server.worker.process.fork_server")
     parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--memory", type=int)
     parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
-    parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
+    StartArguments.add_to(parser)
     options = parser.parse_args(arguments)
+    of_workers = StartArguments.of(options)
 
     began = time.monotonic()
     connection = socket.socket(fileno=options.fd)
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # A feed's own module may be an installed one.
         with import_seeding.seeded_imports(), randomness.watching():
-            for name in preload(options.feeds, options.without):
+            for name in preload(of_workers.feeds, options.without):
                 if _threads() != 1 or not _shared() <= before or randomness.must_be_left():
                     _again(connection, name)
                 if name.partition(".")[0] not in _KNOWN:
@@ -100,9 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say(connection, ForkServerReady((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
     orphans.adopt()
     start.outlive_the_daemon()
-    worker = _Server(connection, randomness).serve()
-    start.limit_memory(options.memory)
-    return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
+    return start.serve(*_Server(connection, randomness).serve(), of_workers)
 
 
 def _again(connection: socket.socket, name: str) -> None:
@@ -188,7 +187,7 @@ class _Server:
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()  # as `random` does on its own
         self._randomness.seed()
-        return connection, asked.number, ActivityPage.inherited(fds[1], ticks=asked.ticks), fds[2]
+        return connection, asked.number, fds[1], fds[2]
 
     def _reap(self, pidfd: int) -> None:
         ticket, pid = self._workers.pop(pidfd)

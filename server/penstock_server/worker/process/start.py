@@ -30,6 +30,7 @@ from ...machine.environment import missing
 from ...targets.file_target import shown_target
 from ...targets.importing import load, summary, user_traceback
 from ...worker_state.activity import ActivityPage
+from ...worker_state.start_arguments import StartArguments
 from ..failures import describe
 from ..isolation import helpers, import_seeding
 from ..reading.loaded_feed import LoadedFeed
@@ -108,18 +109,21 @@ def no_terminal(*arguments: object, **options: object) -> object:
 
 
 def serve(
-    connection: socket.socket, number: int, feeds: Sequence[str], page: ActivityPage, stacks_fd: int | None = None
+    connection: socket.socket, number: int, activity_fd: int | None, stacks_fd: int | None, arguments: StartArguments
 ) -> int:
     """Import the feeds and serve them until the daemon sends Shutdown. Return the process's exit status.
 
     Args:
         connection: to the daemon; blocking.
         number: the worker's number.
-        feeds: the MODULE:ATTR arguments.
-        page: the worker's activity page.
-        stacks_fd: the file for the worker's stack (stacks.py). The worker writes its stack there on SIGUSR2, and
-            samples it from SIGPROF on.
+        activity_fd: the file of the worker's activity page (activity.py); None: the daemon does not look at it.
+        stacks_fd: the file for the worker's stack (stacks.py), or None. The worker writes its stack there on SIGUSR2,
+            and samples it from SIGPROF on.
+        arguments: what all workers are told at their start.
     """
+    feeds = arguments.feeds
+    limit_memory(arguments.memory)
+    page = ActivityPage() if activity_fd is None else ActivityPage.inherited(activity_fd, ticks=arguments.ticks)
     if stacks_fd is not None:
         os.set_inheritable(stacks_fd, False)
         faulthandler.register(signal.SIGUSR2, stacks_fd, all_threads=False)

@@ -1,0 +1,39 @@
+"""The command line that starts workers: written by the daemon, and read by the fork server and by a fresh worker."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartArguments:
+    """What each worker is told at its start. All workers get the same.
+
+    Args:
+        feeds: MODULE:ATTR of each feed.
+        ticks: whether the worker counts every sample on its activity page.
+        memory: bytes of memory of its own that the worker may have (`start.limit_memory`), or None for no limit.
+    """
+
+    feeds: tuple[str, ...]
+    ticks: bool = False
+    memory: int | None = None
+
+    def words(self) -> list[str]:
+        """Return them as words of a command line."""
+        ticks = ["--ticks"] if self.ticks else []
+        memory = [] if self.memory is None else ["--memory", str(self.memory)]
+        return [*ticks, *memory, *self.feeds]
+
+    @staticmethod
+    def add_to(parser: argparse.ArgumentParser) -> None:
+        """Let a parser accept these words."""
+        parser.add_argument("--ticks", action="store_true")
+        parser.add_argument("--memory", type=int)
+        parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
+
+    @classmethod
+    def of(cls, parsed: argparse.Namespace) -> StartArguments:
+        """Return what such a parser has read."""
+        return cls(feeds=tuple(parsed.feeds), ticks=parsed.ticks, memory=parsed.memory)
