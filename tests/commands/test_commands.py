@@ -292,7 +292,8 @@ def test_only_who_runs_a_daemon_may_stop_or_scale_it(serve: Serve, command: list
     daemon = serve(FEED)
     name, *rest = command
     imports = "import os, encodings.idna"  # and other late imports, whose files the other user cannot read
-    imports += "; from penstock_server import control, coordinator; from penstock_server.cli.main import main"
+    imports += "; from penstock_server import coordinator; from penstock_server.to_daemon import control"
+    imports += "; from penstock_server.cli.main import main"
     code = f"{imports}; os.setuid(65534); main({[name, daemon.url, *rest]})"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert said.returncode == 1
