@@ -233,7 +233,7 @@ def read(daemon: Daemon) -> int:
 
 
 class TestWithAVictim:
-    """See the file's head."""
+    """Attacks while another process reads."""
 
     def test_more_ranks_than_a_message_can_name(self, serve: Serve) -> None:
         daemon = serve(FEEDS, "victim", "feed")

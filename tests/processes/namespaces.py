@@ -83,7 +83,7 @@ class Machine:
 
 
 class Network:
-    """See the file's head. Use it in a `with`; `network[name]` is a machine.
+    """The bridge and its machines. Use it in a `with`; `network[name]` is a machine.
 
     Args:
         names: the names of the machines, at most 250.

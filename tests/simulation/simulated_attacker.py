@@ -24,7 +24,7 @@ ABSURD = (0, 0, 1, 2, 3, 7, 100, 2**31 - 1, 2**53, 2**53 + 1, 2**62)
 
 
 class Attacker:
-    """See the file's head.
+    """A peer that takes random steps.
 
     Args:
         feed: the feed that it attacks.

@@ -29,7 +29,7 @@ LAYOUT = SlotLayout((), 1, 64)
 
 
 class Client(Consumer):
-    """See the file's head.
+    """The state machine with a random reader, over a connection that breaks.
 
     Args:
         leaves: how it reads each epoch: after how many slabs it leaves it, or None to read all of it. A negative number

@@ -1121,7 +1121,7 @@ class Consumer:
 
 
 class World:
-    """See the file's head.
+    """The coordinator, and all that it talks to.
 
     Args:
         feeds: the feeds that the daemon serves.

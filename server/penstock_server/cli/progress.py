@@ -26,7 +26,7 @@ class Progressing(Protocol):
 
 
 class Progress:
-    """See the file's head.
+    """What is said about one daemon, each news once.
 
     Args:
         line: the line that shows it to a person.

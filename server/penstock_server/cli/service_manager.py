@@ -24,8 +24,8 @@ class Phase:
 
 
 class ServiceManager:
-    """See the file's head. This removes the variables of sd_notify from the environment, so that workers do not get
-    them.
+    """The socket that NOTIFY_SOCKET names. This removes sd_notify's variables from the environment, so that workers do
+    not get them.
 
     Args:
         private: whether the daemon belongs to a trainer. The manager then waits only for the trainer, so nothing is

@@ -16,7 +16,7 @@ Request: TypeAlias = m.StopRequest | m.ScaleRequest | m.ScaleHostsRequest | m.St
 
 
 class LocalRequests:
-    """See the file's head.
+    """Carries out such a request if the daemon's own user or root has sent it.
 
     Args:
         stop: called when the daemon's own user asks it to stop; the argument is True to stop at once.

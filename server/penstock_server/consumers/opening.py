@@ -32,7 +32,7 @@ MOST_EARLY = 1024
 
 
 class Opening:
-    """See the file's head.
+    """Takes the messages of clients that are not consumers yet.
 
     Args:
         coordinator: makes the decisions; only read here.

@@ -33,7 +33,7 @@ class _Profile:
 
 
 class Profiles:
-    """See the file's head.
+    """The profiles that are going on, by the connection of the user who asked for them.
 
     Args:
         stacks: returns the number, the process id and the fd of the stacks file of each of the daemon's own workers

@@ -9,7 +9,7 @@ from .session import Session
 
 
 class SessionTable:
-    """See the file's head.
+    """All sessions, each under every key by which a message can name it.
 
     Attributes:
         by_token: all sessions.

@@ -17,7 +17,7 @@ SAY_AGAIN = 300
 
 
 class StartingFeeds:
-    """See the file's head.
+    """Follows each feed from the daemon's start until its URL is logged.
 
     Args:
         coordinator: makes the decisions; only read here.

@@ -14,7 +14,7 @@ from .to_consumers import ToConsumers
 
 
 class StatusRequests:
-    """See the file's head. If a method returns connections, the caller must answer them now.
+    """The connections that wait for the status. If a method returns connections, the caller must answer them now.
 
     Args:
         out: sends the answers.

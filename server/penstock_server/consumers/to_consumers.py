@@ -27,7 +27,7 @@ from .session import Session
 
 
 class ToConsumers:
-    """See the file's head.
+    """The way to each consumer, with the slabs that wait for their bytes.
 
     Args:
         coordinator: makes the decisions; only read here.

@@ -51,7 +51,7 @@ from .work_events import WorkEvents
 
 
 class Coordinator:
-    """See the file's head.
+    """A state machine: `handle` takes an event and returns the commands that follow from it.
 
     Args:
         workers: the number of the daemon's worker processes; they are numbered from 0.

@@ -13,7 +13,7 @@ EVERY = 1.0
 
 
 class LookAround:
-    """See the file's head.
+    """Repeats the check with a timer, as long as there is something to look for.
 
     Args:
         groups: the groups that are read, or wait in the state file.

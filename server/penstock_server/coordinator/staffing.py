@@ -41,7 +41,7 @@ APART = 60.0
 
 
 class Staffing:
-    """See the file's head.
+    """Takes the events about workers.
 
     Args:
         workers: the worker processes.

@@ -35,7 +35,7 @@ class Failing(Struct, frozen=True):
 
 
 class Starting:
-    """See the file's head.
+    """The feeds that cannot be read yet, and the runs that list their splits.
 
     Args:
         workers: the worker processes.

@@ -20,7 +20,7 @@ from .vocabulary.timers import Timers
 
 
 class WorkEvents:
-    """See the file's head.
+    """Finds the stream of a run or ticket, and passes the event to the part that it concerns.
 
     Args:
         streams: all streams; notes those that the event affects.

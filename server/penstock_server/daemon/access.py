@@ -23,7 +23,7 @@ _LISTENING = {"event": "listening"}
 
 
 class Access:
-    """See the file's head.
+    """The rule by which the TCP listener admits peers, and the keys that it uses.
 
     Args:
         bind: the `tcp://address:port` on which the daemon will listen.

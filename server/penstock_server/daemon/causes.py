@@ -25,7 +25,7 @@ _PROCESSES = 3
 
 
 class Causes:
-    """See the file's head.
+    """Runs these processes, one at a time, and logs what they find.
 
     Args:
         targets: returns the MODULE:ATTR of each feed, by name.

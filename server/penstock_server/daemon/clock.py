@@ -9,7 +9,7 @@ from ..logs.bugs import Bugs
 
 
 class Clock:
-    """See the file's head.
+    """A task on the event loop that ticks once a second.
 
     Args:
         parts: called once a second, with the seconds since the clock was started.

@@ -20,7 +20,7 @@ from ..workers.worker_config import WorkerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonConfig(WorkerConfig):
-    """See the file's head. Each field has the name of its option, unless it says otherwise.
+    """What one daemon was told at its start. Each field has the name of its option, unless it says otherwise.
 
     Raises:
         ValueError: a value is out of its range, or options contradict each other. The message names the options.

@@ -31,7 +31,7 @@ _DEBUG = os.environ.get("PENSTOCK_DEBUG") == "1"
 
 
 class Dispatch:
-    """See the file's head.
+    """The loop around the coordinator.
 
     Args:
         coordinator: makes the decisions.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class FromWorkers:
-    """See the file's head.
+    """Receives the messages of all workers, the daemon's own and those of hosts.
 
     Args:
         coordinator: makes the decisions; only read here.

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupFile:
-    """See the file's head.
+    """Carries out `SaveGroup` and `ForgetGroup`.
 
     Args:
         state: the file.

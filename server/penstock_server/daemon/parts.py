@@ -60,7 +60,7 @@ class Lifecycle(Protocol):
 
 
 class Parts:
-    """See the file's head.
+    """All parts of one daemon, connected.
 
     Args:
         lifecycle: the daemon.

@@ -16,7 +16,7 @@ _MOST_LOOKS = 64
 
 
 class HostView:
-    """See the file's head.
+    """The last answers of one host, on the head's clock.
 
     Args:
         numbers: all numbers that the host's workers have had. It may grow.

@@ -54,7 +54,7 @@ class _Channel(NamedTuple):
 
 
 class Hosts:
-    """See the file's head. It also implements joined_host.Head.
+    """The joined hosts by number. It also implements joined_host.Head.
 
     Args:
         feeds: MODULE:ATTR of each feed.

@@ -97,7 +97,7 @@ class Head(Protocol):
 
 
 class JoinedHost:
-    """See the file's head.
+    """One host from its Join to the end of its connection.
 
     Args:
         join: the host's Join message.

@@ -25,7 +25,7 @@ class _Open:
 
 
 class OpenTickets:
-    """See the file's head."""
+    """The open tickets of one host, and its runs."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], _Open] = {}

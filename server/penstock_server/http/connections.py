@@ -39,7 +39,7 @@ class _State(Enum):
 
 
 class Connections:
-    """See the file's head.
+    """All connections, with the limits on how many there are.
 
     Args:
         answerer: makes the protocol that answers one request.

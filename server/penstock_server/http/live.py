@@ -28,7 +28,7 @@ hosts."""
 
 
 class Live:
-    """See the file's head."""
+    """The histories of the page, and the clock that looks for them."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched

@@ -34,7 +34,7 @@ class _Made:
 
 
 class Previews:
-    """See the file's head.
+    """The copied batch of each feed, and the requests that wait for one.
 
     Args:
         watched: what it may look at in the daemon.

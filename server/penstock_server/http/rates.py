@@ -41,7 +41,7 @@ Looks: TypeAlias = Mapping[str, FeedLook]
 
 
 class Rates:
-    """See the file's head. `look` is called at least once a second."""
+    """The history of each feed's rates. `look` is called at least once a second."""
 
     def __init__(self) -> None:
         self._seconds = _Track(1, 900)

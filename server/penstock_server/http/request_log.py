@@ -9,7 +9,7 @@ from ..logs.rate_limited_log import RateLimitedLog
 
 
 class RequestLog:
-    """See the file's head. It has the two methods of a logger that aiohttp calls.
+    """What aiohttp takes for its logger. It has the two methods of a logger that aiohttp calls.
 
     Args:
         log: where lines about requests go.

@@ -40,7 +40,7 @@ MOST_ANSWERS = 40
 
 
 class HttpService:
-    """See the file's head.
+    """The HTTP server of one daemon.
 
     Args:
         host: name or address to listen on.

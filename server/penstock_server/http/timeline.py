@@ -20,7 +20,7 @@ collating (both in thousandths), and what it read."""
 
 
 class Timeline:
-    """See the file's head.
+    """The looks at each worker, packed for the page.
 
     Args:
         feed_of: as in `Watched`.

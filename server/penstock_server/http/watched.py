@@ -21,7 +21,7 @@ Look: TypeAlias = Callable[[str, SendSlab, Memfd], None]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """See the file's head.
+    """The HTTP server's view of the daemon.
 
     Attributes:
         status: makes the daemon's status.

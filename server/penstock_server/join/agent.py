@@ -37,7 +37,7 @@ AGAIN = 1.0
 
 
 class Agent:
-    """See the file's head.
+    """Owns the worker processes, and one membership after another.
 
     Args:
         config: this host's options.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinConfig(WorkerConfig):
-    """See the file's head. Each field has the name of its option, unless it says otherwise.
+    """What one joining host was told at its start. Each field has the name of its option, unless it says otherwise.
 
     Raises:
         ValueError: a value is out of its range.

@@ -25,7 +25,7 @@ MOST_LENT = 64
 
 
 class Lender:
-    """See the file's head.
+    """The listener, and the memory that is lent on each connection.
 
     Args:
         log: for peers' invalid messages.

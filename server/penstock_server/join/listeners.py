@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Listeners:
-    """See the file's head.
+    """Both listeners of one host, for the batches that it keeps now.
 
     Args:
         port: where to listen on the network; 0: any free port.

@@ -48,7 +48,7 @@ _MOST_REPORTED = 64
 
 
 class Membership:
-    """See the file's head.
+    """Takes the head's messages and the workers' answers until the connection ends.
 
     Args:
         link: the connection.

@@ -33,7 +33,7 @@ SENT_EVERY = 0.5
 
 
 class Sampling:
-    """See the file's head.
+    """The profiles that are going on, by their numbers at the head.
 
     Args:
         send: sends the head a message.

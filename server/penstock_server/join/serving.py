@@ -17,7 +17,7 @@ MAX_CLIENTS = 65536
 
 
 class SlabServer:
-    """See the file's head.
+    """The listener, and the consumers that are connected to it.
 
     Args:
         address: where to listen: the address by which the head knows this host.

@@ -30,7 +30,7 @@ _QUESTIONS = 30
 
 
 class ShownWorkers:
-    """See the file's head.
+    """Answers the head's requests for memory and activity.
 
     Args:
         send: sends the head a message.

@@ -21,8 +21,8 @@ LAST_LINES = 8
 
 
 class RayHost:
-    """See the file's head. If it dies, Ray starts it again on the same node or another one. Two methods may run at the
-    same time."""
+    """The actor of one host. If it dies, Ray starts it again on the same node or another one. Two methods may run at
+    the same time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

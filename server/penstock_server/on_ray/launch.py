@@ -92,7 +92,7 @@ def hosts_on_ray(config: DaemonConfig) -> Iterator[RayDriver]:
 
 
 class RayDriver:
-    """See the file's head.
+    """The engine that `serve --on ray` uses: the driver process, and what it reports.
 
     Args:
         plan: what to start.

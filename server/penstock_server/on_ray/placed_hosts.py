@@ -75,7 +75,7 @@ class _Host:
 
 
 class PlacedHosts:
-    """See the file's head.
+    """All hosts that are wanted, each with its placement group and its actor.
 
     Args:
         ray: the module, connected.

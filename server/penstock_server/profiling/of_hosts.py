@@ -23,7 +23,7 @@ _GONE = "was lost, as the daemon has ended"
 
 
 class OfHosts:
-    """See the file's head.
+    """One profile of the workers of hosts.
 
     Args:
         url: the daemon's or a feed's address.

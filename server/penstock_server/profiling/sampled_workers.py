@@ -23,7 +23,7 @@ def rate_of(seconds: float, workers: int) -> float:
 
 
 class SampledWorkers:
-    """See the file's head.
+    """Finds the workers and reads their samples, until they are told to stop.
 
     Attributes:
         records: those of all processes so far; the owner may take some away.

@@ -32,7 +32,7 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 class WatchedWorker:
-    """See the file's head.
+    """The process, its stacks file, and the samples that were read from it.
 
     Args:
         pidfd: of the process; this object owns it.

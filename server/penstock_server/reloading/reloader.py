@@ -38,7 +38,7 @@ class Renewable(Protocol):
 
 
 class Reloader:
-    """See the file's head. The daemon calls `look` every second.
+    """Compares the files of feeds with those that run. The daemon calls `look` every second.
 
     Args:
         targets: MODULE:ATTR of each feed, or the strings of data files.

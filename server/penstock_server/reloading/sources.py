@@ -23,7 +23,7 @@ _Import: TypeAlias = tuple[int, str]
 
 
 class Sources:
-    """See the file's head.
+    """Finds these files, and remembers what was read of them.
 
     Args:
         targets: MODULE:ATTR of each feed, or the strings of data files.

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class AutoScaling:
-    """See the file's head.
+    """Measures the workers each second, and carries out each decision.
 
     Args:
         scaling: changes the number of workers.

@@ -66,7 +66,7 @@ class _Trial:
 
 
 class AutoWorkers:
-    """See the file's head.
+    """The rule, with what it has seen in the last seconds.
 
     Args:
         cpus: CPUs of this host that the daemon may use; None if workers bring CPUs, as those of hosts do.

@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 
 class HostScaling:
-    """See the file's head.
+    """Measures the hosts each second, and tells the engine how many to run.
 
     Args:
         engine: runs the hosts, or None.

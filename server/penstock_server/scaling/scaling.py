@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Scaling:
-    """See the file's head.
+    """Starts and retires workers until there are as many as are wanted.
 
     Args:
         coordinator: makes the decisions; only read here.

@@ -47,7 +47,7 @@ class Kept:
 
 
 class KeptBatches:
-    """See the file's head."""
+    """The kept batches of all hosts, by ticket."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}

@@ -22,7 +22,7 @@ _CONSUMER = Annotated[bytes, Meta(max_length=16)]
 
 
 class GroupReader:
-    """See the file's head."""
+    """Reads one group after another, and bounds the rows of all of them together."""
 
     def __init__(self, database: UntrustedDatabase) -> None:
         self._database = database

@@ -31,7 +31,7 @@ _LIMITS: Final = {
 
 
 class UntrustedDatabase:
-    """See the file's head.
+    """One open database, and the only way to its values.
 
     Args:
         path: the file, or ":memory:".

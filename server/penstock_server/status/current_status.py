@@ -26,7 +26,7 @@ from .waits import Looks
 
 
 class CurrentStatus:
-    """See the file's head. The arguments are the parts that it reads.
+    """Describes the daemon to users. The arguments are the parts that it reads.
 
     Args:
         draining: returns whether the daemon stops when the epochs that are being read have ended.

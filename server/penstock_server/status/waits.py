@@ -59,7 +59,7 @@ class Waits:
 
 
 class Looks:
-    """See the file's head.
+    """The times of all consumers and workers, added up look by look.
 
     Args:
         coordinator: knows what consumers were sent and have taken.

@@ -39,7 +39,7 @@ class _Asked:
 
 
 class SpotChecks:
-    """See the file's head.
+    """The samples that are made again now, and what was found.
 
     Args:
         coordinator: makes the decisions; only read here.

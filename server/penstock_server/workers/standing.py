@@ -33,7 +33,7 @@ _LONGER = 1.1
 
 
 class Standing:
-    """See the file's head.
+    """The workers that stand now, and the look that finds them.
 
     Args:
         workers: the daemon's own workers, by number.

@@ -24,7 +24,7 @@ LEAST_WORKER_MEMORY = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """See the file's head. `DaemonConfig` and `JoinConfig` add the other options.
+    """The options that both have. `DaemonConfig` and `JoinConfig` add the other options.
 
     Raises:
         ValueError: a value is out of its range.

@@ -41,7 +41,7 @@ class OfHost(Protocol):
 
 
 class WorkerMemory:
-    """See the file's head. Its methods are called on the event loop.
+    """The last measurement, and the requests that wait for the next. Its methods are called on the event loop.
 
     Args:
         pids: the process ids of the workers.

@@ -27,7 +27,7 @@ from .rendezvous import Rendezvous
 
 
 class Admission:
-    """See the file's head.
+    """Answers `Open`, and knows the ranks that wait for others.
 
     Args:
         feeds: the feeds that can be read.

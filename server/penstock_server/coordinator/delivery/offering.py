@@ -17,7 +17,7 @@ _MOST_RECORDS = 64 << 10
 
 
 class Offering:
-    """See the file's head.
+    """Goes along the order of one stream, and ends each epoch whose turns are all delivered.
 
     Args:
         epochs: the stream's open epochs.

@@ -22,7 +22,7 @@ from .copies import Copies
 
 
 class Outlet:
-    """See the file's head.
+    """The consumers of one stream, for its delivery policy.
 
     Args:
         feed: the feed that the stream reads.

@@ -41,7 +41,7 @@ class Loads:
 
 @dataclass(slots=True, eq=False)
 class Epoch:
-    """See the file's head.
+    """What a stream knows of one epoch, from its opening to its close.
 
     Attributes:
         listing: the worker and run that list the splits now.

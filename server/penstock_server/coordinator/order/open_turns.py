@@ -18,7 +18,7 @@ from .lane import Filler
 
 
 class OpenTurns:
-    """See the file's head.
+    """The open turns of one stream, each with the slot that production holds for it.
 
     Args:
         slots: the stream's slots.

@@ -19,8 +19,8 @@ from .visits import LaneVisits
 
 
 class PooledOrder(ExactOrder):
-    """See the file's head. In the window, a formed pool's turns come before its visits, which stay there until all of
-    the pool was delivered.
+    """Forms the pools of one epoch. In the window, a formed pool's turns come before its visits, which stay there until
+    all of the pool was delivered.
 
     Args:
         turn: the most batches in a turn.

@@ -16,7 +16,7 @@ from .production import Production
 
 
 class Granting:
-    """See the file's head.
+    """Asks for slots for one stream, as many as production may hold.
 
     Args:
         epochs: the stream's open epochs.

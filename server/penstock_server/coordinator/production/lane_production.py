@@ -10,7 +10,7 @@ from .production import Production
 
 
 class LaneProduction(Production):
-    """See the file's head. `Epoch.lanes` has the lanes by number."""
+    """Makes visits to lanes. `Epoch.lanes` has the lanes by number."""
 
     def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
         """See Production. In fast order the set of lanes with the fewest turns in production comes next."""

@@ -15,7 +15,7 @@ from ..vocabulary.workers import Workers
 
 
 class SplitLists:
-    """See the file's head.
+    """The runs that list splits for one stream.
 
     Args:
         feed: the feed whose splits are listed.

@@ -21,7 +21,7 @@ from ..vocabulary.turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Leftover, 
 
 
 class Merging:
-    """See the file's head.
+    """The merged batches of one stream that are being measured or written.
 
     Args:
         feed: the feed whose batches are made.

@@ -14,7 +14,7 @@ from .listing import SplitLists
 
 
 class OpenEpochs:
-    """See the file's head.
+    """The epoch that consumers read, and the next one.
 
     Args:
         feed: the feed that the stream reads.

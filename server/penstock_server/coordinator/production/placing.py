@@ -49,7 +49,7 @@ def unforeseen(feed: ServedFeed) -> str:
 
 
 class Placing:
-    """See the file's head.
+    """Picks the worker for a lane, and knows which rank reads a turn.
 
     Args:
         workers: all workers.

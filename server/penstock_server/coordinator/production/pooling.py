@@ -19,7 +19,7 @@ from ..vocabulary.workers import Workers
 
 
 class Pooling:
-    """See the file's head.
+    """The copying of pools' rows for one stream: which worker does which turn.
 
     Args:
         feed: the feed whose batches are made.

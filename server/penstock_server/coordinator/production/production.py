@@ -35,7 +35,7 @@ from .remaking import can_be_made_again
 
 
 class Production(ABC):
-    """See the file's head.
+    """The part of production that lanes and ranges share.
 
     Args:
         feed: the feed whose batches are made.

@@ -12,7 +12,7 @@ from .production import Production
 
 
 class RangeProduction(Production):
-    """See the file's head. `Epoch.lanes` has the turns that each worker makes, by the worker's number."""
+    """Makes ranges of an index. `Epoch.lanes` has the turns that each worker makes, by the worker's number."""
 
     def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
         """See Production."""

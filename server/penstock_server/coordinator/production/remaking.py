@@ -56,7 +56,7 @@ class _Slot:
 
 
 class Remaking:
-    """See the file's head.
+    """The slots of one stream that are made again, each by a run of its own.
 
     Args:
         feed: the feed that the stream reads.

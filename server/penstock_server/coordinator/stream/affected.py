@@ -17,7 +17,7 @@ from .stream import Stream
 
 
 class AffectedStreams:
-    """See the file's head.
+    """Finds streams for events, and keeps their failures apart.
 
     Args:
         streams: all streams, by number. `proceed` removes those that are done.

@@ -12,7 +12,7 @@ from .stream import Stream
 
 
 class Budget:
-    """See the file's head.
+    """What is reserved of the memory and of the slots, and the plan for each stream.
 
     Args:
         memory: the most bytes that slots and shuffle blocks may take in all.

@@ -51,7 +51,7 @@ again. Their ids were last used 4 million streams ago."""
 
 
 class Stream:
-    """See the file's head.
+    """The owner of all parts of one stream.
 
     Args:
         number: the stream's id, 1 or more.

@@ -14,7 +14,7 @@ from ..vocabulary.feeds import ServedFeed
 
 
 class StreamView:
-    """See the file's head.
+    """Reads the parts of one stream for the status.
 
     Args:
         feed: the stream's feed.

@@ -10,7 +10,7 @@ from penstock_proto.messages import Had
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """See the file's head.
+    """What a consumer asks for.
 
     Attributes:
         credit, credit_bytes: how many slabs and bytes may be under way to it; one slab is always allowed.

@@ -50,7 +50,7 @@ CONSUMER_STATES: Table[ConsumerState] = {
 
 
 class Consumer:
-    """See the file's head.
+    """Counts the slabs of one consumer, and checks its acknowledgements against them.
 
     Args:
         number: the consumer's id.

@@ -70,7 +70,7 @@ def check_had(had: Iterable[Had], feed: str) -> None:
 
 
 class GroupLog:
-    """See the file's head.
+    """The position of one group, and the command that saves each change of it.
 
     Args:
         feed: the feed that the group reads.

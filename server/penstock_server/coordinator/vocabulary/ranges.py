@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 
 
 class Ranges:
-    """See the file's head."""
+    """The numbers that were added, as sorted ranges with gaps between them."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

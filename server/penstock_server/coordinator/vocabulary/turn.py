@@ -122,7 +122,7 @@ class VisitPool:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """See the file's head.
+    """Up to `batches` batches in a row, made in one slot.
 
     Attributes:
         lane: the number of the lane; TAIL_LANE for a merged batch, POOL_LANE for batches with rows of a pool, 0 for any

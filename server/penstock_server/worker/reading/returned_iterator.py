@@ -40,7 +40,7 @@ class ReadTwice(Exception):
 
 
 class ReturnedIterator(Iterator[Any]):
-    """See the file's head.
+    """An iterator of the user's samples that is read once.
 
     Raises:
         ReadTwice: another `ReturnedIterator` reads it.
