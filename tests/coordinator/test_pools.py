@@ -129,7 +129,7 @@ def test_of_several_visits_that_failed_the_first_in_the_order_is_told_once_those
     assert order.awaited is first
     close(order, first, 2, 2)
     assert order.next() is second
-    assert not second.parts, "its batches belong to a pool that is never formed"
+    assert not second.deliverable, "its batches belong to a pool that is never formed"
 
 
 @pytest.mark.parametrize("other", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])

@@ -68,7 +68,7 @@ class Offering:
         while (turn := order.next()) is not None:
             if turn.pool is not None and turn.pool.formed and not turn.pool.told:
                 self._tell_pool(epoch, turn.pool)
-            while turn.parts:
+            while turn.parts and turn.deliverable:
                 if epoch.skip:
                     outlet.pass_over(epoch, turn)
                 elif delivery.deliver(epoch, turn, turn.parts[0]):

@@ -44,15 +44,12 @@ class PooledOrder(ExactOrder):
 
     def next(self) -> Turn | None:
         """See EpochOrder. A visit of a pool is never delivered. But if the pool's first unfinished visit has failed,
-        return it, so that the stream fails."""
+        return it, so that the stream fails with its error."""
         turn = self.window[0] if self.window else None
         if turn is None or turn.pool is None or turn.pool.formed:
             return turn if turn is not None and turn.shows else None
         visit = next((visit for visit in turn.pool.visits if visit.error is not None or not visit.complete), None)
-        if visit is None or visit.error is None:
-            return None
-        visit.parts.clear()
-        return visit
+        return visit if visit is not None and visit.error is not None else None
 
     @property
     def awaited(self) -> Turn | None:

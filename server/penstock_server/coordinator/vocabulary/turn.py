@@ -206,6 +206,11 @@ class Turn:
         return self.lane == POOL_LANE
 
     @property
+    def deliverable(self) -> bool:
+        """Whether its parts are delivered as they are. Those of a visit of a pool are not: their rows are mixed."""
+        return self.pool is None or self.pool.formed
+
+    @property
     def shows(self) -> bool:
         """Whether something of it can be delivered: a part, its error or its end."""
         return bool(self.parts) or self.complete or self.error is not None
