@@ -156,12 +156,10 @@ class Admission:
         key = feed.name, ask.group, ask.world_size
         rendezvous = self._rendezvous.get(key)
         if rendezvous is not None and not rendezvous.over:
-            rendezvous.check(ask)
-            rendezvous.give_way(ask)
+            rendezvous.admit(ask)
         if rendezvous is None or rendezvous.over:
             delivery = partial(RankDelivery, pad=ask.pad) if ask.world_size > 1 else SingleDelivery
             rendezvous = self._rendezvous[key] = Rendezvous(self._new_stream(feed, ask, delivery), ask.world_size)
-        rendezvous.compare(ask)
         consumer = _consumer(number, rendezvous.stream, ask)
         rendezvous.join(consumer, ask)
         return consumer

@@ -33,8 +33,9 @@ class Rendezvous:
         """Whether the stream has ended or failed, so that a new one is to begin."""
         return self.stream.error is not None or self.stream.closed
 
-    def check(self, ask: Ask) -> None:
-        """Refuse a rank that cannot join, whatever the others ask for.
+    def admit(self, ask: Ask) -> None:
+        """Refuse a rank that cannot join, whatever the others still ask for. If instead the others cannot join the job
+        that it comes back to, fail them: the stream is over then.
 
         Raises:
             RankTaken: the rank is there, or has left.
@@ -54,32 +55,18 @@ class Rendezvous:
                 "of its own, and each of its processes its rank",
                 feed=self._feed,
             )
-        if self._is_ready(None, ask):
-            self._check_beside_again(ask)
-
-    def give_way(self, ask: Ask) -> None:
-        """If this rank was cut off from a job and has come back, fail the ranks that wait to begin elsewhere: they
-        cannot join its job."""
-        if ask.again and self._is_ready(None, ask) and not self.stream.consumers:
-            self._fail_beside_again(ask)
-
-    def compare(self, ask: Ask) -> None:
-        """If this rank is the last one to be ready, check that all ask for the same. If not, the others get the error
-        as well.
-
-        Raises:
-            StateMismatch: two ranks begin at different places, or one begins within a round.
-            ProtocolError: two ranks ask for different last rounds.
-        """
-        others = self._ready
-        if len(others) == self._world_size - 1 and self._is_ready(None, ask):
-            error = self._disagreement([ask, *others])
-            if error is not None:
-                self.stream.fail(error)
-                raise error
+        if self._is_certain(ask):
+            self._prefer_those_who_come_back(ask)
 
     def join(self, consumer: Consumer, ask: Ask) -> None:
-        """Add a rank. If all are ready now, the stream begins."""
+        """Add a rank. If all are ready now, the stream begins.
+
+        Raises:
+            StateMismatch: two ranks begin at different places, or one begins within a round. The stream has failed.
+            ProtocolError: two ranks ask for different last rounds. The stream has failed.
+        """
+        if self._is_certain(ask) and (error := self._compare(ask)) is not None:
+            raise error
         waiting = list(self.stream.outlet.waiting)  # without this one: it was not told yet that its session is open
         self._members[ask.rank] = consumer, ask
         self.stream.outlet.waiting.append(consumer)
@@ -90,21 +77,14 @@ class Rendezvous:
         their requests differ.
 
         Raises:
-            StateMismatch: as for `check`.
+            StateMismatch: as for `admit`.
         """
         member, ask = self._members.get(consumer.rank, (None, None))
         if member is not consumer or ask is None or consumer.begun is None or self.stream.consumers or self.over:
             return
-        if ask.again:
-            self._fail_beside_again(ask)
-        else:
-            self._check_beside_again(ask)
-        if len(self._ready) == self._world_size and not self.over:
-            error = self._disagreement([ask, *(other for other in self._ready if other is not ask)])
-            if error is not None:
-                self.stream.fail(error)
-            else:
-                self._start_if_ready(self.stream.outlet.waiting)
+        self._prefer_those_who_come_back(ask)
+        if not self.over and self._compare(ask) is None:
+            self._start_if_ready(self.stream.outlet.waiting)
 
     def name_missing(self) -> None:
         """Tell the ranks that are there which ones are missing or not ready, so that they can log it, or give up."""
@@ -122,15 +102,14 @@ class Rendezvous:
         if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
             del self._members[consumer.rank]
 
-    def _is_ready(self, consumer: Consumer | None, ask: Ask) -> bool:
-        """Whether it is certain where the rank begins. A consumer that is yet to join (None) has not begun."""
-        begun = consumer is not None and consumer.begun is not None
-        return begun or _place(ask) != (0, 0) or self._world_size == 1
+    def _is_certain(self, ask: Ask) -> bool:
+        """Whether it is certain where the rank begins, even before it begins to read."""
+        return _place(ask) != (0, 0) or self._world_size == 1
 
     @property
     def _ready(self) -> list[Ask]:
         """The requests of the ranks that are there and ready."""
-        return [ask for consumer, ask in self._members.values() if self._is_ready(consumer, ask)]
+        return [ask for consumer, ask in self._members.values() if consumer.begun is not None or self._is_certain(ask)]
 
     def _start_if_ready(self, told: list[Consumer]) -> None:
         """Begin the stream if all ranks are there and ready. If ranks were told that some are missing, tell those in
@@ -144,18 +123,32 @@ class Rendezvous:
     def _tell(self, missing: list[int], consumers: list[Consumer]) -> None:
         self.stream.outlet.tell(MissingRanks(tuple(missing)), consumers)
 
-    def _check_beside_again(self, ask: Ask) -> None:
-        """Raise if others were cut off from a job and have come back, and this rank begins elsewhere."""
-        for other in self._ready:
-            if other.again and not ask.again and _place(other) != _place(ask):
-                raise _mismatch(ask, other, self._feed)
+    def _prefer_those_who_come_back(self, ask: Ask) -> None:
+        """Compare a rank that is ready now with each that was so before. If one of the two comes back to a job from
+        which it was cut off, and the other begins elsewhere, the one that comes back is right: refuse this rank, or
+        fail the others.
 
-    def _fail_beside_again(self, ask: Ask) -> None:
-        """Fail the stream if this rank was cut off from a job and has come back, and others wait to begin elsewhere."""
+        Raises:
+            StateMismatch: another one comes back.
+        """
         for other in self._ready:
-            if not other.again and _place(other) != _place(ask):
-                self.stream.fail(_mismatch(other, ask, self._feed))
-                return
+            if other.again is ask.again or _place(other) == _place(ask):
+                continue
+            if other.again:
+                raise _mismatch(ask, other, self._feed)
+            self.stream.fail(_mismatch(other, ask, self._feed))
+            return
+
+    def _compare(self, ask: Ask) -> PenstockError | None:
+        """If this rank is the last one to be ready, compare all requests. If they differ, fail the stream with the
+        error, and return it."""
+        others = [other for other in self._ready if other is not ask]
+        if len(others) < self._world_size - 1:
+            return None
+        error = self._disagreement([ask, *others])
+        if error is not None:
+            self.stream.fail(error)
+        return error
 
     @property
     def _feed(self) -> str:
