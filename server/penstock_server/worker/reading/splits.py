@@ -340,7 +340,7 @@ class OpenSplit:
         finally:
             self._leave()
             if self._transformed is not None and not self._drops:  # with `drops` it has counted on its own
-                self._transformed.number = self.taken
+                self._transformed.skipped_to(self.taken)
         if self.taken < until and not late:
             raise FeedError(
                 f"{self._name} yielded {until} samples of a {self._piece}, and only {self.taken} when it was run "

@@ -159,7 +159,7 @@ class TransformedSamples(Iterator[Any]):
         first: how many of the first samples are transformed already.
 
     Attributes:
-        number: how many samples were taken from `samples` so far. Set it after taking some from there directly.
+        number: how many samples were taken from `samples` so far.
     """
 
     def __init__(
@@ -182,6 +182,10 @@ class TransformedSamples(Iterator[Any]):
         self._place_of = place_of
         self._state = state
         self._randomness = randomness
+
+    def skipped_to(self, number: int) -> None:
+        """Note that samples were taken from `samples` directly, so that `number` were taken in all."""
+        self.number = number
 
     def __next__(self) -> Any:
         self._randomness.use(self._state)
