@@ -1,13 +1,15 @@
 """The coordinator's door, row by row of its tables: given this state, `handle(event)` gives these commands.
 
-Each test is a short history. Long histories are simulated (test_coordinator.py). One of the last tests checks that the
-tests before it have walked all rows of all tables.
+Each test is a short history. Long histories are simulated (test_coordinator.py). One test runs all others again, and
+checks that they walk all rows of all tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,7 +31,6 @@ from penstock_server.coordinator.vocabulary.turn import TURN_STATES, Turn, TurnS
 
 TABLES: tuple[Table[Any], ...] = (TURN_STATES, LANE_STATES, CONSUMER_STATES)
 ROWS = {(before, after) for table in TABLES for before, row in table.items() for after in row}
-walked: set[tuple[Enum, Enum]] = set()
 
 PLAN = m.FeedPlan(
     name="train",
@@ -50,23 +51,6 @@ PLAN = m.FeedPlan(
     on_error="raise",
     attempts=2,
 )
-
-
-@pytest.fixture(autouse=True)
-def _watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record the rows that are walked."""
-    for kind in (Turn, Lane, Consumer):
-        monkeypatch.setattr(kind, "become", _noting(kind.become))
-
-
-def _noting(become: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    def noted(self: Any, state: Enum) -> None:
-        before = self.state
-        become(self, state)
-        if state is not before:
-            walked.add((before, state))
-
-    return noted
 
 
 class Machine:
@@ -596,9 +580,37 @@ def test_a_transition_that_is_in_no_table_raises(kind: type, table: Table[Any]) 
                     thing.become(after)
 
 
-def test_all_rows_of_all_tables_are_walked_by_these_tests() -> None:
+def test_all_rows_of_all_tables_are_walked_by_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: set[tuple[Enum, Enum]] = set()
+
+    def noting(become: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def noted(self: Any, state: Enum) -> None:
+            before = self.state
+            become(self, state)
+            if state is not before:
+                walked.add((before, state))
+
+        return noted
+
+    for kind in (Turn, Lane, Consumer):
+        monkeypatch.setattr(kind, "become", noting(kind.become))
+    for history in histories():
+        history()
     missing = ROWS - walked
     assert not missing, sorted(f"{type(a).__name__}: {a.name} to {b.name}" for a, b in missing)
+
+
+def histories() -> Iterator[Callable[[], None]]:
+    """Return the tests of this file that need no fixture, with each set of their parameters."""
+    for name, test in list(globals().items()):
+        if not name.startswith("test_"):
+            continue
+        marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+        if not marks and not inspect.signature(test).parameters:
+            yield test
+        for mark in marks:
+            names, values = mark.args
+            yield from (partial(test, *(value if isinstance(names, tuple) else [value])) for value in values)
 
 
 def test_a_slot_has_one_owner_at_a_time_and_is_freed_by_the_last() -> None:
@@ -631,3 +643,33 @@ def test_a_bug_before_a_stream_exists_is_reported_and_refuses_the_consumer(monke
     assert isinstance(refused, do.Refuse)
     assert refused.consumer == 2
     assert machine.coordinator.streams[1].error is None
+
+
+def test_a_stream_that_cannot_even_fail_leaves_all_the_same_and_both_bugs_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("another bug")
+
+    machine = Machine(lanes=2, credit=2)
+    machine.begin()
+    sent, filled, *waiting = machine.tickets
+    fill = filling(machine, sent)
+    assert do.SendSlab in kinds(machine.made(fill, record=b"r"))
+    written = filling(machine, filled)
+    monkeypatch.setattr(machine.coordinator.streams[1].production, "close_epoch", broken)
+    commands = machine.tell(on.StreamFailed(1, KeyError("a bug")))
+    bugs = [str(command.error) for command in commands if isinstance(command, do.ReportBug)]
+    assert bugs == ["'a bug'", "'another bug'"]
+    (failed,) = [command.message for command in commands if isinstance(command, do.Tell)]
+    assert isinstance(failed, m.Failed)
+    assert "a bug" in failed.error.message
+    assert machine.coordinator.streams == {}
+    assert machine.coordinator.stopped
+    assert {fill.run, written.run} == {command.run for command in commands if isinstance(command, do.DropRun)}
+    freed = {command.ticket for command in commands if isinstance(command, do.Free)}
+    assert freed >= set(waiting)
+    assert not freed & {sent, filled}, "a tensor lives over one, and a worker writes to the other"
+    assert machine.made(written) == []
+    assert machine.tell(on.Lost(1, 1)) == [do.Free(sent)]
+    assert machine.coordinator.consumers == {}

@@ -46,6 +46,12 @@ class Copies:
         if repeat.slot.ticket not in self._slots:
             self.unmade.pop(repeat.slot.ticket, None)
 
+    @property
+    def tickets(self) -> set[int]:
+        """The tickets of slots that are read or written now."""
+        copying = [repeat for repeat in self.unmade.values() if repeat.copying]
+        return {slot.ticket for repeat in copying for slot in (repeat.slot, repeat.original.slot)}
+
     def slot_found(self, ticket: int) -> None:
         """Have the batch copied, now that the copy has its slot. The copy holds both slots while they are written and
         read."""

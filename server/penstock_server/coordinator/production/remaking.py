@@ -185,6 +185,11 @@ class Remaking:
         """The (worker, run) pairs that make something again."""
         return self._runs.keys()
 
+    @property
+    def tickets(self) -> set[int]:
+        """The tickets of the slots that are being filled again."""
+        return {slot.lease.ticket for slot in self._runs.values()}
+
     def _filler(self, run: int) -> tuple[int, int] | None:
         return next((filler for filler in self._runs if filler[1] == run), None)
 

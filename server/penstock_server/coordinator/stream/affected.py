@@ -73,8 +73,20 @@ class AffectedStreams:
             stream.fail(error)
             return
         self._do(do.ReportBug(error))
-        with contextlib.suppress(Exception):
+        try:
             stream.fail(a_bug(error))
+        except Exception as another:
+            self._do(do.ReportBug(another))
+            self._abandon(stream, a_bug(error))
+
+    def _abandon(self, stream: Stream, error: PenstockError) -> None:
+        """Remove a stream that cannot even fail. Its consumers are told, and still give back the slots that they
+        hold."""
+        self._streams.pop(stream.number, None)
+        try:
+            stream.abandon(error)
+        except Exception as another:
+            self._do(do.ReportBug(another))
 
     def proceed(self) -> None:
         """Let the affected streams send and grant what they can, and remove those that are done."""
@@ -87,6 +99,8 @@ class AffectedStreams:
                 if stream is not failed:
                     failed = stream
                     self.fail(stream, error)
+                else:  # it has failed, and must not proceed for ever
+                    self._do(do.ReportBug(error))
             if stream.closed and stream.done and self._streams.get(stream.number) is stream:
                 del self._streams[stream.number]
 

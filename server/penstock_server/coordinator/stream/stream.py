@@ -379,6 +379,25 @@ class Stream:
             if self._delivery.shared and self._deserted:
                 self.end()
 
+    def abandon(self, error: PenstockError) -> None:
+        """Leave at once, because `fail` has raised: tell the consumers, drop the runs that are known, and free the
+        slots. Consumers keep those that they hold. A slot that somebody may still write or copy is never used again,
+        because nobody waits for that any longer."""
+        if self.error is None:
+            self.outlet.failed(error)
+        self.outlet.close()
+        turns = list(self.production.turns.by_ticket.values())
+        fillers = {filler for _, turn in turns for filler in turn.fillers} | set(self.remaking.fillers)
+        for epoch in {*self._epochs, *(epoch for epoch, _ in turns)}:
+            fillers.update(lane.run for lane in epoch.lanes.values() if lane.run is not None)
+        for filler in sorted(fillers):
+            self._do(do.DropRun(*filler))
+        self._epochs.clear()
+        written = {turn.slot.ticket for _, turn in turns if turn.fillers} | self.remaking.tickets | self.copies.tickets
+        for consumer in self.consumers:
+            consumer.stop_reading()
+        self.slots.leave_to([lease for consumer in self.consumers for lease in consumer.out.values()], written)
+
     def proceed(self) -> None:
         """Send what can be sent, then grant what can be granted. Tell the state file if the stream has ended."""
         outlet, epochs = self.outlet, self._epochs

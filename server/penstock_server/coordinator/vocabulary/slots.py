@@ -9,7 +9,8 @@ free when the last holder has released it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -111,6 +112,18 @@ class Slots:
         assert lease.holders > 0, f"the slot of ticket {lease.ticket} was freed"
         lease.holders -= 1
         if not lease.holders:
-            del self._leases[lease.ticket]
-            self.nbytes -= lease.nbytes
-            self._do(do.Free(lease.ticket))
+            self._free(lease)
+
+    def leave_to(self, held: Iterable[Lease], never: Collection[int]) -> None:
+        """Leave the leases in `held` to their consumers, who hold each as often as it occurs there. Free all others,
+        except those whose tickets are in `never`, which are never freed."""
+        consumers = Counter(lease.ticket for lease in held)
+        for lease in list(self._leases.values()):
+            lease.holders = consumers[lease.ticket] + (lease.ticket in never)
+            if not lease.holders:
+                self._free(lease)
+
+    def _free(self, lease: Lease) -> None:
+        del self._leases[lease.ticket]
+        self.nbytes -= lease.nbytes
+        self._do(do.Free(lease.ticket))
