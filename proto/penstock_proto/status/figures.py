@@ -213,6 +213,10 @@ def percent(share: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return `1.5 GiB`."""
-    power = max(power for power in range(5) if nbytes >= 1024**power or not power)
-    return f"{number(nbytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    """Return `12 bytes`, or `3.4 MiB`."""
+    amount, unit = float(nbytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock_proto.status.figures import count, percent
+from penstock_proto.status.figures import count, percent, size
 from penstock_proto.text import one_line
-
-from ..coordinator import size
 
 
 def status_lines(state: dict[str, Any]) -> Iterator[str]:

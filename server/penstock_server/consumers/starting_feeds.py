@@ -7,7 +7,9 @@ import re
 import socket
 from collections.abc import Callable, Iterable
 
-from ..coordinator import Coordinator, size
+from penstock_proto.status.figures import size
+
+from ..coordinator import Coordinator
 from ..feed.feed_warnings import mixing_warning, workers_warning
 
 log = logging.getLogger(__name__)

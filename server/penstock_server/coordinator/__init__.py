@@ -2,6 +2,5 @@
 
 from .coordinator import Coordinator
 from .stream.affected import a_bug
-from .stream.budget import size
 
-__all__ = ["Coordinator", "a_bug", "size"]
+__all__ = ["Coordinator", "a_bug"]

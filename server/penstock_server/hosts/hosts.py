@@ -11,8 +11,9 @@ from typing import NamedTuple
 from penstock_proto import DaemonStopped, MemoryBound, PenstockError, ProtocolError, StartError
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec
+from penstock_proto.status.figures import size
 
-from ..coordinator import Coordinator, a_bug, size
+from ..coordinator import Coordinator, a_bug
 from ..coordinator.stream.budget import enough
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary import events as on

@@ -10,8 +10,8 @@ from penstock_proto import messages as m
 from penstock_proto.batches.columns import RAGGED, TEXT, Columns
 from penstock_proto.batches.layout import HEADER, LeafPlace, SlotLayout, is_fixed, lay_out
 from penstock_proto.spec import Spec
+from penstock_proto.status.figures import size
 
-from ..coordinator import size
 from ..feed.options.plan_sizes import fixed_slots
 from ..shared_memory.arena import Arena, Memfd
 

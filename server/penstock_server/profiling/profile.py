@@ -102,7 +102,6 @@ class Profile:
             HotLine(frames[key], ns / worked, on_cpu[key] / max(1, ns), ns / 1e9)
             for key, ns in total.most_common(most)
             if ns >= LEAST * worked
-            if ns >= LEAST * worked
         ]
 
 

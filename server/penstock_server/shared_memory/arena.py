@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import MemoryBound
+from penstock_proto.status.figures import size
 
-from ..coordinator import size
 from ..machine import descriptors
 from ..machine.memory_limits import available
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock_proto import UnknownFeed, Unreachable
 from penstock_proto.messages import VERSION
+from penstock_proto.status.figures import size
 
-from ...coordinator import size
 from .connection import OTHER_HOST, OTHER_USER, WORKS, Connection
 from .findings import ERROR, NOTE, WARNING, Finding, by_severity
 

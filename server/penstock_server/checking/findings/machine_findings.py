@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from penstock_proto import distribution
+from penstock_proto.status.figures import size
 
-from ...coordinator import size
 from ...machine import descriptors
 from .findings import ERROR, NOTE, WARNING, Finding, by_severity
 from .machine import NEEDED, Machine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...coordinator import size
+from penstock_proto.status.figures import size
+
 from ...coordinator.stream.budget import enough
 from ...feed.feed_warnings import mixing_warning, workers_warning
 from ...feed.options.plan_sizes import pooled_lanes

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_proto.messages import FeedPlan
+from penstock_proto.status.figures import size
 from penstock_proto.text import printable
 
-from ...coordinator import size
 from ...coordinator.stream.budget import enough
 from ...targets.file_target import shown_target
 from ..findings.findings import ERROR, Finding

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from penstock_proto import MemoryBound
+from penstock_proto.status.figures import size
 
 from ..vocabulary.feeds import ServedFeed, whole_pages
 from ..vocabulary.memory import Share, least_slots, regrown, share, with_consumers, with_workers
@@ -164,16 +165,6 @@ class Budget:
             f"--memory {size(self.memory)} is too small: at least {size(needed)} is needed ({'; '.join(needs)}). Give "
             f"--memory {enough(needed)} or more, or make the batches, `turn` or `shuffle` smaller"
         )
-
-
-def size(nbytes: int) -> str:
-    """Return `nbytes` for people: 12 bytes, 3.4 MiB."""
-    amount, unit = float(nbytes), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
 
 
 def enough(nbytes: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...coordinator import size
+from penstock_proto.status.figures import size
+
 from ...sources.hdf5 import check_servable, opened, row_nbytes
 from .description import Column, Description, leaf_names, other_length, together
 

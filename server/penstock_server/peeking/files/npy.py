@@ -5,7 +5,8 @@ from __future__ import annotations
 import zipfile
 from contextlib import ExitStack
 
-from ...coordinator import size
+from penstock_proto.status.figures import size
+
 from ...sources import files as fs
 from ...sources.npy import NumpySource
 from .description import Column, Description, leaf_names, other_length, together

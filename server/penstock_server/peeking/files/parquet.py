@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...coordinator import size
+from penstock_proto.status.figures import size
+
 from ...sources.parquet import can_be_served, opened_parquet
 from .description import Column, Description
 

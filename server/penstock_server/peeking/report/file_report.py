@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...coordinator import size
+from penstock_proto.status.figures import size
+
 from ..files.data_files import PeekedFile
 from ..files.proposal import MODULE, Proposal, unfit
 from ..leaves.leaf_report import leaf_lines, leaves_json
