@@ -175,7 +175,7 @@ class Daemon:
         """Wait until all workers are ready, and return their pids."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            workers = json.loads(control.status(self.url, 10))["workers"]
+            workers = control.status(self.url, 10)["workers"]
             if all(worker["ready"] for worker in workers):
                 return [worker["pid"] for worker in workers]
             time.sleep(0.05)

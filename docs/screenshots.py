@@ -7,7 +7,6 @@ needs Chromium and Pillow.
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 import subprocess
@@ -74,7 +73,7 @@ def look(url: str) -> Any:
 
     looks = Looks()
     for _ in range(LOOKS):
-        looks.add(json.loads(control.status(url, 5.0, None)))
+        looks.add(control.status(url, 5.0, None))
         time.sleep(1)
     return looks
 

@@ -124,7 +124,7 @@ def bench(
     with bar() as tell:
         seen = measure(
             feed,
-            status=lambda url: dict(json.loads(control.status(url, 5.0, own))),
+            status=lambda url: control.status(url, 5.0, own),
             workers=workers,
             keys=keys,
             transport=transport,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ def read_for_check(url: str, seconds: float, keys: str | None) -> Read:
             while reading.goes_on() and time.monotonic() < began + seconds:
                 time.sleep(0.05)
             after, took = connection.stats(), time.monotonic() - began
-            state = json.loads(control.status(url, 5.0, client_keys(keys)))
+            state = control.status(url, 5.0, client_keys(keys))
         if reading.error is not None:
             raise reading.error
     feed = url.rpartition("/")[2]

@@ -40,7 +40,7 @@ def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> 
     own = client_keys(keys)
 
     def status() -> dict[str, object]:
-        return dict(json.loads(control.status(url, 5.0, own)))
+        return control.status(url, 5.0, own)
 
     if once or as_json:
         looks = watch(status, every)

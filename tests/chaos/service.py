@@ -172,7 +172,7 @@ class Service:
         self.start(workers)
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(control.status(f"tcp://127.0.0.1:{self._port}", 5.0))
+        found: dict[str, Any] = control.status(f"tcp://127.0.0.1:{self._port}", 5.0)
         return found
 
     def nothing_held(self, patience: float = 5.0) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import penstock
-from penstock._transport.address import Address, is_private, parse
+from penstock._transport.address import is_private, parse
+from penstock_proto.transport.urls import Address
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,7 @@ from penstock._transport.address import Address, is_private, parse
         ("tcp://::1:5555/f", "names no host"),
         ("tcp://h:x/f", "has the port 'x'"),
         ("tcp://h:70000/f", "has the port '70000'"),
+        ("tcp://h:1/a/b", "such as tcp://127.0.0.1:5555/train, got 'tcp://h:1/a/b'"),
         ("tcp://h:1", "names no feed: write tcp://h:1/FEED"),
         ("tcp://h:1/", "`penstock status tcp://h:1` lists the feeds"),
         ("scenes.py", "neither a URL nor MODULE:ATTR"),
@@ -34,7 +36,7 @@ def test_each_wrong_url_has_its_own_sentence(url: str, says: str) -> None:
     ("url", "address"),
     [
         ("tcp://loader:5555/train", Address("loader", 5555, "train")),
-        ("tcp://10.0.0.1:1/a/b", Address("10.0.0.1", 1, "a/b")),
+        ("tcp://10.0.0.1:1/a-b.c", Address("10.0.0.1", 1, "a-b.c")),
         ("tcp://[fe80::1%eth0]:80/x", Address("[fe80::1%eth0]", 80, "x")),
     ],
 )

@@ -54,7 +54,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def status(url: str) -> dict[str, Any]:
-    return dict(json.loads(control.status(url, 60)))
+    return control.status(url, 60)
 
 
 def worker(number: int = 0, generating: float = 0.0, idle: float = 0.0, cpu: float = 0.5) -> WorkerShares:

@@ -49,7 +49,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
     daemon = serve(FEED)
-    before = json.loads(control.status(daemon.url, 60))
+    before = control.status(daemon.url, 60)
     with penstock.connect(daemon.url) as connection:
         for _ in connection.batches():
             pass
@@ -162,7 +162,7 @@ stream   2 more
 
 
 def test_status_shows_a_line_for_each_thing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "status", lambda url, timeout, keys: json.dumps(STATUS))
+    monkeypatch.setattr(control, "status", lambda url, timeout, keys: STATUS)
     assert CliRunner().invoke(main, ["status", "tcp://127.0.0.1:5555"]).output == SHOWN
 
 
@@ -183,7 +183,7 @@ def begin_to_stop(daemon: Daemon, how: str | int) -> None:
 
 
 def draining(daemon: Daemon) -> bool:
-    return bool(json.loads(control.status(daemon.url, 60))["draining"])
+    return bool(control.status(daemon.url, 60)["draining"])
 
 
 @pytest.mark.parametrize("how", ["stop", "stop --now", signal.SIGTERM, signal.SIGINT])
@@ -270,7 +270,7 @@ def test_signals_mean_one_worker_more_or_fewer_but_never_none(serve: Serve) -> N
     for _ in range(3):
         daemon.process.send_signal(signal.SIGTTOU)
         until(lambda: len(daemon.workers()) == 1)
-    assert len(json.loads(control.status(daemon.url, 60))["workers"]) == 1
+    assert len(control.status(daemon.url, 60)["workers"]) == 1
 
 
 def test_scale_says_what_is_wrong(serve: Serve) -> None:

@@ -704,7 +704,7 @@ def test_a_look_at_a_running_feed_takes_no_batch_from_anybody(serve: Serve) -> N
 def test_a_mistake_is_named(words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if words == "tcp://127.0.0.1:5555":
-        monkeypatch.setattr("penstock_server.to_daemon.control.status", lambda url, timeout, keys: "{}")
+        monkeypatch.setattr("penstock_server.to_daemon.control.status", lambda url, timeout, keys: {})
     (tmp_path / "notes.csv").write_text("a,b")
     (tmp_path / "feed.py").write_text("feed = 1")
     (tmp_path / "empty.h5").touch()

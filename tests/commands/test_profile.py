@@ -193,7 +193,7 @@ def test_several_may_profile_at_once_and_a_worker_may_die_meanwhile(serve: Serve
 
 def test_only_the_user_who_runs_a_daemon_may_profile_it(serve: Serve) -> None:
     daemon = serve(FEEDS, "computing")
-    state = json.loads(control.status(daemon.url, 60))
+    state = control.status(daemon.url, 60)
     if os.geteuid() == 0:
         # That user may not be able to read this Python, so import everything that is needed first.
         imports = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -230,7 +229,7 @@ def test_nothing_is_drawn_where_standard_error_is_no_terminal(serve: Serve) -> N
         next(connection.batches())
         daemon.process.send_signal(signal.SIGTERM)
         with suppress(Unreachable):  # it may be done already
-            while not json.loads(control.status(daemon.url, 5))["draining"]:
+            while not control.status(daemon.url, 5)["draining"]:
                 pass
     assert daemon.process.wait(50) == 0
     assert not {"\x1b", "\r"} & set(daemon.stderr())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +38,7 @@ def settled(daemon: Daemon) -> int:
     """Return the memory of daemon and workers, once no worker has anything to do."""
 
     def all_idle() -> bool:
-        lines = [line for line in status_lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
+        lines = [line for line in status_lines(control.status(daemon.url, 60)) if line.startswith("worker")]
         return len(lines) == 2 and all(line.endswith("idle") for line in lines)
 
     for _ in range(2):  # a worker may be between two turns the first time
@@ -97,7 +96,7 @@ def test_the_slots_of_a_closed_stream_go_back_to_the_system(serve: Serve) -> Non
     daemon = serve(FEED, memory=64 * MIB)
 
     def arena() -> int:
-        return int(json.loads(control.status(daemon.url, 60))["memory"]["arena"])
+        return int(control.status(daemon.url, 60)["memory"]["arena"])
 
     assert arena() == 0
     with penstock.connect(daemon.url) as connection:

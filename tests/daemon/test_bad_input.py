@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -231,10 +230,10 @@ def test_too_little_memory_is_refused_with_the_figure_that_is_needed_and_that_fi
 )
 def test_urls_name_the_host_that_is_advertised(serve: Serve, advertise: str, place: str) -> None:
     daemon = serve(HEAD + GOOD, bind="tcp://127.0.0.1:0", advertise=advertise)
-    found = re.search(r"tcp://127\.0\.0\.1:(\d+)", control.status(f"tcp://127.0.0.1:{port_of(daemon)}", 60))
+    found = re.search(r"tcp://127\.0\.0\.1:(\d+)", str(control.status(f"tcp://127.0.0.1:{port_of(daemon)}", 60)))
     assert found
     assert daemon.url == f"tcp://{place.format(port=found[1])}/feed"
-    shown = json.loads(control.status(found[0], 60))
+    shown = control.status(found[0], 60)
     assert shown["feeds"][0]["url"] == daemon.url
     if advertise == "localhost":
         with penstock.connect(daemon.url) as connection:

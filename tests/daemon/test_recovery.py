@@ -282,7 +282,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(control.status(next(iter(daemon.urls.values())), 60))
+    state: dict[str, Any] = control.status(next(iter(daemon.urls.values())), 60)
     return state
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -60,7 +59,7 @@ def start(serve: Serve, tmp_path: Path) -> Daemon:
 
 
 def state_of(daemon: Daemon) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(control.status(daemon.url, 60))
+    found: dict[str, Any] = control.status(daemon.url, 60)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -119,7 +118,7 @@ def test_while_a_feed_waits_others_are_read_and_its_clients_wait_as_they_do_for_
     url = daemon.urls["there"]
     assert read(url) == [0, 1, 2]
     until(lambda: "cannot be started yet" in daemon.stderr())
-    state = json.loads(control.status(url, 60))
+    state = control.status(url, 60)
     assert not state["ready"]
     (failing,) = state["failing"]
     assert failing["feed"] == "sample"
@@ -137,7 +136,7 @@ def test_while_a_feed_waits_others_are_read_and_its_clients_wait_as_they_do_for_
     come_back(daemon)
     reader.join()
     assert seen == [list(range(30))]
-    assert json.loads(control.status(url, 60))["failing"] == []
+    assert control.status(url, 60)["failing"] == []
 
 
 def test_a_daemon_that_waits_can_be_stopped(serve: Serve) -> None:

@@ -7,7 +7,6 @@ See test_recovery.py for processes that die and come back.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import textwrap
@@ -324,7 +323,7 @@ def test_a_worker_that_is_stopped_while_it_is_idle_holds_nobody_up(serve: Serve,
     daemon = serve(FEED, "feed", hang_timeout=1)
 
     def state() -> list[str]:
-        return [line for line in status_lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
+        return [line for line in status_lines(control.status(daemon.url, 60)) if line.startswith("worker")]
 
     with penstock.connect(daemon.url, transport=transport) as connection:
         quiet = [n.tolist() for _, n in connection.batches()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import time
 from collections.abc import Callable
@@ -67,7 +66,7 @@ def large(serve: Serve) -> dict[str, Any]:
     daemon = serve(FEED)
     with penstock.connect(daemon.url) as connection:
         next(connection.batches())
-        found = json.loads(control.status(daemon.url, 60))
+        found = control.status(daemon.url, 60)
     worker, stream = found["workers"][0], found["streams"][0]
     worker["doing"] = {"what": "ü" * 1024, "split": "/" * 1024, "samples": 10, "seconds": 0.5}
     found["workers"] = [{**copy.deepcopy(worker), "number": number, "pid": 1000 + number} for number in range(4096)]

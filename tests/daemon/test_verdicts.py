@@ -103,7 +103,7 @@ def test_the_verdict_names_the_cause(
         stack.enter_context(reading(url, *steps, transport="tcp" if throttled else "auto"))
         until = time.monotonic() + 60
         while True:  # the first seconds may belong to the start
-            state = json.loads(control.status(daemon.url, 60))
+            state = control.status(daemon.url, 60)
             streams = sorted(state["streams"], key=lambda stream: stream["rank"] or 0)
             if [stream["limit"] for stream in streams] == limits or time.monotonic() > until:
                 break

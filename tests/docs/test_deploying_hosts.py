@@ -235,7 +235,7 @@ with penstock.connect(os.environ["PENSTOCK_URL"] + "/feed") as connection:
     print(*(int(one) for batch in connection.batches() for one in batch))
 from penstock_server.to_daemon import control
 from penstock_proto.security.keys import client_keys
-state = json.loads(control.status(os.environ["PENSTOCK_URL"], 60, client_keys(None)))
+state = control.status(os.environ["PENSTOCK_URL"], 60, client_keys(None))
 print(len(state["hosts"]), "hosts")
 """
 

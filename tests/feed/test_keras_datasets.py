@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import threading
 import time
@@ -140,7 +139,7 @@ def wait_for_workers(daemon: Daemon, count: int) -> None:
     """Wait until there are `count` workers, all of them ready."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = json.loads(control.status(daemon.urls["plain"], 60))["workers"]
+        found = control.status(daemon.urls["plain"], 60)["workers"]
         if len(found) == count and all(worker["ready"] for worker in found):
             return
         time.sleep(0.05)

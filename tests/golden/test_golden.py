@@ -176,7 +176,7 @@ def test_every_split_is_found_in_a_cache_that_was_written_long_ago(serve: Serve,
 def uses_of_caches(daemon: Daemon) -> dict[str, Any]:
     """Return the use of each cache, from the daemon's status."""
     found = {}
-    for feed in json.loads(control.status(next(iter(daemon.urls.values())), 5.0))["feeds"]:
+    for feed in control.status(next(iter(daemon.urls.values())), 5.0)["feeds"]:
         if feed["cache"]:
             found[feed["name"]] = feed["cache"]
         found |= {f"{feed['name']} {part}": used for part, used in feed["part_caches"].items()}

@@ -6,7 +6,6 @@ All processes are on one machine here, so these tests keep their clients from bo
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import random
 import signal
@@ -116,7 +115,7 @@ def test_batches_do_not_pass_the_head_and_are_the_same(serve: Serve, join: Join)
 def fetched_from(head: Daemon, keys: ClientKeys | None = None, field: str = "fetched_bytes") -> int:
     """Return the bytes that consumers have fetched from hosts or will fetch; or the sum of another field of the
     hosts."""
-    status = json.loads(control.status(next(iter(head.urls.values())), 60, keys))
+    status = control.status(next(iter(head.urls.values())), 60, keys)
     return sum(int(host[field]) for host in status["hosts"])
 
 

@@ -271,10 +271,9 @@ def test_the_status_has_how_many_hosts_an_engine_is_to_run(serve: Serve, join: J
 
 def state_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
     """Return the daemon's status, once all hosts have reported."""
-    import json
 
     def reported() -> bool:
-        state.update(json.loads(control.status(next(iter(daemon.urls.values())), 10)))
+        state.update(control.status(next(iter(daemon.urls.values())), 10))
         return all(host["memory"] is not None for host in state["hosts"])
 
     state: dict[str, list[dict[str, Any]]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -36,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def state(daemon: Daemon, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(control.status(daemon.url, 60, client_keys(folder / "clients/victim")))
+    found: dict[str, Any] = control.status(daemon.url, 60, client_keys(folder / "clients/victim"))
     return found
 
 

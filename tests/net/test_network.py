@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import random
 import subprocess
@@ -145,7 +144,7 @@ def quiet(daemon: Daemon, feed: str = "feed", epochs: int = 2) -> Hashes:
 
 def streams(daemon: Daemon) -> list[dict[str, Any]]:
     """Return the daemon's streams, as its status shows them."""
-    state = json.loads(control.status(next(iter(daemon.urls.values())), 30))
+    state = control.status(next(iter(daemon.urls.values())), 30)
     return list(state["streams"])
 
 
@@ -263,9 +262,9 @@ def test_a_half_open_connection_is_replaced_and_the_daemon_lets_go_of_its_sessio
         assert connection.stats()["reconnects"] >= 3
         assert connection.stats()["batches"] == 2 * BATCHES
         until(lambda: len(streams(daemon)) == 1)
-        reserved = json.loads(control.status(daemon.url, 30))["memory"]["reserved"]
+        reserved = control.status(daemon.url, 30)["memory"]["reserved"]
     until(lambda: not streams(daemon))
-    assert json.loads(control.status(daemon.url, 30))["memory"]["reserved"] <= reserved
+    assert control.status(daemon.url, 30)["memory"]["reserved"] <= reserved
 
 
 def test_the_daemon_lets_go_of_a_consumer_that_is_never_heard_of_again(start: Start) -> None:
@@ -276,7 +275,7 @@ def test_the_daemon_lets_go_of_a_consumer_that_is_never_heard_of_again(start: St
         proxy.freeze()
         until(lambda: not streams(daemon))
     assert "nothing heard of" in daemon.stderr()
-    until(lambda: json.loads(control.status(daemon.url, 30))["memory"]["arena"] == 0)
+    until(lambda: control.status(daemon.url, 30)["memory"]["arena"] == 0)
 
 
 def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_next(

@@ -6,7 +6,6 @@ Workers, daemons and signals are real. The generator adds a line to the file SID
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -191,7 +190,7 @@ def read(daemon: Daemon, name: str = "", epochs: int = 2) -> list[list[str]]:
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(control.status(daemon.url, 5.0))
+    state: dict[str, Any] = control.status(daemon.url, 5.0)
     return state
 
 

@@ -3,7 +3,6 @@ fault."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
@@ -181,7 +180,7 @@ def test_a_child_that_comes_back_from_user_code_speaks_for_nobody(serve: Serve, 
         assert sorted(seen) == [100 * split + i for split in range(4) for i in range(40)]
         rest = sum(len(n) for _, n in calm)
     assert rest == 3200 - len(seen)
-    (worker,) = json.loads(control.status(daemon.urls["other"], 60))["workers"]
+    (worker,) = control.status(daemon.urls["other"], 60)["workers"]
     assert worker["restarts"] == 0
     deadline = time.monotonic() + 60
     while any(runs(child.pid) for child in psutil.Process(worker["pid"]).children()):

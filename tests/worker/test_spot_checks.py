@@ -3,7 +3,6 @@ first epoch, rows that are lost are an error, and reproducible feeds of all kind
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -194,10 +193,7 @@ def read(url: str, epochs: int = 1) -> None:
 
 
 def figures(daemon: Daemon) -> dict[str, dict[str, int]]:
-    return {
-        feed["name"]: feed["checks"]
-        for feed in json.loads(control.status(next(iter(daemon.urls.values())), 60))["feeds"]
-    }
+    return {feed["name"]: feed["checks"] for feed in control.status(next(iter(daemon.urls.values())), 60)["feeds"]}
 
 
 def differing(daemon: Daemon) -> set[str]:

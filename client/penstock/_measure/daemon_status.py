@@ -7,11 +7,9 @@ import threading
 import time
 from typing import Any
 
-from penstock_proto import PenstockError, ProtocolError
-from penstock_proto.messages import VERSION, Status, StatusRequest
+from penstock_proto import PenstockError
 from penstock_proto.security.keys import ClientKeys
-from penstock_proto.status import status_text
-from penstock_proto.transport import one_answer
+from penstock_proto.status import asking
 
 from .._transport.address import parse
 from .._transport.tcp_connection import dealer_to
@@ -48,18 +46,12 @@ class DaemonStatus:
 
     def _ask(self) -> None:
         with contextlib.suppress(PenstockError, OSError, ValueError):
-            self.latest = _status(self._url, self._keys, time.monotonic() + TIMEOUT)
-            self.first = self.first or self.latest
-
-
-def _status(url: str, keys: ClientKeys | None, deadline: float) -> dict[str, Any]:
-    """Return the daemon's status. Raises PenstockError, OSError or ValueError if it does not answer."""
-    address = parse(url)
-    dealer = dealer_to(address, keys, None, deadline - time.monotonic(), lambda: None)
-    try:
-        reply = one_answer.ask(dealer, StatusRequest(VERSION), deadline)
-    finally:
-        dealer.close(0)
-    if not isinstance(reply, Status):
-        raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
-    return status_text.parse(reply.json)
+            deadline = time.monotonic() + TIMEOUT
+            dealer = dealer_to(parse(self._url), self._keys, None, TIMEOUT, lambda: None)
+            try:
+                found = asking.status(dealer, deadline)
+            finally:
+                dealer.close(0)
+            if found is not None:
+                self.latest = found
+                self.first = self.first or found

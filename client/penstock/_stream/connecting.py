@@ -19,6 +19,7 @@ from penstock_proto.batches.position import Position, pack
 from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.security.keys import ClientKeys
 from penstock_proto.security.trusted import users
+from penstock_proto.transport.urls import Address
 
 from .._state.deadline import Deadline
 from .._state.mailbox import Mailbox
@@ -272,7 +273,7 @@ class Connector:
         if daemon is not None:
             daemon.stop()
 
-    def _start(self, watch: Callable[[], None] | None) -> _address.Address:
+    def _start(self, watch: Callable[[], None] | None) -> Address:
         """Start a private daemon if the URL needs one and none runs. Return the address of the feed."""
         if self._private and (self.daemon is None or not self.daemon.alive()):
             self.stop()

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
 from penstock_proto import StartError
+from penstock_proto.transport import urls
+from penstock_proto.transport.urls import Address
 
 _FORMS = "use tcp://HOST:PORT/FEED for a running daemon, or MODULE:ATTR to start a private one"
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The address of a feed."""
-
-    host: str
-    port: int
-    feed: str
-
-    @property
-    def endpoint(self) -> str:
-        """The daemon's address, as for ZeroMQ and `penstock status`."""
-        return f"tcp://{self.host}:{self.port}"
-
-    def __str__(self) -> str:
-        return f"{self.endpoint}/{self.feed}"
 
 
 def is_private(url: str) -> bool:
@@ -44,24 +26,14 @@ def is_private(url: str) -> bool:
 
 
 def parse(url: str) -> Address:
-    """Return the address in `url`, which has the form `tcp://HOST:PORT/FEED`, with an IPv6 host in brackets.
+    """Return the address of the feed at `url`, which has the form `tcp://HOST:PORT/FEED`.
 
     Raises:
         StartError: it has another form; the message says what is wrong.
     """
-    scheme, _, rest = url.partition("://")
-    if scheme != "tcp":
-        raise StartError(f"{url!r} has the scheme {scheme!r}, but Penstock uses tcp: {_FORMS}")
-    place, _, feed = rest.rstrip("/").partition("/")
-    host, colon, port = place.rpartition(":")
-    if not colon or place.endswith("]"):
-        raise StartError(f"{url!r} names no port: write tcp://HOST:PORT/FEED")
-    if not re.fullmatch(r"\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:]+", host):
-        raise StartError(f"{url!r} names no host: write tcp://HOST:PORT/FEED, an IPv6 address in brackets")
-    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise StartError(f"{url!r} has the port {port!r}: must be a number from 1 to 65535")
-    if not feed:
+    address = urls.parse(url)
+    if not address.feed:
         raise StartError(
             f"{url!r} names no feed: write {url.rstrip('/')}/FEED; `penstock status {url.rstrip('/')}` lists the feeds"
         )
-    return Address(host, int(port), feed)
+    return address

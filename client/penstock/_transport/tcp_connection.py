@@ -17,11 +17,11 @@ from penstock_proto.messages import ClientMessage, Failed, Hello, Ping, Pong, Se
 from penstock_proto.security.keys import ClientKeys, needs_key
 from penstock_proto.security.trusted import check_peer
 from penstock_proto.transport.codec import encode, from_server
+from penstock_proto.transport.urls import Address
 from penstock_proto.transport.zmtp import Silent
 from penstock_proto.transport.zmtp_dealer import Dealer, connected
 
 from .._state.deadline import Deadline
-from .address import Address
 from .frames import Frames
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def dealer_to(
     Raises:
         Unreachable: a user who is not trusted listens there.
     """
-    host, port = address.host.strip("[]"), address.port
+    host, port = address.hostname, address.port
     if keys is not None:
         from penstock_proto.transport import libzmq
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
 from penstock_proto import PenstockError
 from penstock_proto.security.keys import host_keys
+from penstock_proto.transport import urls
 
 from ..join.config import JoinConfig
 from ..logs import log_format
@@ -111,18 +111,15 @@ def join(
     with no_threads():
         from ..join import sent_keys
         from ..join.agent import join as run
-        from ..to_daemon.control import endpoint_of
 
     log_format.configure(log_level, form)
-    parts = urlsplit(endpoint_of(url))
-    assert parts.hostname is not None
-    assert parts.port is not None
+    head = urls.parse(url)
     given = given_for(JoinConfig, options)
     try:
         run(
             JoinConfig(
                 feeds=tuple(targets_of(feeds, options)),
-                head=(parts.hostname, parts.port),
+                head=(head.hostname, head.port),
                 keys=sent_keys.read() if keys_from_stdin else host_keys(keys),
                 **given,
             )

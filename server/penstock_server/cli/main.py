@@ -267,7 +267,7 @@ def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
     from ..to_daemon import control
     from .status_lines import status_lines
 
-    state = json.loads(control.status(url, timeout, any_keys(keys)))
+    state = control.status(url, timeout, any_keys(keys))
     click.echo(json.dumps(state, indent=2) if as_json else "\n".join(status_lines(state)))
 
 

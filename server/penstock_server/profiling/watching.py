@@ -9,7 +9,6 @@ sample their workers in the same way (join/sampling.py) and send what they have 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -57,7 +56,7 @@ def profile(
     """
     if not os.path.exists("/proc/self/status"):
         raise StartError("profiling needs /proc, which is hidden here: mount it (a proc file system)")
-    state = json.loads(control.status(url, ANSWER, keys))
+    state = control.status(url, ANSWER, keys)
     result = Profile(url)
     rate = rate_of(seconds, len(state["workers"]))
     with contextlib.closing(SampledWorkers()) as own, OfHosts(url, state, seconds, rate, ANSWER) as others:

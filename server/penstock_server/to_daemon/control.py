@@ -4,9 +4,7 @@ connection."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import select
 import socket
 import struct
@@ -14,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
-from penstock_proto import KeyRefused, ProtocolError, StartError, UnknownFeed, Unreachable
+from penstock_proto import KeyRefused, ProtocolError, UnknownFeed, Unreachable
 from penstock_proto import messages as m
 from penstock_proto.security import unix_address
 from penstock_proto.security.keys import ClientKeys, needs_key
-from penstock_proto.status import status_text
-from penstock_proto.transport import codec, libzmq, one_answer, seqpacket, zmtp_dealer
+from penstock_proto.status import asking
+from penstock_proto.transport import codec, libzmq, seqpacket, urls, zmtp_dealer
+from penstock_proto.transport.urls import Address
 
 _ANSWER = 5.0
 """Seconds that a daemon may take to answer."""
@@ -29,34 +27,9 @@ _ANSWER = 5.0
 _AGAIN = 0.1
 """Seconds between two attempts to connect."""
 
-_FEED = re.compile(r"(/[A-Za-z0-9_.-]{1,128})?/?")
-"""The part of a URL after HOST:PORT: nothing, or a feed."""
 
-
-def endpoint_of(url: str) -> str:
-    """Return the `tcp://host:port` of a daemon's or a feed's URL.
-
-    Raises:
-        StartError: `url` is not of the form tcp://HOST:PORT[/FEED].
-    """
-    return _parsed(url)[0]
-
-
-def _parsed(url: str) -> tuple[str, str]:
-    """Return the `tcp://host:port` of a URL, and the name of its feed or ""."""
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(url)
-        plain = not (parts.username or parts.password or parts.query or parts.fragment)
-        if parts.scheme == "tcp" and parts.hostname and parts.port and plain and _FEED.fullmatch(parts.path):
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            return f"tcp://{host}:{parts.port}", parts.path.strip("/")
-    raise StartError(
-        f"expected a daemon's address, such as tcp://127.0.0.1:5555 or tcp://127.0.0.1:5555/train, got {url!r}"
-    )
-
-
-def status(url: str, timeout: float, keys: ClientKeys | None = None) -> str:
-    """Return the daemon's status as JSON text, whose texts are safe to print.
+def status(url: str, timeout: float, keys: ClientKeys | None = None) -> dict[str, Any]:
+    """Return the daemon's status, whose texts are safe to print.
 
     Args:
         url: the daemon's or a feed's address.
@@ -70,12 +43,14 @@ def status(url: str, timeout: float, keys: ClientKeys | None = None) -> str:
         ProtocolError: the answer is not a status.
         PenstockError: the daemon's answer, if it was an error.
     """
-    reply = _ask(url, m.StatusRequest(m.VERSION), timeout, keys)
-    if isinstance(reply, m.Status):
-        state = status_text.parse(reply.json)
-        _check_feed(url, state)
-        return json.dumps(state, ensure_ascii=False)
-    raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
+    address = urls.parse(url)
+    deadline = time.monotonic() + timeout
+    while (state := _asked(address, keys, deadline)) is None:
+        if time.monotonic() + _AGAIN > deadline:
+            raise Unreachable(f"no daemon answered at {address.endpoint} within {timeout:g} s: is it running?")
+        time.sleep(_AGAIN)
+    _check_feed(address, state)
+    return state
 
 
 def scale(
@@ -104,7 +79,7 @@ def scale_hosts(url: str, hosts: int, *, timeout: float, keys: ClientKeys | None
 
 
 def _scaled(url: str, request: m.Message, signals: str, timeout: float, keys: ClientKeys | None) -> m.Scaled:
-    state = json.loads(status(url, timeout, keys))
+    state = status(url, timeout, keys)
     with _beside(url, state, "scale", signals, timeout) as connection:
         seqpacket.send(connection, codec.encode(request))
         data, _ = seqpacket.receive(connection)
@@ -141,7 +116,7 @@ def stop(
         Unreachable: the daemon is not on this host, belongs to another user, or has not ended in time.
     """
     patience = _ANSWER if timeout is None else min(timeout, _ANSWER)
-    state = json.loads(status(url, patience, keys))
+    state = status(url, patience, keys)
     with (
         _beside(url, state, "stop", "SIGTERM", patience) as connection,
         _process_behind(connection) as process,
@@ -153,7 +128,7 @@ def stop(
                 hint = "" if now else ": it lets epochs that are being read finish, `penstock stop --now` does not wait"
                 raise Unreachable(f"the daemon at {url} (pid {state['pid']}) did not stop within {timeout:g} s{hint}")
             with contextlib.suppress(Unreachable):  # it may be stopping just now
-                state = json.loads(status(url, patience, keys))
+                state = status(url, patience, keys)
             if not _ended(process, connection, 0):
                 still_waiting(state)
 
@@ -245,12 +220,12 @@ def _check_processes(url: str, state: dict[str, Any], connection: socket.socket)
         )
 
 
-def _check_feed(url: str, state: dict[str, Any]) -> None:
-    """Refuse a URL with a feed that the daemon does not serve. Accept any name until the daemon is ready."""
-    endpoint, feed = _parsed(url)
+def _check_feed(address: Address, state: dict[str, Any]) -> None:
+    """Refuse an address with a feed that the daemon does not serve. Accept any name until the daemon is ready."""
     served = [one["name"] for one in state["feeds"]]
-    if feed and state["ready"] and feed not in served:
-        raise UnknownFeed(f"no feed {feed!r} is served at {endpoint}; there are: {', '.join(sorted(served))}")
+    if address.feed and state["ready"] and address.feed not in served:
+        said = f"no feed {address.feed!r} is served at {address.endpoint}; there are: {', '.join(sorted(served))}"
+        raise UnknownFeed(said)
 
 
 def _ended(process: int, connection: socket.socket, timeout: float) -> bool:
@@ -310,27 +285,13 @@ def _process_behind(connection: socket.socket) -> Iterator[int]:
         os.close(process)
 
 
-def _ask(url: str, message: m.ClientMessage, timeout: float, keys: ClientKeys | None) -> m.ServerMessage:
-    endpoint = endpoint_of(url)
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    deadline = time.monotonic() + timeout
-    while (reply := _asked(keys, host.strip("[]"), int(port), message, deadline, endpoint)) is None:
-        if time.monotonic() + _AGAIN > deadline:
-            raise Unreachable(f"no daemon answered at {endpoint} within {timeout:g} s: is it running?")
-        time.sleep(_AGAIN)
-    if isinstance(reply, m.Failed):
-        raise reply.error.error()
-    return reply
-
-
-def _asked(
-    keys: ClientKeys | None, host: str, port: int, message: m.ClientMessage, deadline: float, endpoint: str
-) -> m.ServerMessage | None:
-    """Return the daemon's answer, or None if it cannot be reached now or closes the connection."""
+def _asked(address: Address, keys: ClientKeys | None, deadline: float) -> dict[str, Any] | None:
+    """Return the daemon's status, or None if it cannot be reached now or closes the connection."""
+    endpoint = address.endpoint
     # Without keys anybody may be there, and libzmq collects a message of many frames without limit.
     connect = zmtp_dealer.connected if keys is None else partial(libzmq.dealer, keys)
     try:
-        dealer = connect(host, port, max(0.0, deadline - time.monotonic()), lambda: None)
+        dealer = connect(address.hostname, address.port, max(0.0, deadline - time.monotonic()), lambda: None)
     except socket.gaierror as error:
         raise Unreachable(f"{endpoint}: the host name is unknown ({error})") from None
     except OSError:
@@ -340,7 +301,7 @@ def _asked(
     except ProtocolError as error:
         raise Unreachable(f"{endpoint} is not a Penstock daemon: {error}") from None
     try:
-        return one_answer.ask(dealer, message, deadline)
+        return asking.status(dealer, deadline)
     except OSError:
         return None
     except KeyRefused as error:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import zmq
 
@@ -23,7 +21,7 @@ from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.security import trusted, unix_address
 from penstock_proto.security.keys import client_keys
-from penstock_proto.transport import codec, seqpacket
+from penstock_proto.transport import codec, seqpacket, urls
 
 from ...to_daemon import control
 
@@ -116,10 +114,9 @@ def attempt(
     Raises:
         StartError: `url` is not of the form tcp://HOST:PORT[/FEED], or the folder of keys is not one.
     """
-    control.endpoint_of(url)
+    address = urls.parse(url)
     own = client_keys(keys)
-    parts = urlsplit(url)
-    seen = Connection(url, parts.hostname or "", parts.port or 0, parts.path.strip("/"))
+    seen = Connection(url, address.hostname, address.port, address.feed)
     tell("looking up the name", 0.0)
     _resolve(seen)
     tell("connecting", 0.1)
@@ -128,7 +125,7 @@ def attempt(
         return seen
     tell("asking the daemon", 0.2)
     try:
-        seen.state = json.loads(control.status(url, CONNECT_SECONDS, own))
+        seen.state = control.status(url, CONNECT_SECONDS, own)
     except PenstockError as error:
         seen.error = error
         return seen
@@ -141,11 +138,11 @@ def attempt(
     if own is None:
         tell("measuring the round trip", 0.3)
         with contextlib.suppress(PenstockError, zmq.ZMQError):
-            seen.trips = _trips(control.endpoint_of(url), feed)
+            seen.trips = _trips(address.endpoint, feed)
     if read is not None:
         tell(f"reading {feed}", 0.4)
         try:
-            seen.read = read(f"{control.endpoint_of(url)}/{feed}", seconds, keys)
+            seen.read = read(f"{address.endpoint}/{feed}", seconds, keys)
         except PenstockError as error:
             seen.unread = error.message
     return seen
