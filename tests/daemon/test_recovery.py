@@ -473,7 +473,7 @@ def test_a_stream_at_which_workers_die_outside_of_user_code_fails_by_itself(serv
         import os
         import numpy as np
         from penstock_server import Feed
-        from penstock_server.worker.work import filling
+        from penstock_server.worker.work import batch_maker
 
         def numbers(split):
             for i in range(200):
@@ -481,14 +481,14 @@ def test_a_stream_at_which_workers_die_outside_of_user_code_fails_by_itself(serv
 
         honest = Feed(numbers, splits=range(4), batch_size=4, turn=1, lanes=4)
         deadly = Feed(numbers, splits=range(4), batch_size=4, turn=1, lanes=4)
-        report = filling.Filler._report
+        report = batch_maker.BatchMaker._report
 
         def dies(self, run, fill, *values, **named):
             if run.feed.plan.name == "deadly":
                 os._exit(9)  # what a fault of our own might do
             report(self, run, fill, *values, **named)
 
-        filling.Filler._report = dies
+        batch_maker.BatchMaker._report = dies
     """
     daemon = serve(source, "honest", "deadly", workers=2)
     with (

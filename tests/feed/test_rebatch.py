@@ -14,7 +14,7 @@ import penstock
 from penstock_proto import SpecError
 from penstock_proto.batches.inferring import infer
 from penstock_server import Feed
-from penstock_server.worker.batch.batch_rows import BatchRows, NoRows
+from penstock_server.worker.batch.rebatching import BatchRows, NoRows
 from tests.conftest import Serve
 
 FEEDS = """

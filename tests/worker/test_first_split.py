@@ -17,7 +17,7 @@ from penstock_server.coordinator.vocabulary.workers import VACANT, Workers
 from penstock_server.worker.reading import first_split
 from penstock_server.worker.reading.first_split import FirstSplit
 from penstock_server.worker.reading.loaded_feed import LoadedFeed
-from penstock_server.worker.work.slots import Memfds
+from penstock_server.worker.work.memfds import Memfds
 from penstock_server.worker.work.work import Work
 from penstock_server.worker_state.activity import ActivityPage
 from tests.conftest import UNCHECKED, Serve

@@ -32,8 +32,8 @@ from ..shared_memory.kept import KeptBatches
 from . import local_requests
 from .local_requests import LocalRequests
 from .malformed import Malformed
-from .opening import Opening, other_version
 from .session import Session
+from .session_opening import Opening, other_version
 from .session_table import SessionTable
 from .status_requests import StatusRequests
 from .to_consumers import ToConsumers, failed

@@ -40,7 +40,7 @@ from ..worker.failures import letting_through
 from ..worker.isolation import helpers
 from ..worker.isolation.randomness import put_states, seeds, take_states
 from ..worker.reading.loaded_feed import LoadedFeed
-from ..worker.work.slots import Memfds
+from ..worker.work.memfds import Memfds
 from ..worker.work.work import Work
 from ..worker_state.activity import ActivityPage
 from ..worker_state.cache_usage import warning_of

@@ -23,7 +23,7 @@ from penstock_proto.transport import codec, seqpacket
 
 from ...worker_state.activity import ActivityPage
 from ..reading.loaded_feed import LoadedFeed
-from ..work.slots import Memfds
+from ..work.memfds import Memfds
 from ..work.work import Work
 from .process_guard import ProcessGuard, above_standard
 

@@ -19,8 +19,8 @@ from ...feed.feed import Feed
 from ...feed.options.transforms import Transform
 from ...targets.importing import user_traceback
 from ...worker_state.activity import ActivityPage
-from ..batch.batch_rows import BatchRows, NoRows
 from ..batch.collate import BadSample, Collate, Raised
+from ..batch.rebatching import BatchRows, NoRows
 from ..batch.shares import Share
 from ..cache.cached_samples import CachedSamples, RecordedSamples, UnreadableSample
 from ..cache.split_cache import SplitCache

@@ -14,7 +14,7 @@ from penstock_proto.batches.layout import POOL_LANE
 
 from ...shuffling.pool_order import source_rows
 from ..reading.loaded_feed import LoadedFeed
-from .slots import Memfds
+from .memfds import Memfds
 
 _LARGE = 16384
 """Rows of at least this many bytes are copied one by one. Smaller ones are copied together, through a temporary array,

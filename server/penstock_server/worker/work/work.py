@@ -26,14 +26,14 @@ from ..reading.loaded_feed import LoadedFeed
 from ..reading.reproducibility import check_reproducibility
 from ..reading.split_list import SharedSplits
 from ..reading.spot_checks import SpotChecks
-from .filling import Filler, nothing_made
+from .batch_maker import BatchMaker, nothing_made
 from .listing import answer_listing
 from .making_again import make_again
+from .memfds import Memfds
 from .mixed_feed import check_mixed
 from .pooling import pool_rows
 from .run import Run, RunOpener
 from .scheduler import Job, Scheduler
-from .slots import Memfds
 
 TELL_AGAIN = 1.0
 """Seconds between a busy worker's reports on the use of caches."""
@@ -88,7 +88,7 @@ class Work:
         self.randomness = GlobalRandomness()
         self._spots = SpotChecks(daemon.send)
         self._opener = RunOpener(number, self._lists, self.randomness, page, daemon.send, self._spots)
-        self._filler = Filler(memfds, daemon.send)
+        self._maker = BatchMaker(memfds, daemon.send)
 
     def step(self) -> bool:
         """Take the next step. Return False if there is nothing to do."""
@@ -258,9 +258,9 @@ class Work:
             return  # it failed before the daemon knew
         job = Job(run, fill.ticket, fills=True)
         if run.feed.layout is None:
-            job.steps = self._filler.one(fill, job)
+            job.steps = self._maker.one(fill, job)
         else:
-            job.steps = self._filler.turn(fill, job, run.feed.layout)
+            job.steps = self._maker.turn(fill, job, run.feed.layout)
         waited = run.waiting == fill.ticket
         if waited:
             run.waiting = None
@@ -271,7 +271,7 @@ class Work:
         if run is None or run.closed or message.run in self._revoked:  # the daemon only waits, as for a pool
             self._daemon.send(m.RowsWritten(run=message.run, ticket=message.ticket))
             return
-        steps = self._filler.leftover(message, run)
+        steps = self._maker.leftover(message, run)
         if isinstance(run.batches, LaneRun) and not run.batches.ended:
             job = Job(run, message.ticket, fills=False)
             job.steps = steps

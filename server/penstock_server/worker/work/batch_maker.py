@@ -16,17 +16,17 @@ from penstock_proto.batches import layout
 from ..lane.lane import LaneRun
 from ..lane.restart_record import SAME_AGAIN
 from ..reading.indexed import IndexRun
+from .memfds import Memfds
 from .run import Run
 from .scheduler import Job
-from .slots import Memfds
 
 _PART_SECONDS = 0.020
 """A turn that takes longer than this is reported in parts, so that a waiting consumer gets the batches that are
 ready."""
 
 
-class Filler:
-    """Fills slots.
+class BatchMaker:
+    """Makes turns, measures rows, and writes leftover rows.
 
     Args:
         memfds: the mapped slots.
