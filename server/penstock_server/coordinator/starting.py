@@ -20,11 +20,7 @@ from .vocabulary.events import SplitsListed
 from .vocabulary.failures import pause
 from .vocabulary.feeds import ServedFeed
 from .vocabulary.timers import Timers
-from .vocabulary.workers import REMOTE, Workers
-
-NOBODY = -1
-"""Used instead of a worker's number: the feed waits for its next attempt. (It is not the vacant place, workers.VACANT,
-which has the same number.)"""
+from .vocabulary.workers import NOBODY, REMOTE, Workers
 
 
 class Failing(Struct, frozen=True):
@@ -59,7 +55,8 @@ class Starting:
         self._do = out
         self._plans: dict[str, FeedPlan] = {}
         self._listings: dict[int, tuple[int, str]] = {}
-        """By run, until the feed is ready: the worker that lists the splits, and the feed."""
+        """By run, until the feed is ready: the worker that lists the splits, or NOBODY while the feed waits for its
+        next attempt; and the feed."""
 
     @property
     def begun(self) -> bool:

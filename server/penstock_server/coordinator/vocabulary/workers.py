@@ -17,6 +17,9 @@ REMOTE = 1_000_000
 VACANT = -1
 """Used instead of a worker's number: the vacant place of the next worker. Its work waits until a worker is ready."""
 
+NOBODY = -2
+"""Used instead of a worker's number by work that waits for its next attempt, and has no place meanwhile."""
+
 
 class Workers:
     """The workers by number.
