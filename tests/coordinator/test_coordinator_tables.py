@@ -614,10 +614,10 @@ def histories() -> Iterator[Callable[[], None]]:
 
 
 def test_a_slot_has_one_owner_at_a_time_and_is_freed_by_the_last() -> None:
-    from penstock_server.coordinator.vocabulary.slots import Slots
+    from penstock_server.coordinator.vocabulary.leases import Leases
 
     done: list[do.Command] = []
-    slots = Slots(iter(range(7, 9)), 100, done.append)
+    slots = Leases(iter(range(7, 9)), 100, done.append)
     lease = slots.acquire()
     slots.hold(lease)
     slots.release(lease)

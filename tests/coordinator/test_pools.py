@@ -21,7 +21,7 @@ from penstock_server.coordinator.order.pooled_order import PooledOrder
 from penstock_server.coordinator.order.visits import LaneVisits
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.consumer import Sent
+from penstock_server.coordinator.vocabulary.consumer import SentSlab
 from penstock_server.coordinator.vocabulary.group_log import GroupLog
 from penstock_server.coordinator.vocabulary.positions import check
 from penstock_server.coordinator.vocabulary.turn import Part, Turn, TurnState
@@ -539,12 +539,12 @@ def test_the_file_of_a_group_has_lanes_where_their_pool_begins_until_all_of_it_w
     for turn in (first, second):
         log.delivers(0, turn, Part(0, 2, 8, ()))
     for turn, batch in ((first, 1), (first, 0), (second, 0)):
-        log.handed([Sent(0, 100, 0, turn, Part(batch, 1, 4, ()))])
+        log.handed([SentSlab(0, 100, 0, turn, Part(batch, 1, 4, ()))])
         now = saved[-1]
         assert isinstance(now, do.SaveGroup)
         assert (now.batches, now.places, now.behind) == (0, (), ())
         assert now.ahead == ((POOL_LANE, turn.index + batch, 1),)
-    log.handed([Sent(0, 100, 0, second, Part(1, 1, 4, ()))])
+    log.handed([SentSlab(0, 100, 0, second, Part(1, 1, 4, ()))])
     now = saved[-1]
     assert isinstance(now, do.SaveGroup)
     assert (now.batches, now.places, now.ahead) == (4, ((0, 2, b"a2"), (1, 2, b"b2")), ())
@@ -558,7 +558,7 @@ def test_the_file_of_a_group_has_the_lanes_that_end_in_a_pool_without_batches() 
     log.pool_begins(m.PoolBegun(0, 0, 0, 0, (m.LaneInPool(0, 0, b"a", 0, 3), m.LaneInPool(1, 0, b"b", 1, 1))))
     merged = Turn(TAIL_LANE, 0, 1)
     log.delivers(0, merged, Part(0, 1, 4, ()))
-    log.handed([Sent(0, 100, 0, merged, Part(0, 1, 4, ()))])
+    log.handed([SentSlab(0, 100, 0, merged, Part(0, 1, 4, ()))])
     now = saved[-1]
     assert isinstance(now, do.SaveGroup)
     assert now.merged == 1

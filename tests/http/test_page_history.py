@@ -14,7 +14,7 @@ import pytest
 from penstock_proto import GeneratorError
 from penstock_proto.messages import WorkerActivity
 from penstock_proto.status.status_history import History
-from penstock_server.coordinator.vocabulary.feeds import Sent
+from penstock_server.coordinator.vocabulary.feeds import SentTotals
 from penstock_server.http.live import Live
 from penstock_server.http.notices import MOST, Notices
 from penstock_server.http.rates import FeedLook, Rates
@@ -183,7 +183,7 @@ def test_readiness_and_the_verdicts_waits_come_from_the_same_counters() -> None:
         status_text=str,
         waits=lambda _: Waits(reading=now[0], production=waited()),
         seconds=lambda: now[0],
-        feeds={"train": SimpleNamespace(sent=Sent(0, 0, 0))},  # type: ignore[dict-item]
+        feeds={"train": SimpleNamespace(sent=SentTotals(0, 0, 0))},  # type: ignore[dict-item]
         workers=list,
         hosts=(),
         memory=WorkerMemory(list, lambda: None, Bugs()),

@@ -128,7 +128,7 @@ class Coordinator:
             on.WorkerGone: self._staffing.gone,
             on.WorkerStands: self._staffing.stands,
             on.WorkerGoesOn: self._staffing.goes_on,
-            on.WorkersLost: self._staffing.lost,
+            on.WorkersLost: self._staffing.workers_lost,
             on.SlotsAllowed: self._slots_allowed,
             on.Stop: self._stop,
             on.NotSaved: self._not_saved,

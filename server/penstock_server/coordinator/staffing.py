@@ -156,7 +156,7 @@ class Staffing:
                     stream.fail(WorkerDied(said))
         self.died(on.WorkerDied(event.worker, event.how))
 
-    def lost(self, event: on.WorkersLost) -> None:
+    def workers_lost(self, event: on.WorkersLost) -> None:
         """Remove the workers of a lost host. All of them are removed before their work is handed over, so it goes to
         none of them."""
         self._workers.gone(*event.workers)

@@ -63,7 +63,7 @@ class WorkEvents:
         """Have reported batches made again, because their bytes are lost with their host."""
         for ticket in event.tickets:
             if (stream := self._affected.of(ticket)) is not None:
-                stream.remaking.lost((ticket,))
+                stream.remaking.bytes_lost((ticket,))
 
     def rows_measured(self, event: RowsMeasured) -> None:
         """Take the sizes of leftover rows, if samples vary in size (`MeasureRows` then comes before `WriteRows`).

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..vocabulary import commands as do
 from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.slots import Slots
+from ..vocabulary.leases import Leases
 from ..vocabulary.turn import Part, Repeat, Turn
 
 
@@ -27,7 +27,7 @@ class Copies:
         unmade: the copies that are not made yet, by ticket.
     """
 
-    def __init__(self, feed: ServedFeed, slots: Slots, out: Callable[[do.Command], None]) -> None:
+    def __init__(self, feed: ServedFeed, slots: Leases, out: Callable[[do.Command], None]) -> None:
         self.unmade: dict[int, Repeat] = {}
         self._feed = feed
         self._slots = slots

@@ -16,7 +16,7 @@ from ..order.epoch import Epoch
 from ..vocabulary import commands as do
 from ..vocabulary.consumer import Consumer
 from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.slots import Slots
+from ..vocabulary.leases import Leases
 from ..vocabulary.turn import Part, Repeat, Source, Turn
 from .copies import Copies
 
@@ -44,7 +44,7 @@ class Outlet:
     def __init__(
         self,
         feed: ServedFeed,
-        slots: Slots,
+        slots: Leases,
         copies: Copies,
         epochs: Sequence[Epoch],
         *,

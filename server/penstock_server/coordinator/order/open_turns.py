@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from penstock_proto import PenstockError
 
-from ..vocabulary.slots import Slots
+from ..vocabulary.leases import Leases
 from ..vocabulary.turn import ABANDONED, COMPLETE, DONE, FILLING, IDLE, PLANNED, WAITING, Turn, TurnState
 from ..vocabulary.workers import VACANT
 from .epoch import Epoch
@@ -28,7 +28,7 @@ class OpenTurns:
         held: how many turns hold a slot for production: they are open, or wait until the order comes to them.
     """
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Leases) -> None:
         self.by_ticket: dict[int, tuple[Epoch, Turn]] = {}
         self.held = 0
         self._slots = slots

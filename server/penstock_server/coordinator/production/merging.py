@@ -16,7 +16,7 @@ from ..order.lane import Filler, Lane
 from ..order.open_turns import OpenTurns
 from ..vocabulary import commands as do
 from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.slots import Slots
+from ..vocabulary.leases import Leases
 from ..vocabulary.turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Leftover, Part, Turn
 
 
@@ -35,7 +35,7 @@ class Merging:
         self,
         feed: ServedFeed,
         turns: OpenTurns,
-        slots: Slots,
+        slots: Leases,
         *,
         start: Callable[[Epoch, int, Lane], Filler],
         out: Callable[[do.Command], None],

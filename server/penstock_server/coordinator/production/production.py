@@ -25,7 +25,7 @@ from ..order.open_turns import OpenTurns
 from ..vocabulary import commands as do
 from ..vocabulary import failures
 from ..vocabulary.feeds import ServedFeed, Skipped
-from ..vocabulary.slots import Recipe, Slots
+from ..vocabulary.leases import Leases, Recipe
 from ..vocabulary.turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Part, Turn
 from ..vocabulary.workers import REMOTE, VACANT, Workers
 from .merging import Merging
@@ -59,7 +59,7 @@ class Production(ABC):
         self,
         feed: ServedFeed,
         epochs: deque[Epoch],
-        slots: Slots,
+        slots: Leases,
         *,
         workers: Workers,
         ids: Iterator[int],

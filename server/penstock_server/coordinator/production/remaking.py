@@ -1,7 +1,7 @@
 """Makes reported batches again if their bytes were lost with their host.
 
 A batch depends only on the feed, the epoch, the lane and its number in the lane. So its slot keeps the restart record
-from which it was made (slots.Recipe), and another worker makes the same bytes from that record, in a run of its own.
+from which it was made (leases.Recipe), and another worker makes the same bytes from that record, in a run of its own.
 Turns and lanes do not change: consumers that were told of the batches wait for their bytes.
 
 If that fails, the stream fails as after a broken connection: clients connect again, with their positions.
@@ -19,7 +19,7 @@ from penstock_proto.messages import Made
 from ..order.open_turns import OpenTurns
 from ..vocabulary import commands as do
 from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.slots import Lease, Slots
+from ..vocabulary.leases import Lease, Leases
 from ..vocabulary.workers import VACANT, Workers
 
 _ATTEMPTS = 3
@@ -71,7 +71,7 @@ class Remaking:
     def __init__(
         self,
         feed: ServedFeed,
-        slots: Slots,
+        slots: Leases,
         turns: OpenTurns,
         *,
         workers: Workers,
@@ -91,7 +91,7 @@ class Remaking:
         """The slots that are being filled, by worker and run."""
         self._stopped = False
 
-    def lost(self, tickets: Iterable[int]) -> None:
+    def bytes_lost(self, tickets: Iterable[int]) -> None:
         """Note that the bytes of these tickets are lost. Ignore tickets whose slot was already freed: nobody needs
         them."""
         for lease in map(self._slots.find, tickets):

@@ -40,8 +40,8 @@ from ..vocabulary import commands as do
 from ..vocabulary.consumer import Consumer
 from ..vocabulary.feeds import ServedFeed, SplitsInfo
 from ..vocabulary.group_log import GroupLog
+from ..vocabulary.leases import Leases
 from ..vocabulary.memory import Share
-from ..vocabulary.slots import Slots
 from ..vocabulary.workers import Workers
 from .stream_view import StreamView
 
@@ -90,7 +90,7 @@ class Stream:
         self._stopping: DaemonStopped | None = None
         ids = itertools.count(number * m.IDS_PER_STREAM)
         self._epochs: deque[Epoch] = deque()
-        self.slots = Slots(ids, feed.slot_nbytes, out)
+        self.slots = Leases(ids, feed.slot_nbytes, out)
         self.copies = Copies(feed, self.slots, out)
         self.outlet = Outlet(feed, self.slots, self.copies, self._epochs, fail=self.fail, out=out)
         self._delivery = delivery(self.outlet)
@@ -286,7 +286,7 @@ class Stream:
     def lost(self, consumer: Consumer, handed: int) -> None:
         """Handle a consumer that is gone with all its tensors: take all of its slots back."""
         self.cut(consumer, handed)
-        for slot in consumer.lost():
+        for slot in consumer.take_slots():
             self.slots.release(slot)
 
     def give_up_waiting(self) -> None:

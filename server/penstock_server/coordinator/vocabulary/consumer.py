@@ -9,13 +9,13 @@ from msgspec import Struct
 
 from penstock_proto import ProtocolError
 
+from .leases import Lease
 from .memory import Share
-from .slots import Lease
 from .transitions import States, Table, impossible
 from .turn import Part, Source
 
 
-class Sent(Struct, frozen=True):
+class SentSlab(Struct, frozen=True):
     """A slab that was sent: its number, its size in bytes, and its contents."""
 
     seq: int
@@ -109,7 +109,7 @@ class Consumer:
         self._feed = feed
         self._credit_bytes = credit_bytes
         self._holds_handed = holds_handed
-        self._unhanded: deque[Sent] = deque()
+        self._unhanded: deque[SentSlab] = deque()
         self._unhanded_bytes = 0
         self._resized_at = 0
         self._out_before = 0
@@ -144,12 +144,12 @@ class Consumer:
         """Whether slabs of the epoch are under way to it, not counting those that `take_unhanded` has returned."""
         return any(sent.epoch == epoch and sent.seq >= self._returned_before for sent in self._unhanded)
 
-    def handing(self, handed: int) -> list[Sent]:
+    def handing(self, handed: int) -> list[SentSlab]:
         """Return the slabs that are newly handed over once the first `handed` are, without those that `take_unhanded`
         has returned."""
         return [sent for sent in self._unhanded if self._returned_before <= sent.seq < handed]
 
-    def take_unhanded(self, handed: int) -> Iterator[Sent]:
+    def take_unhanded(self, handed: int) -> Iterator[SentSlab]:
         """Return the slabs after the first `handed`, which the consumer will not hand over. Each is returned only once.
         The consumer still holds their slots."""
         first, self._returned_before = max(handed, self._returned_before), self.sent
@@ -206,7 +206,7 @@ class Consumer:
         self.slabs += 1
         self.batches += part.batches
         self.rows += part.rows
-        self._unhanded.append(Sent(seq, nbytes, epoch, source, part))
+        self._unhanded.append(SentSlab(seq, nbytes, epoch, source, part))
         self._unhanded_bytes += nbytes
         self.out[seq] = source.slot
         return seq
@@ -264,7 +264,7 @@ class Consumer:
         slots += [self._take_slot(seq) for seq in released]
         return slots
 
-    def lost(self) -> list[Lease]:
+    def take_slots(self) -> list[Lease]:
         """Return all slots that the consumer still has: it is gone with all its tensors."""
         return [self._take_slot(seq) for seq in list(self.out)]
 

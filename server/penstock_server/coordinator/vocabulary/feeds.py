@@ -44,7 +44,7 @@ class Skipped(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Sent:
+class SentTotals:
     """Counts what was sent to consumers, including what was sent again after a lost connection."""
 
     batches: int = 0
@@ -75,7 +75,7 @@ class ServedFeed:
         self.static_splits = static_splits
         self.skipped: deque[Skipped] = deque(maxlen=100)
         self.skipped_count = 0
-        self.sent = Sent()
+        self.sent = SentTotals()
         self.errors = 0
         self.replays = 0
         self.columns = Columns(spec, plan.batch_size, plan.buckets)

@@ -26,7 +26,7 @@ from penstock_proto.batches.position import Position
 from penstock_proto.messages import FeedInfo, Had, LaneEnded, PoolBegun, SentElsewhere
 
 from . import commands as do
-from .consumer import Sent
+from .consumer import SentSlab
 from .ranges import Ranges
 from .turn import Part, Source, Turn
 
@@ -174,7 +174,7 @@ class GroupLog:
         self._log.append(pool)
         self._advance()
 
-    def handed(self, sent: Iterable[Sent]) -> None:
+    def handed(self, sent: Iterable[SentSlab]) -> None:
         """Note that these slabs were handed over."""
         ahead = [self._done(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
         if ahead:

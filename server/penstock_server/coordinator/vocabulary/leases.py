@@ -51,7 +51,7 @@ NO_SLOT = Lease(-1, 0, 0)
 """The lease of a turn that has no slot yet."""
 
 
-class Slots:
+class Leases:
     """The leases of one stream.
 
     Args:

@@ -13,7 +13,7 @@ from penstock_proto.batches.columns import Sizes
 from penstock_proto.batches.layout import POOL_LANE, TAIL_LANE
 from penstock_proto.messages import Shapes
 
-from .slots import NO_SLOT, Lease
+from .leases import NO_SLOT, Lease
 from .transitions import States, Table, impossible
 
 
