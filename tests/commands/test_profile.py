@@ -22,9 +22,10 @@ import jsonschema
 import pytest
 
 import penstock
+import penstock_server
 from penstock_proto import messages as m
 from penstock_proto.transport import codec, seqpacket
-from penstock_server.profiling import page, report, speedscope
+from penstock_server.profiling import folding, page, report, speedscope
 from penstock_server.profiling.folding import IDLE, LIBRARY, PENSTOCK, USER, Folding, Frame, fold
 from penstock_server.profiling.profile import Profile, Sampled
 from penstock_server.profiling.watching import profile
@@ -151,6 +152,11 @@ def test_the_line_that_takes_the_time_comes_first_and_is_told_computing_from_wai
     idle = sampled(daemon.urls["computing"], 1.5)
     assert idle.times().idle > 0.8 * idle.times().seconds
     assert "nobody reads" in " ".join(report.remarks(idle, reads=False))
+
+
+def test_the_files_of_penstock_that_have_a_word_exist() -> None:
+    ours = Path(penstock_server.__file__).parent
+    assert [path for path in (*folding._WORDS, folding._ACTIVITY) if not (ours / path).is_file()] == []
 
 
 def test_a_long_call_in_c_shows_its_line(serve: Serve) -> None:
@@ -303,8 +309,8 @@ def test_a_stack_begins_with_the_generator_and_penstock_is_a_word() -> None:
     assert words(COLLATE) == ["collating"]
     assert words(COLLATE, (SITE + "numpy/core.py", 3, "stack")) == ["collating"]
     assert words(COLLATE, (LIBRARIES + "inspect.py", 3, "signature")) == ["collating"]
-    assert words((OURS + "activity.py", 3, "ActivityPage.idle")) == [IDLE]
-    assert words((OURS + "activity.py", 3, "ActivityPage.leave")) == ["collating"]
+    assert words((OURS + "worker_state/activity.py", 3, "ActivityPage.idle")) == [IDLE]
+    assert words((OURS + "worker_state/activity.py", 3, "ActivityPage.leave")) == ["collating"]
     hdf5 = OURS + "sources/hdf5.py", 9, "read"
     assert words(COLLATE, hdf5) == ["reading HDF5 files"]
     assert words(COLLATE, hdf5, (SITE + "h5py/dataset.py", 3, "get")) == ["reading HDF5 files", "get"]

@@ -50,6 +50,9 @@ _WORDS = {
 _READING = ("sources/", "worker/cache/split_cache.py", "worker/cache/split_file.py", "worker/cache/cached_samples.py")
 """Files of Penstock that do a generator's work: they stay in the stack above what they call."""
 
+_ACTIVITY = "worker_state/activity.py"
+"""The file whose `idle` waits for work."""
+
 _PACKAGES = ("numpy", "msgspec", "msgpack", "msgpack_numpy")
 """Packages that Penstock itself calls outside of user code, besides Python's own library."""
 
@@ -145,7 +148,7 @@ def _is_generator(frame: Seen) -> bool:
 
 def _word(parts: Sequence[str], names: Sequence[str]) -> str:
     """Return what these functions in these files do, which were called in this order."""
-    if parts[-1] == "activity.py" and names[-1].endswith("idle"):
+    if parts[-1] == _ACTIVITY and names[-1].endswith("idle"):
         return IDLE
     for part in reversed(parts):
         word = _WORDS.get(part)
