@@ -21,7 +21,7 @@ from penstock_server.reloading.reloader import Reloader
 from penstock_server.reloading.sources import Sources, changed
 from penstock_server.targets import saved_sources
 from penstock_server.to_daemon import control
-from tests.conftest import Daemon, Serve
+from tests.conftest import Daemon, Serve, wait_until
 
 FEED = """
     from penstock_server import Feed
@@ -77,8 +77,8 @@ def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve
         says(daemon, "the next epoch is read from the new code")
 
         # A worker that starts meanwhile has the old code, too.
-        first, _ = daemon.workers()
-        first.kill()
+        wait_until(lambda: len(daemon.workers()) == 2)  # the process that tried the new code has ended
+        daemon.workers()[0].kill()
         says(daemon, "is ready", 3)
         values += [batch.item() for batch in batches]
         assert values == [1] * 100

@@ -48,13 +48,13 @@ def memory(name):
         return next(int(line.split()[1]) for line in status if line.startswith(name + ":"))
 
 for line in sys.stdin:
-    url, transport, options = json.loads(line)
+    url, transport, patience, options = json.loads(line)
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # VmHWM begins again
     before, began, batches, text = memory("VmRSS"), time.monotonic(), 0, ""
     try:
         with penstock.connect(url, transport=transport, timeout={PATIENCE}, reconnect=0, **options) as connection:
-            watchdog = threading.Timer({PATIENCE}, connection.close)
+            watchdog = threading.Timer(patience, connection.close)
             watchdog.daemon = True
             watchdog.start()
             time.sleep(0.5)  # so that nothing is handed over meanwhile
@@ -94,12 +94,12 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._process.communicate("")
 
-    def read(self, url: str, transport: str = "auto", **options: Any) -> Outcome:
-        """Read the URL until its end or an error. The process must survive that."""
+    def read(self, url: str, transport: str = "auto", patience: float = PATIENCE, **options: Any) -> Outcome:
+        """Read the URL until its end or an error, for `patience` seconds. The process must survive that."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps([url, transport, options]) + "\n")
+        process.stdin.write(json.dumps([url, transport, patience, options]) + "\n")
         process.stdin.flush()
         said = process.stdout.readline()
         assert said, f"the client ended with status {process.wait()}"

@@ -127,7 +127,7 @@ def test_strangers_are_cut_off_and_leave_nothing_behind(serve: Serve, folder: Pa
 
 def test_a_client_that_goes_before_it_is_answered_is_forgotten_at_once(serve: Serve, folder: Path) -> None:
     """A closed connection always looks writable, and takes nothing. So no answer may wait for it."""
-    bounds = {f"host.network_peer.{name}": 1_000_000 for name in ("HANDSHAKE", "PATIENCE")}
+    bounds = {f"net.network_peer.{name}": 1_000_000 for name in ("HANDSHAKE", "PATIENCE")}
     daemon, eve = serve(FEED, keys=folder, patched=bounds), eve_of(folder)
     process = psutil.Process(daemon.process.pid)
     with victim(daemon, folder / "clients/victim"):

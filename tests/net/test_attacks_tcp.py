@@ -238,7 +238,7 @@ def test_slabs_that_nobody_reads_do_not_outlive_their_session_for_long(serve: Se
 def test_who_finds_no_room_at_the_daemon_is_told_so(serve: Serve) -> None:
     daemon = serve(FEED, patched={"net.network._MOST": 0})
     with pytest.raises(penstock.Unreachable, match="connections are closed at once: the daemon may have too many"):
-        penstock.connect(daemon.url, timeout=1)
+        penstock.connect(daemon.url, timeout=5)
 
 
 @pytest.mark.parametrize(("group", "stays"), [("", False), ("team", True)])

@@ -281,11 +281,13 @@ class Worker:
             assert not message.last, message
 
     def made(self) -> m.Made:
-        """Return the end of a turn. Parts of it may come first."""
+        """Return the end of a turn, with the batches of all of its parts. (A turn that takes long comes in parts.)"""
         made = self.receive(m.Made)
+        batches = made.batches
         while not made.last:
             made = self.receive(m.Made)
-        return made
+            batches += made.batches
+        return msgspec.structs.replace(made, batches=batches)
 
     def doing(self) -> Activity | None:
         """Return the activity on the worker's status page."""
