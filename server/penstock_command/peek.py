@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str | None, as_json: bool) -> None:
     """Show what a feed or data files hold: leaves, shapes, ranges, lengths, some values.
 
-    For data files (HDF5, NumPy, TFRecord, Parquet, tar; a path, a pattern or a URL) it also shows how they are stored,
-    and a command and a module that serve them. Of several files it reads only the first.
+    For data files (HDF5, NumPy, TFRecord, Parquet, tar, formats of installed packages; a path, a pattern or a URL) it
+    also shows how they are stored, and a command and a module that serve them. Of several files it reads only the
+    first.
 
     A feed given as MODULE:ATTR runs in this process, as with workers=0. A daemon's feed, given as a URL, is read from
     epoch 0 on with a separate stream, so no other consumer misses a batch.
@@ -53,11 +54,12 @@ def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str
     """  # noqa: D301
     from penstock_server.peeking.files import data_files
     from penstock_server.peeking.report import show
+    from penstock_server.sources.registry import format_of
 
     if out is not None and out.suffix.lower() != ".png":
         raise click.UsageError(f"--out writes a PNG file: its name must end in .png, got {str(out)!r}")
     most, seconds = (256, 3.0) if samples is None else (samples, float("inf"))
-    if all(data_files.is_data_file(name) for name in what):
+    if all(format_of(name) is not None for name in what):
         seen: show.Seen = show.SeenFiles(data_files.peek_files(what, most, seconds))
     elif len(what) > 1:
         raise click.UsageError("give one feed, or data files of one format")

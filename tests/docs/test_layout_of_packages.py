@@ -17,10 +17,12 @@ import pytest
 import penstock
 import penstock_proto
 import penstock_server
+from penstock_server.cli.main import serve
 from penstock_server.coordinator.order.lane import LANE_STATES
 from penstock_server.coordinator.vocabulary import events
 from penstock_server.coordinator.vocabulary.consumer import CONSUMER_STATES
 from penstock_server.coordinator.vocabulary.turn import TURN_STATES
+from penstock_server.sources.registry import BUILT_IN
 from tests.conftest import StartTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,3 +149,15 @@ def test_the_drawing_of_the_rooms_has_the_layers_of_import_linter() -> None:
     layers = next(contract["layers"] for contract in contracts if contract["name"] == "The server's rooms")
     drawn = [re.sub(r"\(.*\)", "", line[15:]).split() for line in drawing.splitlines() if "|" not in line]
     assert [room for row in drawn for room in row] == layers
+
+
+def test_the_formats_in_the_help_of_serve_and_in_the_docs_are_those_of_the_registry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    table = importlib.import_module("formats").page()
+    for one in BUILT_IN:
+        assert all(f"`{ending}`" in table for ending in one.endings)
+    endings = [ending for one in BUILT_IN if not one.needs_module for ending in one.endings]
+    said = " ".join((inspect.getdoc(serve.callback) or "").split())
+    assert f"FILE is a data file ({', '.join(endings)})" in said

@@ -19,13 +19,13 @@ import pytest
 
 import penstock_server
 from penstock_server import DictSpec, FixedLen, Leaf, TupleSpec, VarLen
-from penstock_server.feed.from_files import FromFiles
 from penstock_server.feed.options.cache_key import digest
 from penstock_server.sources import names_on_disk
-from penstock_server.sources.parquet import RowGroup
+from penstock_server.sources.parquet.reader import RowGroup
+from penstock_server.sources.registry import BUILT_IN
 from penstock_server.sources.row_ranges import RowRange
-from penstock_server.sources.tfrecord import ByteRange
-from penstock_server.sources.webdataset import Shard
+from penstock_server.sources.tfrecord.reader import ByteRange
+from penstock_server.sources.whole_files import Shard
 from penstock_server.worker.reading.split_list import SharedSplits, write_list
 from tests.golden.test_golden import FEEDS, GOLDEN, folder_of_feeds
 
@@ -97,7 +97,7 @@ def test_every_class_of_ours_that_feeds_write_to_disk_has_a_name(names: dict[typ
     run = subprocess.run([sys.executable, "-c", WRITTEN], cwd=folder, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     written, without_cache, with_cache = json.loads(run.stdout)
-    constructors = {f"Feed.{name}" for name in vars(FromFiles) if name.startswith("from_")}
+    constructors = {f"Feed.{one.constructor}" for one in BUILT_IN}
     assert constructors <= {*without_cache}, "add feeds of this constructor to tests/golden/feeds.py"
     assert constructors <= {*with_cache}, "add a feed of this constructor with cache= to tests/golden/feeds.py"
     ours = {(module, name) for module, name in written if module.partition(".")[0].startswith("penstock")}

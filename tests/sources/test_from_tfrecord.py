@@ -14,7 +14,7 @@ import penstock
 from penstock_server import Feed, FixedLen, VarLen
 from penstock_server.sources import crc32c
 from penstock_server.sources.example import example_class
-from penstock_server.sources.tfrecord import CorruptRecord
+from penstock_server.sources.tfrecord.reader import CorruptRecord
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream
 
@@ -75,7 +75,7 @@ def any_crc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param:
         pytest.importorskip("google_crc32c")
     else:
-        monkeypatch.setattr("penstock_server.sources.tfrecord.crc32c", lambda: crc32c.in_numpy)
+        monkeypatch.setattr("penstock_server.sources.tfrecord.reader.crc32c", lambda: crc32c.in_numpy)
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])

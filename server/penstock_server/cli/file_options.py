@@ -106,9 +106,10 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
     Raises:
         click.UsageError: arguments and options contradict each other.
     """
-    from ..targets.file_target import is_data_file, make_target
+    from ..sources.registry import format_of
+    from ..targets.file_target import make_target
 
-    files = [argument for argument in arguments if is_data_file(argument)]
+    files = [argument for argument in arguments if format_of(argument) is not None]
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if not files:
         if given:
@@ -118,8 +119,6 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
         return list(arguments)
     if len(files) < len(arguments):
         raise click.UsageError("serve either data files or MODULE:ATTR feeds, or start a second daemon on another port")
-    if "batch_size" not in given:
-        raise click.UsageError("data files need --batch-size, such as --batch-size 32")
     try:
         return [make_target(files, **options)]
     except ValueError as error:

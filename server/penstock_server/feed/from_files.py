@@ -1,12 +1,16 @@
-"""`Feed.from_...`: feeds that read data files. Each makes an ordinary feed with a reader of `sources`."""
+"""`Feed.from_...`: feeds that read data files. Each makes an ordinary feed with the source of a format."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from ..sources import files as fs
+from ..sources import registry
 from ..sources.features import FixedLen, VarLen
+from ..sources.format import Format
 
 
 class FromFiles:
@@ -50,10 +54,8 @@ class FromFiles:
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
         """
-        from ..sources.hdf5 import Hdf5Rows, Hdf5Source, Hdf5Splits
-
-        source = Hdf5Source(files, leaves, locking)
-        return cls._of(Hdf5Rows(source), Hdf5Splits(source, rows, split_rows), batch_size, options)
+        own = {"rows": rows, "split_rows": split_rows, "locking": locking}
+        return cls._of("HDF5", files, leaves, own, batch_size, options)
 
     @classmethod
     def from_tfrecord(
@@ -88,10 +90,8 @@ class FromFiles:
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
         """
-        from ..sources.tfrecord import TFRecordSamples, TFRecordSplits
-
-        samples = TFRecordSamples(features, skip=on_error == "skip")
-        return cls._of(samples, TFRecordSplits(files, split_bytes), batch_size, {**options, "on_error": on_error})
+        own = {"split_bytes": split_bytes, "on_error": on_error}
+        return cls._of("TFRecord", files, features, own, batch_size, {**options, "on_error": on_error})
 
     @classmethod
     def from_numpy(
@@ -126,10 +126,8 @@ class FromFiles:
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
         """
-        from ..sources.npy import NumpyRows, NumpySource, NumpySplits
-
-        source = NumpySource(files, leaves)
-        return cls._of(NumpyRows(source), NumpySplits(source, rows, split_rows), batch_size, options)
+        own = {"rows": rows, "split_rows": split_rows}
+        return cls._of("NumPy", files, leaves, own, batch_size, options)
 
     @classmethod
     def from_parquet(
@@ -158,9 +156,7 @@ class FromFiles:
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
         """
-        from ..sources.parquet import ParquetRows, ParquetSplits
-
-        return cls._of(ParquetRows(leaves), ParquetSplits(files), batch_size, options)
+        return cls._of("Parquet", files, leaves, {}, batch_size, options)
 
     @classmethod
     def from_webdataset(
@@ -192,15 +188,70 @@ class FromFiles:
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
         """
-        from ..sources.webdataset import TarSamples, TarSplits
-
-        return cls._of(TarSamples(leaves, decode or {}), TarSplits(files), batch_size, options)
+        return cls._of("tar (WebDataset)", files, leaves, {"decode": decode}, batch_size, options)
 
     @classmethod
-    def _of(cls, generate: Any, splits: Any, batch_size: int | None, options: dict[str, Any]) -> Self:
+    def from_files(
+        cls,
+        files: Any,
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        format: str | Format | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of data files of any format, also one that an installed package has registered.
+
+        Args:
+            files: as for `from_hdf5`. All have one format.
+            leaves: the names of columns in the structure of a sample, as for `from_hdf5`; for TFRecord files the
+                features. Some formats need none.
+            batch_size: samples in a batch.
+            format: the format, or its name, such as "HDF5". By default the first file's ending decides.
+            options: options of the format, such as `rows`, and other attributes of `Feed`. `splits` and `segment` are
+                refused.
+
+        Raises:
+            StartError: a registered format cannot be loaded.
+            TypeError, ValueError: no format has this name or ending, or an option cannot work; the message says what to
+                do.
+        """
+        found = _format_of(files) if format is None else format
+        one = registry.by_name(found) if isinstance(found, str) else found
+        if leaves is None and one.needs_leaves():
+            raise TypeError(f"{one.name} files need leaves=, the names of their columns in the structure of a sample")
+        own = {name: value for name, value in options.items() if one.takes(name)}
+        attributes = inspect.signature(cls).parameters
+        rest = {name: value for name, value in options.items() if name not in own or name in attributes}
+        return cls._of(one, files, leaves, own, batch_size, rest)
+
+    @classmethod
+    def _of(
+        cls,
+        format: str | Format,
+        files: Any,
+        leaves: Any,
+        own: dict[str, Any],
+        batch_size: int | None,
+        options: dict[str, Any],
+    ) -> Self:
+        """Return a feed. `own` are the options of the format, and `options` those of `Feed`."""
+        one = registry.by_name(format) if isinstance(format, str) else format
+        source = one.source(files, leaves, **own)
         for name in ("splits", "segment"):
             if name in options:
-                raise TypeError(f"{generate.__name__} divides the files itself: leave {name}= out")
+                raise TypeError(f"Feed.{one.constructor} divides the files itself: leave {name}= out")
         make: Any = cls  # a Feed
-        feed: Self = make(generate, splits=splits, batch_size=batch_size, **options)
+        feed: Self = make(source.reader, splits=source.splits, batch_size=batch_size, **options)
         return feed
+
+
+def _format_of(files: Any) -> Format:
+    first = fs.checked([*files.values()] if isinstance(files, Mapping) else files)[0]
+    found = registry.format_of(first)
+    if found is None:
+        raise ValueError(
+            f"{first} has the ending of no format: give format=, or install the package that has the format. The known "
+            f"endings are {registry.all_endings()}"
+        )
+    return found

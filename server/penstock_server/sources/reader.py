@@ -1,15 +1,25 @@
-"""The base class of readers of data files: says which values identify cached samples, for `Feed(cache=)`."""
+"""The base class of readers of data files, which yield the samples of a split."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, final
 
 from . import files as fs
 
 
 class Reader(ABC):
-    """Yields the samples of a split, whose attribute `file` is its path."""
+    """Yields the samples of a split."""
+
+    @abstractmethod
+    def __call__(self, split: Any) -> Iterator[Any]:
+        """Yield the samples of a split.
+
+        Raises:
+            OSError, LookupError, TypeError, ValueError: they cannot be read, for example because the file has changed
+                since its splits were listed; the message names the file and the place in it, and says what to do.
+        """
 
     @property
     @abstractmethod
@@ -17,7 +27,12 @@ class Reader(ABC):
         """Everything that determines the samples of a split, apart from the split. It excludes the list of files, so
         that cached splits stay valid when the list grows."""
 
+    def files_of(self, split: Any) -> Sequence[str]:
+        """Return the paths of all files that the samples of a split depend on; by default the split's `file`."""
+        return [split.file]
+
+    @final
     def stamp(self, split: Any) -> Any:
-        """Return the path of the split's file and the time of its last change. A cached split is served only while both
-        stay the same."""
-        return fs.stamp_of(split.file)
+        """Return the paths of the split's files and the times of their last changes. A cached split is served only
+        while all of them stay the same."""
+        return fs.stamp_of(*self.files_of(split))

@@ -20,22 +20,6 @@ if TYPE_CHECKING:
 _PREFIX = "files:"
 _MOST = 100_000  # bytes of one argument: Linux allows 128 KiB
 
-_FORMATS = {
-    ".h5": "from_hdf5",
-    ".hdf5": "from_hdf5",
-    ".npy": "from_numpy",
-    ".npz": "from_numpy",
-    ".parquet": "from_parquet",
-    ".tar": "from_webdataset",
-}
-_HAVE_ROWS = ("from_hdf5", "from_numpy")
-_NEED_LEAVES = ("from_hdf5", "from_webdataset")
-
-
-def is_data_file(argument: str) -> bool:
-    """Return whether an argument of `serve` is a data file, and not MODULE:ATTR."""
-    return _suffix(argument) in _FORMATS
-
 
 def is_file_target(target: str) -> bool:
     """Return whether `target` is a string from `make_target`."""
@@ -46,7 +30,7 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
     """Return the string that describes a feed of these files.
 
     Args:
-        files: paths, patterns or URLs, all of one format.
+        files: paths, patterns or URLs for which `registry.format_of` finds a format.
         leaves: NAME=DATASET for each leaf of a dict, or DATASET for each leaf of a tuple. In other formats than HDF5,
             DATASET is an array, a column or an extension.
         name: the feed's name; by default that of the first file without its suffix.
@@ -55,16 +39,25 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
     Raises:
         ValueError: the arguments contradict each other; the message says what to do.
     """
-    formats = {_FORMATS[_suffix(file)] for file in files}
+    from ..sources import registry  # it imports NumPy, which those who only show targets do not need
+
+    formats = {registry.format_of(file) for file in files}
     if len(formats) > 1:
         raise ValueError("the files of a feed have one format: serve each format with a daemon of its own")
-    constructor = formats.pop()
-    if not leaves and constructor in _NEED_LEAVES:
+    found = formats.pop()
+    assert found is not None
+    if found.needs_module:
+        raise ValueError(found.needs_module.replace("FILE", files[0]))
+    if options.get("batch_size") is None:
+        raise ValueError("data files need --batch-size, such as --batch-size 32")
+    if not leaves and found.needs_leaves():
         raise ValueError("data files need --leaf NAME=DATASET for each leaf of a sample, such as --leaf image=images")
-    if constructor not in _HAVE_ROWS and options.get("rows") is not None:
-        raise ValueError(f"--rows is for HDF5 and NumPy files: divide {files[0]} and the others by file")
+    if options.get("rows") is not None and not found.takes("rows"):
+        have = " and ".join(one.name for one in registry.BUILT_IN if one.takes("rows"))
+        raise ValueError(f"--rows is for {have} files: divide {files[0]} and the others by file")
     call = {
-        "constructor": constructor,
+        "format": found.name,
+        "library": found.library,
         "files": list(files),
         "leaves": _structure(leaves),
         "name": name or _name_of(files[0]),
@@ -90,13 +83,14 @@ def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
     call = _call(target)
     if "transform" in call:
         call["transform"] = [load_function(name) for name in call["transform"]]
-    constructor, files, leaves = call.pop("constructor"), call.pop("files"), call.pop("leaves")
+    files, leaves = call.pop("files"), call.pop("leaves")
+    del call["library"]
     if isinstance(leaves, list):
         leaves = leaves[0] if len(leaves) == 1 else tuple(leaves)
     if "rows" in call:
         call["rows"] = tuple(call["rows"])
     try:
-        feed: Feed = getattr(Feed, constructor)(files, leaves, **call)
+        feed: Feed = Feed.from_files(files, leaves, **call)
     except (TypeError, ValueError) as error:
         raise StartError(f"cannot serve {files[0]}: {error}") from error
     return feed
@@ -109,7 +103,7 @@ def shown_target(target: str) -> str:
 
 def library_of(target: str) -> str:
     """Return the name of the module that reads the files of `target` and can be imported before workers are forked."""
-    return "h5py" if _call(target)["constructor"] == "from_hdf5" else "numpy"
+    return str(_call(target)["library"])
 
 
 def files_of(target: str) -> list[str]:
@@ -143,10 +137,6 @@ def _structure(leaves: Sequence[str]) -> dict[str, str] | list[str] | None:
             raise ValueError(f"--leaf {name} is given twice: each leaf needs a name of its own")
         found[name] = dataset
     return found
-
-
-def _suffix(file: str) -> str:
-    return PurePosixPath(file).suffix.lower()
 
 
 def _name_of(file: str) -> str:

@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any
 
 from ...logs.own_code import OURS
+from ...sources.hdf5.format import Hdf5
 from ...targets.importing import is_installed
 from . import frames
 from .messages import Library, OpenFile
 
 _MOST_LIBRARIES = 64
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
 class ImportWatch(MetaPathFinder):
@@ -140,7 +140,7 @@ def _is_code(path: str) -> bool:
 def _is_hdf5(path: str) -> bool:
     try:
         with open(path, "rb") as file:
-            return file.read(8) == _HDF5
+            return Hdf5().recognizes(file.read(8))
     except OSError:
         return False
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock_proto import FeedError, StartError
 
 from ...sources import files as fs
+from ...sources import registry
+from ...sources.description import Description
+from ...sources.format import Format
 from ..leaves.summary import Summary
-from . import hdf5, npy, parquet, tfrecord, webdataset
-from .description import Description
 from .sampling import PLACES, feed_of, limited, splits_of, spread
-
-_FORMATS: tuple[tuple[str, Callable[[str], Description]], ...] = (
-    (r"\.(h5|hdf5)", hdf5.describe),
-    (r"\.np[yz]", npy.describe),
-    (r"\.parquet", parquet.describe),
-    (r"\.tar(\.gz|\.bz2|\.xz)?|\.tgz", webdataset.describe),
-    (r"\.tfrecords?(-\d+-of-\d+)?(\.gz|\.zlib)?|\.tfrec", tfrecord.describe),
-)
-_ENDINGS = ".h5, .hdf5, .npy, .npz, .parquet, .tar, .tfrecord (and .tar.gz, .tfrecord.gz)"
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
@@ -42,6 +33,7 @@ class PeekedFile:
         first: the file that was read.
         count: the number of all files.
         nbytes: the size of the first file; None if it is unknown.
+        format: the format of the files.
         description: the description of the first file.
         summary: the summary of its samples.
         places: how many places of the file the samples come from, if no error ended the reading.
@@ -53,23 +45,24 @@ class PeekedFile:
     first: str
     count: int
     nbytes: int | None
+    format: Format
     description: Description
     summary: Summary
     places: int
     seconds: float
     error: str
 
-
-def is_data_file(name: str) -> bool:
-    """Return whether a name, a pattern or a URL has the ending of a data file."""
-    return not name.startswith("tcp://") and _format(name) is not None
+    @property
+    def kind(self) -> str:
+        """The kind of file, for people."""
+        return self.description.kind or self.format.name
 
 
 def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
     """Look into the first of these files.
 
     Args:
-        files: paths, patterns or URLs for which `is_data_file` holds.
+        files: paths, patterns or URLs for which `registry.format_of` finds a format.
         most: how many samples to read, at most.
         seconds: time after which no more samples are read.
 
@@ -77,7 +70,7 @@ def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
         FeedError: the first file cannot be read, or holds nothing that can be served; the message says why.
         StartError: the files have several formats, or the first one is a directory.
     """
-    if len({_format(file) for file in files}) > 1:
+    if len({registry.format_of(file) for file in files}) > 1:
         raise StartError("the files have several formats: look at one format at a time")
     try:
         found = fs.expand(files)
@@ -87,9 +80,9 @@ def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
             refuse_directory(first)
         if nbytes == 0:
             raise FeedError(f"{first} is empty (0 bytes): was it written to the end?")
-        describe = _format(first) or _format(files[0])
-        assert describe is not None  # the caller has checked `is_data_file`
-        description = describe(first)
+        format = registry.format_of(first) or registry.format_of(files[0])
+        assert format is not None
+        description = format.describe(first)
     except _ERRORS as error:
         raise FeedError(_said(error)) from None
     if not description.columns:
@@ -98,21 +91,21 @@ def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
         why = "; ".join(f"{name!r} {reason}" for name, reason in description.left_out.items())
         raise FeedError(f"{first}: nothing in it can be served: {why}")
     began = time.monotonic()
-    summary, places, said = _read(description, first, most, seconds)
+    summary, places, said = _read(format, description, first, most, seconds)
     if not summary.samples and len(description.columns) > 1:
-        description = _readable(description, first)
-        summary, places, said = _read(description, first, most, seconds)
+        description = _readable(format, description, first)
+        summary, places, said = _read(format, description, first, most, seconds)
     if not summary.samples:
         raise FeedError(said or f"{first} holds no samples")
     taken = time.monotonic() - began
-    return PeekedFile(tuple(files), first, len(found), nbytes, description, summary, places, taken, said)
+    return PeekedFile(tuple(files), first, len(found), nbytes, format, description, summary, places, taken, said)
 
 
-def _read(description: Description, first: str, most: int, seconds: float) -> tuple[Summary, int, str]:
+def _read(format: Format, description: Description, first: str, most: int, seconds: float) -> tuple[Summary, int, str]:
     """Return the summary of some samples, the number of places they come from, and the error that ended the reading."""
     summary, splits, said = Summary(), [], ""
     try:
-        feed = feed_of(description, first)
+        feed = feed_of(format, description, first)
         splits = splits_of(feed)
         for sample in limited(spread(feed, splits, most), most, seconds):
             summary.add(sample)
@@ -121,11 +114,11 @@ def _read(description: Description, first: str, most: int, seconds: float) -> tu
     return summary, min(PLACES, len(splits)), said
 
 
-def _readable(description: Description, first: str) -> Description:
+def _readable(format: Format, description: Description, first: str) -> Description:
     """Return the description without the columns that cannot be read; unchanged if no column can be read."""
     unread: dict[str, str] = {}
     for column in description.columns:
-        summary, _, said = _read(replace(description, columns=(column,)), first, 1, 0)
+        summary, _, said = _read(format, replace(description, columns=(column,)), first, 1, 0)
         if not summary.samples:
             unread[column.name] = "cannot be read: " + said.removeprefix(f"{first}: ")
     columns = tuple(column for column in description.columns if column.name not in unread)
@@ -144,7 +137,7 @@ def is_url_of_feed(name: str) -> bool:
         if not name.startswith("tcp://"):
             raise StartError(
                 f"{name!r}: expected the URL of a daemon's feed, tcp://HOST:PORT/FEED, or that of a data file, which "
-                f"ends in {_ENDINGS}"
+                f"ends in {registry.all_endings()}"
             )
         url, query, _ = name.partition("?")
         if query:
@@ -162,7 +155,7 @@ def is_url_of_feed(name: str) -> bool:
         raise StartError(f"{name}: which feed in it? Give {name}:ATTR, such as {name}:feed")
     if os.path.exists(name):
         raise StartError(
-            f"{name}: expected a file that ends in {_ENDINGS}. Other files need a generator: "
+            f"{name}: expected a file that ends in {registry.all_endings()}. Other files need a generator: "
             "write a Feed and give MODULE:ATTR, such as scenes.py:feed"
         )
     where = "" if os.path.isabs(name) else f" in {os.getcwd()}"
@@ -184,7 +177,7 @@ def refuse_directory(name: str) -> None:
         deeper = "" if os.path.samefile(folder, name) else "**/"
         for one in names:
             images += one.lower().endswith(_IMAGES)
-            if is_data_file(one):
+            if registry.by_ending(one) is not None:
                 data[deeper + "*" + "".join(Path(one).suffixes[-1:])] += 1
         if images + data.total() > 10_000:
             break
@@ -198,12 +191,7 @@ def refuse_directory(name: str) -> None:
             f"{name} is a directory of images: an object with __len__ and __getitem__ serves them as they are, see "
             "examples/files/image_folder.py. Then give its feed, as MODULE:ATTR"
         )
-    raise StartError(f"{name} is a directory without data files: give a file that ends in {_ENDINGS}")
-
-
-def _format(name: str) -> Callable[[str], Description] | None:
-    name = name.lower()
-    return next((describe for ending, describe in _FORMATS if re.search(rf"(?:{ending})\*?$", name)), None)
+    raise StartError(f"{name} is a directory without data files: give a file that ends in {registry.all_endings()}")
 
 
 def _said(error: Exception) -> str:

@@ -10,12 +10,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...sources import registry
+from ...sources.description import Column
 from ...sources.features import FixedLen, VarLen
-from ...targets.file_target import is_data_file as can_be_served
 from ..leaves import images
 from ..leaves.summary import LeafSummary
 from .data_files import PeekedFile
-from .description import Column
 
 _BATCH = 32
 _BATCH_NBYTES = 32 << 20
@@ -60,7 +60,7 @@ def propose(peeked: PeekedFile) -> Proposal | None:
         options["batching"] = '"pad"'
     decoded = [column for column in columns if _can_be_decoded(peeked, column)]
     files = _as_pattern(peeked.files)
-    direct = all(can_be_served(file) for file in files) and "batching" not in options and description.features is None
+    direct = not peeked.format.needs_module and "batching" not in options
     if direct:
         leaves = [f"--leaf {_for_shell(f'{column.leaf}={column.name}')}" for column in columns]
         words = [*map(_for_shell, files), *(leaves if description.names_leaves else ())]
@@ -97,7 +97,7 @@ def _leaves(peeked: PeekedFile, column: Column) -> dict[str, LeafSummary]:
 
 def _can_be_decoded(peeked: PeekedFile, column: Column) -> bool:
     """Return whether `decode=` can turn a column's files into arrays of one shape."""
-    if not column.image or peeked.description.constructor != "from_webdataset":
+    if not column.image or not peeked.format.takes("decode"):
         return False
     pictures = peeked.summary.leaves[column.leaf].pictures
     return len(pictures) == 1 and None not in pictures
@@ -111,9 +111,8 @@ def _notes(
         names = " and ".join(repr(column.leaf) for column in decoded)
         found.append(f"The command serves {names} as the files' bytes; the module decodes them.")
     encoded = [column for column in columns if column.image and column not in decoded]
-    tar = peeked.description.constructor == "from_webdataset"
     for column in encoded:
-        how = "a function in decode=" if tar else "a function in transform="
+        how = "a function in decode=" if peeked.format.takes("decode") else "a function in transform="
         found.append(f"{column.leaf!r} is served as encoded bytes: {how} makes arrays of them, all of one shape.")
     if encoded and not images.has_decoder():
         found.append("Pillow would decode them: pip install pillow")
@@ -143,12 +142,15 @@ def _module(
     lines = [*head, f"from penstock_server import {', '.join(sorted(names))}", ""]
     if decoded:
         lines += ["", "def pixels(data):", "    return np.asarray(Image.open(io.BytesIO(data)))", "", ""]
+    if peeked.format.constructor == "from_files" and registry.by_ending(files[0]) is not peeked.format:
+        options = {"format": _quoted(peeked.format.name), **options}
     arguments += [f"{name}={value}" for name, value in options.items()]
-    one = f"feed = Feed.{description.constructor}({', '.join(arguments)})"
+    call = f"feed = Feed.{peeked.format.constructor}("
+    one = f"{call}{', '.join(arguments)})"
     if len(one) <= 100 and "\n" not in one:
         return "\n".join([*lines, one]) + "\n"
     body = [f"    {argument},".replace("\n", "\n    ") for argument in arguments]
-    return "\n".join([*lines, f"feed = Feed.{description.constructor}(", *body, ")"]) + "\n"
+    return "\n".join([*lines, call, *body, ")"]) + "\n"
 
 
 def _declared(feature: FixedLen | VarLen) -> str:

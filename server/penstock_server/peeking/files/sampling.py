@@ -9,14 +9,15 @@ from itertools import islice
 from typing import Any
 
 from ...feed.feed import Feed
-from .description import Description
+from ...sources.description import Description
+from ...sources.format import Format
 
 PLACES = 8
 """Places of a file that samples are read from: enough to see whether the file is sorted, but few, since each place of a
 Parquet file costs a row group."""
 
 
-def feed_of(description: Description, file: str) -> Feed:
+def feed_of(format: Format, description: Description, file: str) -> Feed:
     """Return a feed of one file with all columns that are proposed as leaves.
 
     Raises:
@@ -27,8 +28,7 @@ def feed_of(description: Description, file: str) -> Feed:
         leaves = {column.name: description.features[column.name] for column in description.columns}
     elif not description.names_leaves:
         leaves = None
-    feed: Feed = getattr(Feed, description.constructor)(file, leaves, batch_size=1)
-    return feed
+    return Feed.from_files(file, leaves, batch_size=1, format=format)
 
 
 def splits_of(feed: Feed) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Recognizes images: arrays of pixels, and encoded files such as JPEG, which Pillow decodes if it is installed."""
+"""Recognizes arrays of pixels, and decodes image files such as JPEG if Pillow is installed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ _LEAST_MASK = 16
 
 _DTYPES = {"1": "bool", "I;16": "uint16", "I;16B": "uint16", "I": "int32", "F": "float32"}
 """The dtype of the array that Pillow makes of an image, by the image's mode; uint8 for all other modes."""
-
-_MAGIC = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG\r\n\x1a\n": "PNG",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-}
 
 
 def is_pixels(array: npt.NDArray[Any]) -> bool:
@@ -50,15 +41,6 @@ def channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
         array = np.moveaxis(array, 0, 2)
     return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
-
-
-def encoding(data: bytes) -> str:
-    """Return the format of an encoded image, such as "JPEG", by its first bytes; "" if it is not an image."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WEBP"
-    if data[:2] == b"BM" and int.from_bytes(data[2:6], "little") != len(data):
-        return ""
-    return next((name for magic, name in _MAGIC.items() if data.startswith(magic)), "")
 
 
 def has_decoder() -> bool:

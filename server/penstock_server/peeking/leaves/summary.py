@@ -12,6 +12,7 @@ import numpy.typing as npt
 from penstock_proto import SpecError
 from penstock_proto.batches.inferring import as_array, as_text
 
+from ...sources.image_encodings import encoding
 from . import images
 from .numbers import Numbers
 from .reservoir import Reservoir
@@ -132,7 +133,7 @@ class LeafSummary:
         data = text.item()
         self._count_length(len(data))
         self._examples.offer(lambda: shown_text(data))
-        if name := images.encoding(data):
+        if name := encoding(data):
             self.values = None
             self.encoded[name] += 1
             if images.has_decoder():

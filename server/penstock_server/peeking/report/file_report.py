@@ -21,7 +21,7 @@ _NOTHING_LEFT = (
 def file_lines(peeked: PeekedFile, *, blocks: bool) -> Iterator[str]:
     """Yield the lines of the report about a data file and its leaves."""
     found = peeked.description
-    words = [f"{peeked.first}: {found.kind}"]
+    words = [f"{peeked.first}: {peeked.kind}"]
     if peeked.nbytes is not None:
         words.append(size(peeked.nbytes))
     if found.rows is not None:
@@ -73,7 +73,7 @@ def file_json(peeked: PeekedFile, proposal: Proposal | None) -> dict[str, Any]:
     return {
         "file": peeked.first,
         "files": peeked.count,
-        "kind": found.kind,
+        "kind": peeked.kind,
         "bytes": peeked.nbytes,
         "samples": found.rows,
         "facts": list(found.facts),

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 from penstock_proto.status.figures import size
 
-from ...sources import files as fs
-from ...sources.npy import NumpySource
-from .description import Column, Description, leaf_names, other_length, together
+from .. import files as fs
+from ..description import Column, Description, leaf_names, other_length, together
+from .reader import NumpySource
 
 
 def describe(file: str) -> Description:
@@ -24,7 +24,7 @@ def describe(file: str) -> Description:
             (array,), _ = NumpySource(file, None).open((file,), stack)
             mapped = "memory-mapped" if array.seekable and not fs.is_url(file) else "read in pieces"
             return Description(
-                "NumPy array", "from_numpy", (Column("sample", "sample", mapped),), rows=array.rows, names_leaves=False
+                (Column("sample", "sample", mapped),), rows=array.rows, names_leaves=False, kind="NumPy array"
             )
     lengths: dict[str, int] = {}
     nbytes: dict[str, int] = {}
@@ -48,7 +48,7 @@ def describe(file: str) -> Description:
     facts: tuple[str, ...] = ()
     if any("compressed" in column.storage for column in columns):
         facts = ("compressed, so it is a single split: only one worker at a time can read it",)
-    return Description("NumPy archive", "from_numpy", columns, left_out, facts, rows)
+    return Description(columns, left_out, facts, rows, kind="NumPy archive")
 
 
 def _members(file: str) -> dict[str, int]:

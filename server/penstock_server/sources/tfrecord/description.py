@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ...sources import files as fs
-from ...sources.example import DTYPES, example_class
-from ...sources.features import FixedLen, VarLen
-from ...sources.tfrecord import ByteRange, CorruptRecord, compression_of, offsets, records
-from ..leaves import images
-from .description import Column, Description, local_size
+from .. import files as fs
+from ..description import Column, Description, local_size
+from ..example import DTYPES, example_class
+from ..features import FixedLen, VarLen
+from ..image_encodings import encoding
+from .reader import ByteRange, CorruptRecord, compression_of, offsets, records
 
 _RECORDS = 256
 """The most records that are read to find the features."""
@@ -50,7 +50,7 @@ class _Feature:
         if DTYPES[kind] == "bytes":
             for value in values:
                 self.sizes[len(value)] += 1
-                self.encoded[images.encoding(value)] += 1
+                self.encoded[encoding(value)] += 1
                 self.is_text = self.is_text and _is_text(value)
                 self.floats = self.floats and _can_be_floats(value)
         elif DTYPES[kind] == "int64" and len(values) == 1:
@@ -86,9 +86,7 @@ def describe(file: str) -> Description:
     declared, columns, left_out = _declared(features, count)
     facts, rows = _counted(file)
     facts.append(f"features as in its first {count} records" if count > 1 else "features as in its first record")
-    return Description(
-        "TFRecord", "from_tfrecord", tuple(columns), left_out, tuple(facts), rows, features=dict(declared)
-    )
+    return Description(tuple(columns), left_out, tuple(facts), rows, features=dict(declared))
 
 
 def _parsed(file: str, offset: int, data: bytes, why: str) -> dict[str, Any]:

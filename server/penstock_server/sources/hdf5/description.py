@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock_proto.status.figures import size
 
-from ...sources.hdf5 import check_servable, opened, row_nbytes
-from .description import Column, Description, leaf_names, other_length, together
+from ..description import Column, Description, leaf_names, other_length, together
+from .reader import check_servable, opened, row_nbytes
 
 _MANY = 1000
 """Datasets that are looked at, at most. A file with a dataset for each sample has many more."""
@@ -50,7 +50,7 @@ def describe(file: str) -> Description:
     facts = []
     if more:
         facts.append(f"only the first {_MANY} datasets were looked at")
-    return Description("HDF5", "from_hdf5", columns, left_out, tuple(facts), rows)
+    return Description(columns, left_out, tuple(facts), rows)
 
 
 def _datasets(h5: Any) -> tuple[dict[str, Any], bool]:

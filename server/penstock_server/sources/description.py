@@ -6,9 +6,12 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ...sources import files as fs
-from ...sources.features import FixedLen, VarLen
+from . import files as fs
+
+if TYPE_CHECKING:
+    from .features import FixedLen, VarLen
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +20,19 @@ class Column:
 
     Attributes:
         name: its name in the file.
-        leaf: the proposed name of the leaf.
+        leaf: the proposed name of the leaf; by default the same name.
         storage: how the file stores it, in words; or "".
         image: whether it holds encoded images, which `decode=` can turn into arrays.
     """
 
     name: str
-    leaf: str
+    leaf: str = ""
     storage: str = ""
     image: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.leaf:
+            object.__setattr__(self, "leaf", self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +40,22 @@ class Description:
     """The description of a data file.
 
     Attributes:
-        kind: the format's name.
-        constructor: the name of the constructor of `Feed` that reads the file.
         columns: the columns that are proposed as leaves, in the order of the file.
         left_out: why each other column is left out, by name.
         facts: other facts about the file, a line each.
         rows: the number of samples; None if it is unknown.
         features: the features of a TFRecord file, by name.
         names_leaves: False if the file is one array, whose rows are the samples.
+        kind: the kind of file, if the format's name does not say it; or "".
     """
 
-    kind: str
-    constructor: str
     columns: tuple[Column, ...]
     left_out: dict[str, str] = field(default_factory=dict)
     facts: tuple[str, ...] = ()
     rows: int | None = None
     features: dict[str, FixedLen | VarLen] | None = None
     names_leaves: bool = True
+    kind: str = ""
 
 
 def leaf_names(names: Iterable[str]) -> dict[str, str]:

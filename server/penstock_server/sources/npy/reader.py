@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from penstock_proto.reprs import shown
 
-from . import files as fs
-from .names_on_disk import on_disk_as
-from .reader import Reader
-from .row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
-from .structure import Columns
+from .. import files as fs
+from ..names_on_disk import on_disk_as
+from ..reader import Reader
+from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
+from ..structure import Columns
 
 _SLAB = 1 << 20
 """Bytes that are read at once from an array that is not mapped."""
@@ -134,9 +134,9 @@ class NumpyRows(Reader):
         """See `Reader`."""
         return self._source.together, self._source.columns
 
-    def stamp(self, split: tuple[RowRange, ...]) -> Any:
+    def files_of(self, split: tuple[RowRange, ...]) -> list[str]:
         """See `Reader`."""
-        return fs.stamp_of(*(part.file for part in split))
+        return [part.file for part in split]
 
     def __call__(self, split: tuple[RowRange, ...]) -> Iterator[Any]:
         """Yield one sample for each row.

@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock_proto.status.figures import size
 
-from ...sources.parquet import can_be_served, opened_parquet
-from .description import Column, Description
+from ..description import Column, Description
+from .reader import can_be_served, opened_parquet
 
 _MOST = 2 << 30
 """Bytes of the largest row group that is read."""
@@ -43,7 +43,7 @@ def describe(file: str) -> Description:
             else:
                 columns.append(Column(field.name, field.name, _storage(field, found)))
         facts = _facts(groups)
-        return Description("Parquet", "from_parquet", tuple(columns), left_out, facts, meta.num_rows)
+        return Description(tuple(columns), left_out, facts, meta.num_rows)
 
 
 def _facts(groups: list[Any]) -> tuple[str, ...]:

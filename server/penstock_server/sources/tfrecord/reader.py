@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 
 from penstock_proto.reprs import shown
 
-from . import files as fs
-from .crc32c import crc32c, masked
-from .example import BadExample, ExampleParser
-from .features import FixedLen, VarLen
-from .names_on_disk import on_disk_as
-from .reader import Reader
+from .. import files as fs
+from ..crc32c import crc32c, masked
+from ..example import BadExample, ExampleParser
+from ..features import FixedLen, VarLen
+from ..names_on_disk import on_disk_as
+from ..reader import Reader
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
@@ -237,11 +237,16 @@ def offsets(data: mmap.mmap) -> Iterator[int]:
 
 def compression_of(head: bytes) -> str:
     """Return "GZIP", "ZLIB" or "", by the first bytes of a file."""
-    if len(head) == _HEAD.size and masked(crc32c()(head[:8])) == _HEAD.unpack(head)[1]:
+    if is_head(head):
         return ""
     if head[:2] == b"\x1f\x8b":
         return "GZIP"
     return "ZLIB" if len(head) > 1 and head[0] & 15 == 8 and (head[0] << 8 | head[1]) % 31 == 0 else ""
+
+
+def is_head(head: bytes) -> bool:
+    """Return whether bytes are a record's length and its CRC."""
+    return len(head) == _HEAD.size and masked(crc32c()(head[:8])) == _HEAD.unpack(head)[1]
 
 
 def _decompressed(opened: Any, compression: str) -> Any:

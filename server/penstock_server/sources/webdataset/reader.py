@@ -8,51 +8,23 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock_proto.reprs import shown
 
-from . import files as fs
-from .names_on_disk import on_disk_as
-from .reader import Reader
-from .structure import Columns
+from .. import files as fs
+from ..names_on_disk import on_disk_as
+from ..reader import Reader
+from ..structure import Columns
+from ..whole_files import Shard
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 """A sample's key, which ends at the first dot of the last part, and the extension."""
 
 PICKLED = ("pyd", "pickle", "pkl", "pth", "pt")
 """Extensions of files that are refused, because reading them can run any code."""
-
-
-@on_disk_as("penstock_server.sources.webdataset.Shard")
-@dataclass(frozen=True, slots=True, repr=False)
-class Shard:
-    """A tar file that has `size` bytes (None: not known)."""
-
-    file: str
-    size: int | None
-
-    def __repr__(self) -> str:
-        return self.file
-
-
-class TarSplits:
-    """Lists tar files."""
-
-    def __init__(self, files: fs.Files) -> None:
-        self.__name__ = "Feed.from_webdataset"
-        self._files = fs.checked(files)
-
-    def __call__(self) -> list[Shard]:
-        """Find the files.
-
-        Raises:
-            OSError: a file is missing.
-        """
-        return [Shard(file, None if fs.is_url(file) else fs.size_of(file)) for file in fs.expand(self._files)]
 
 
 @on_disk_as("penstock_server.sources.webdataset.TarSamples")

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import files as fs
-from .names_on_disk import on_disk_as
-from .reader import Reader
-from .row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
-from .structure import Columns
+from .. import files as fs
+from ..names_on_disk import on_disk_as
+from ..reader import Reader
+from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
+from ..structure import Columns
 
 _SLAB = 1 << 20
 """Bytes that are read at once, unless the chunks have more."""

@@ -12,10 +12,10 @@ import numpy as np
 
 from penstock_proto import distribution
 
-from . import files as fs
-from .names_on_disk import on_disk_as
-from .reader import Reader
-from .structure import Columns
+from .. import files as fs
+from ..names_on_disk import on_disk_as
+from ..reader import Reader
+from ..structure import Columns
 
 
 @on_disk_as("penstock_server.sources.parquet.RowGroup")

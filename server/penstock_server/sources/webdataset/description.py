@@ -7,10 +7,10 @@ import tarfile
 import time
 from collections import Counter
 
-from ...sources import files as fs
-from ...sources.webdataset import PICKLED, decoded, key_and_extension, tar_samples
-from ..leaves import images
-from .description import Column, Description
+from .. import files as fs
+from ..description import Column, Description
+from ..image_encodings import encoding
+from .reader import PICKLED, decoded, key_and_extension, tar_samples
 
 _SAMPLES = 64
 """The most samples that are read to find the extensions."""
@@ -47,7 +47,7 @@ def describe(file: str) -> Description:
                             f"cannot be decoded ({type(error).__name__}: {error}): give a function in decode="
                         )
                 often[name] += 1
-                encoded[name] += bool(images.encoding(data))
+                encoded[name] += bool(encoding(data))
             alone[tuple(sorted(name for name in members if name in _IMAGES))] += 1
             if time.monotonic() > deadline:
                 break
@@ -72,7 +72,7 @@ def describe(file: str) -> Description:
             columns.append(Column(";".join(names), _leaf(names, groups), f"{words} files", image))
     facts, rows = _counted(file)
     facts.append(f"extensions as in its first {count} samples" if count > 1 else "extensions as in its first sample")
-    return Description("tar (WebDataset)", "from_webdataset", tuple(columns), left_out, tuple(facts), rows)
+    return Description(tuple(columns), left_out, tuple(facts), rows)
 
 
 def _leaf(names: tuple[str, ...], groups: dict[str, tuple[str, ...]]) -> str:

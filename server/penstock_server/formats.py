@@ -1,0 +1,22 @@
+"""The names with which users write formats of data files: base classes, and parts of Penstock's own formats."""
+
+from .sources.description import Column, Description
+from .sources.files import open_binary
+from .sources.format import Format, Source
+from .sources.reader import Reader
+from .sources.row_ranges import RowRange
+from .sources.structure import Columns
+from .sources.whole_files import Shard, WholeFiles
+
+__all__ = [
+    "Column",
+    "Columns",
+    "Description",
+    "Format",
+    "Reader",
+    "RowRange",
+    "Shard",
+    "Source",
+    "WholeFiles",
+    "open_binary",
+]

@@ -1,0 +1,42 @@
+"""What Penstock knows about HDF5 files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..format import Format, Source
+
+if TYPE_CHECKING:
+    from ..description import Description
+    from ..files import Files
+
+
+class Hdf5(Format):
+    """HDF5 files, whose datasets are leaves."""
+
+    name = "HDF5"
+    endings = (".h5", ".hdf5")
+    magic = b"\x89HDF\r\n\x1a\n"
+    library = "h5py"
+    constructor = "from_hdf5"
+
+    def source(
+        self,
+        files: Files,
+        leaves: Any,
+        *,
+        rows: tuple[int, int | None] | None = None,
+        split_rows: int | None = None,
+        locking: bool | None = None,
+    ) -> Source:
+        """See `Format`. `Feed.from_hdf5` describes the options."""
+        from .reader import Hdf5Rows, Hdf5Source, Hdf5Splits
+
+        source = Hdf5Source(files, leaves, locking)
+        return Source(Hdf5Splits(source, rows, split_rows), Hdf5Rows(source))
+
+    def describe(self, file: str) -> Description:
+        """See `Format`."""
+        from .description import describe
+
+        return describe(file)

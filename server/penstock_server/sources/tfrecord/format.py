@@ -1,0 +1,55 @@
+"""What Penstock knows about TFRecord files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..format import Format, Source
+
+if TYPE_CHECKING:
+    from ..description import Description
+    from ..features import FixedLen, VarLen
+    from ..files import Files
+
+_ENDING = re.compile(r"(\.tfrecords?(-\d+-of-\d+)?(\.gz|\.zlib)?|\.tfrec)\*?$")
+
+
+class TFRecord(Format):
+    """TFRecord files of Examples, whose features are leaves."""
+
+    name = "TFRecord"
+    endings = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecord.zlib")
+    constructor = "from_tfrecord"
+    needs_module = "TFRecord files need a module, which declares their features: `penstock peek FILE` prints one"
+
+    def matches(self, name: str) -> bool:
+        """See `Format`. A shard's number may follow the ending, as in train.tfrecord-00001-of-00010."""
+        return _ENDING.search(name) is not None
+
+    def recognizes(self, head: bytes) -> bool:
+        """See `Format`. A file that is not compressed begins with a length and its CRC."""
+        from .reader import is_head
+
+        return is_head(head[:12])
+
+    def source(
+        self,
+        files: Files,
+        leaves: Mapping[str, FixedLen | VarLen],
+        *,
+        split_bytes: int | None = None,
+        on_error: str = "raise",
+    ) -> Source:
+        """See `Format`. `leaves` are the features. `Feed.from_tfrecord` describes the options."""
+        from .reader import TFRecordSamples, TFRecordSplits
+
+        reader = TFRecordSamples(leaves, skip=on_error == "skip")
+        return Source(TFRecordSplits(files, split_bytes), reader)
+
+    def describe(self, file: str) -> Description:
+        """See `Format`."""
+        from .description import describe
+
+        return describe(file)

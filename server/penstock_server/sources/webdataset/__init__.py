@@ -1,0 +1,1 @@
+"""Tar files in the layout of WebDataset."""
