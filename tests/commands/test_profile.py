@@ -311,7 +311,7 @@ def test_a_stack_begins_with_the_generator_and_penstock_is_a_word() -> None:
     assert words(COLLATE, (LIBRARIES + "inspect.py", 3, "signature")) == ["collating"]
     assert words((OURS + "worker_state/activity.py", 3, "ActivityPage.idle")) == [IDLE]
     assert words((OURS + "worker_state/activity.py", 3, "ActivityPage.leave")) == ["collating"]
-    hdf5 = OURS + "sources/hdf5.py", 9, "read"
+    hdf5 = OURS + "sources/hdf5/reader.py", 9, "read"
     assert words(COLLATE, hdf5) == ["reading HDF5 files"]
     assert words(COLLATE, hdf5, (SITE + "h5py/dataset.py", 3, "get")) == ["reading HDF5 files", "get"]
     assert words(COLLATE, hdf5, images) == ["images"]

@@ -219,8 +219,8 @@ def test_the_metrics_count_cached_splits_of_feeds_and_of_the_feeds_of_a_mix(serv
 def test_the_status_has_the_memory_of_each_worker_however_it_is_asked(serve: Serve) -> None:
     daemon = serve(FEEDS, http=0)
     processes = {process.pid: process.memory_full_info().pss for process in daemon.workers()}
-    for text in (control.status(daemon.url, 60), get(daemon, "/api/status")[2]):
-        workers = json.loads(text)["workers"]
+    for status in (control.status(daemon.url, 60), json.loads(get(daemon, "/api/status")[2])):
+        workers = status["workers"]
         assert {worker["pid"] for worker in workers} == set(processes)
         for worker in workers:
             assert 0.5 * processes[worker["pid"]] < worker["memory"] < 2 * processes[worker["pid"]]

@@ -226,7 +226,7 @@ def test_a_preview_is_made_only_when_asked_for_and_at_most_once_a_second(serve: 
         began = time.monotonic()
         third = preview(daemon, "feed", second["number"])
         assert (second["number"], third["number"]) == (2, 3)
-        assert third["taken"] - second["taken"] >= 1
+        assert third["taken"] - second["taken"] >= 0.99  # the event loop counts in milliseconds
         assert time.monotonic() - began < 30
 
 
