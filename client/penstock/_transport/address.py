@@ -29,7 +29,7 @@ def parse(url: str) -> Address:
     """Return the address of the feed at `url`, which has the form `tcp://HOST:PORT/FEED`.
 
     Raises:
-        StartError: it has another form; the message says what is wrong.
+        StartError: it is no such URL; the message says why.
     """
     address = urls.parse(url)
     if not address.feed:

@@ -19,7 +19,7 @@ def first_that_answers(host: str, port: int, timeout: float, connect: Callable[[
     Args:
         host: a name or an address.
         port: a number.
-        timeout: seconds for all addresses together; each gets an equal part of what is left.
+        timeout: seconds for all addresses together. They share the time that is left equally.
         connect: takes an address and its deadline.
 
     Raises:

@@ -264,7 +264,7 @@ def dealer(keys: ClientKeys | None, host: str, port: int, timeout: float, watch:
         keys: the keys of this end; None: do not encrypt.
         host: a name or an address.
         port: a number.
-        timeout: seconds for all addresses together; each gets an equal part of what is left.
+        timeout: seconds for all addresses together. They share the time that is left equally.
         watch: called now and then while waiting; it may raise to give up.
 
     Raises:

@@ -35,7 +35,7 @@ def parse(url: str) -> Address:
     brackets.
 
     Raises:
-        StartError: it has another form; the message says what is wrong.
+        StartError: it is no such URL; the message says why.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

@@ -244,7 +244,7 @@ def connected(host: str, port: int, timeout: float, watch: Callable[[], None]) -
     Args:
         host: a name or an address.
         port: a number.
-        timeout: seconds for all addresses together; each gets an equal part of what is left.
+        timeout: seconds for all addresses together. They share the time that is left equally.
         watch: called now and then while waiting; it may raise to give up.
 
     Raises:
