@@ -216,6 +216,28 @@ def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(work
     assert world.coordinator.workers.apart is None
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_a_lane_that_ends_workers_does_not_go_to_a_worker_that_is_to_leave(workers: int) -> None:
+    feed = SimFeed(splits=(80,) * 6, lanes=6, epochs=1)
+    world = World(feed, workers=workers)
+    consumer = world.open(reads=[(0, None)])
+    lane = consumer.stream._epochs[0].lane(0)
+    while lane.run is None:
+        assert world.step()
+    worker, run = lane.run
+    world.workers[worker]._end((run, 0, "split 0"))
+    while not lane.deaths:
+        assert world.step()
+    world._started(world.workers[worker])
+    there = world.coordinator.workers
+    leaves = there.apart
+    assert leaves is not None
+    world.handle(on.RetireWorkers((leaves,)))
+    assert there.apart is None if workers == 2 else there.apart not in (None, leaves)
+    world.run()  # which holds that no run begins at a worker that is to leave
+    assert consumer.read[0] == list(feed.expected(0))
+
+
 @pytest.mark.parametrize(
     "other",
     [

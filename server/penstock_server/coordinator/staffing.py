@@ -104,6 +104,10 @@ class Staffing:
         self._deaths += 1
         deaths = self._deaths
         self._timers.later(APART, lambda: self._together(deaths))
+        self._clear(worker)
+
+    def _clear(self, worker: int | None) -> None:
+        """Let a worker that was just set apart, if any, hand over its lanes."""
         if worker is not None:
             for stream in self._streams.all():
                 with self._streams.alone(stream):
@@ -138,6 +142,8 @@ class Staffing:
         """Let workers leave. None of them gets lanes of another."""
         workers = [worker for worker in event.workers if worker in self._workers.numbers]
         self._workers.leave(workers)
+        if self._workers.apart in self._workers.leaving:
+            self._clear(self._workers.set_apart(self._workers.apart))
         self._changed()
         if event.now:
             self._kill(workers)

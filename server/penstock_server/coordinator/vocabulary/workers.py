@@ -153,13 +153,10 @@ class Workers:
 
     def set_apart(self, died: int) -> int | None:
         """Set a worker apart, unless one is that can be given work or has just died; if possible, one that stands. Take
-        the one that has just died if only one other can be given work. Return the worker that has to hand over its
-        lanes, or None."""
-        if (
-            self.apart is not None
-            and self.apart in self.numbers
-            and (self.apart == died or self.apart not in self.away)
-        ):
+        the one that has just died if only one other can be given work. One that is to leave is not set apart while
+        others stay. Return the worker that has to hand over its lanes, or None."""
+        there = self.apart in self.numbers and not self._apart_leaves
+        if there and (self.apart == died or self.apart not in self.away):
             return None
         self.apart = None
         self._update()
@@ -167,7 +164,7 @@ class Workers:
             self.apart = max(self._available, key=lambda number: (number in self.standing, number))
             self._update()
             return self.apart
-        if self._available != [VACANT] and died in self.numbers:
+        if self._available != [VACANT] and died in self.numbers and died not in self.leaving:
             self.apart = died
         return None
 
@@ -175,6 +172,11 @@ class Workers:
         """Let all workers make all lanes again."""
         self.apart = None
         self._update()
+
+    @property
+    def _apart_leaves(self) -> bool:
+        """Whether the worker that is set apart is to leave, and others stay."""
+        return self.apart in self.leaving and not self.leaving.issuperset(self._available)
 
     def own_stay(self) -> None:
         """Let the daemon's own workers stay after all."""
