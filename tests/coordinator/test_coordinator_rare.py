@@ -181,6 +181,32 @@ def test_a_split_that_ends_its_worker_while_its_lane_moves_counts_too() -> None:
     assert lane.skip == (0,)
 
 
+def test_a_worker_dies_whose_dropped_run_has_ended_a_lane_that_another_run_reads_for_its_leftover_rows() -> None:
+    met = 0
+    for seed in range(20):
+        feed = SimFeed(splits=(3, 3), lanes=2, batch_size=4, turn=1, epochs=1)
+        world = World(feed, seed=seed)
+        consumer = world.open(reads=[(0, None)])
+        production, epoch = consumer.stream.production, consumer.stream._epochs[0]
+        lane = epoch.lane(0)
+        while not (len(lane.turns) > 1 and lane.busy) and world.step():
+            pass
+        if lane.run is not None and not lane.ended:
+            worker, run = lane.run
+            world.coordinator.workers.stands(worker)
+            epoch.moved = True
+            lane.drop(production._drop(epoch, lane))
+            while not (lane.ended and lane.run is not None) and world.step():
+                pass
+            if lane.dropped is not None:
+                met += 1
+                lane.failures = 1  # so the next attempt has to wait
+                world.workers[worker]._end((run, 0, "split 0"))
+        world.run()
+        assert consumer.read[0] == list(feed.expected(0))
+    assert met
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(workers: int) -> None:
     feeds = [SimFeed(name=name, splits=(80,) * 6, lanes=6, epochs=1) for name in ("train", "other")]

@@ -249,9 +249,9 @@ class Production(ABC):
                     lost.add(key)
                 if lane.dropped is not None and lane.dropped[0] in workers:
                     worker, run = lane.dropped
-                    lane.answered()
-                    if blamed is not None and blamed[0] == run:
+                    if blamed is not None and blamed[0] == run:  # first: another run may write rows of the ended lane
                         self._blame(epoch, lane, blamed, worker, how)
+                    lane.answered()
                     self._unassign(lane, run)
                     lost.add(key)
             self._reassign(epoch, *sorted(lost))
