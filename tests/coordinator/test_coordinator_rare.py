@@ -244,10 +244,10 @@ def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(work
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_a_lane_that_ends_workers_does_not_go_to_a_worker_that_is_to_leave(workers: int) -> None:
-    feed = SimFeed(splits=(80,) * 6, lanes=6, epochs=1)
-    world = World(feed, workers=workers)
-    consumer = world.open(reads=[(0, None)])
-    lane = consumer.stream._epochs[0].lane(0)
+    feeds = [SimFeed(name=name, splits=(80,) * 6, lanes=6, epochs=1) for name in ("train", "other")]
+    world = World(*feeds, workers=workers)
+    consumers = [world.open(feed.name, reads=[(0, None)]) for feed in feeds]
+    lane = consumers[0].stream._epochs[0].lane(0)
     while lane.run is None:
         assert world.step()
     worker, run = lane.run
@@ -261,6 +261,28 @@ def test_a_lane_that_ends_workers_does_not_go_to_a_worker_that_is_to_leave(worke
     world.handle(on.RetireWorkers((leaves,)))
     assert there.apart is None if workers == 2 else there.apart not in (None, leaves)
     world.run()  # which holds that no run begins at a worker that is to leave
+    for feed, consumer in zip(feeds, consumers, strict=True):
+        assert consumer.read[0] == list(feed.expected(0))
+
+
+def test_no_worker_is_set_apart_from_the_only_stream() -> None:
+    feed = SimFeed(splits=(80,) * 6, lanes=6, epochs=1)
+    world = World(feed, workers=3)
+    consumer = world.open(reads=[(0, None)])
+    epoch = consumer.stream._epochs[0]
+    lane = epoch.lane(0)
+    while lane.run is None:
+        assert world.step()
+    worker, run = lane.run
+    world.workers[worker]._end((run, 0, "split 0"))
+    while not lane.deaths:
+        assert world.step()
+    assert world.coordinator.workers.apart is None
+    world._started(world.workers[worker])
+    while lane.run is None or not epoch.loads_of(world.coordinator.workers.available, 3).even:
+        assert world.step()
+    assert {epoch.loads[number] for number in range(3)} == {2}, "all workers make their share again"
+    world.run()
     assert consumer.read[0] == list(feed.expected(0))
 
 

@@ -1,7 +1,8 @@
 """Workers come, die and leave: tells the start of the feeds (starting.py) and each stream.
 
-When user code has ended a worker, one of the others is set apart for a minute: it makes only the lanes that have done
-so, and hands over the others first. So if these lanes do it again, no other stream waits.
+When user code has ended a worker and there are several streams, one of the other workers is set apart for a minute: it
+makes only the lanes that have done so, and hands over the others first. So if these lanes do it again, no other stream
+waits.
 
 A worker *stands* if it has been in one call of user code for long. Then it hands over the work that it has not begun
 for other streams, and gets no new work until it goes on. So one long call, or one that ends its worker later, does not
@@ -96,8 +97,10 @@ class Staffing:
         self.retire()
 
     def _set_apart(self, died: int) -> None:
-        """Set a worker apart. It gets the messages in order, so it has handed over the other lanes before it begins one
-        that has ended a worker."""
+        """Set a worker apart, if that spares other streams. It gets the messages in order, so it has handed over the
+        other lanes before it begins one that has ended a worker."""
+        if self._workers.apart is None and len(list(self._streams.all())) < 2:
+            return  # it would only make the one stream slower
         worker = self._workers.set_apart(died)
         if self._workers.apart is None:
             return

@@ -150,8 +150,8 @@ class SplitSkipped(Struct, frozen=True):
 class WorkerDied(Struct, frozen=True):
     """A worker process has ended, and another takes its place. All its runs are gone. Other workers continue its lanes
     from their records, and fill its unfinished turns, also those of pools. If a split is blamed, its lane may first
-    pause, leave out the split, or fail. It goes on in a worker that is *set apart*: one that makes only such lanes for
-    a minute, and hands over all others first.
+    pause, leave out the split, or fail. If there are several streams, it goes on in a worker that is *set apart*: one
+    that makes only such lanes for a minute, and hands over all others first.
 
     `blamed`: the run that it was working on, the number of the split within the lane (-1 if the worker was outside
     user code), and the name of the split; None if it was not working on anything.
