@@ -134,6 +134,39 @@ def test_text_of_user_code_is_shown_as_text(serve: Serve, page: Page) -> None:
 
 
 @needs_chromium
+def test_the_page_fits_a_phone_and_errors_come_before_the_workers(serve: Serve, page: Page) -> None:
+    daemon = serve(FEEDS, "pictures", http=0, workers=12)
+    with reader(daemon.url):
+        show(page, daemon, rows=12)
+        page.until(f"({TIMELINE})('generating')")
+        for width in (390, 1400):
+            page.screen(width, 900)
+            page.until(f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
+            assert page.run(CUT_OFF) == []
+    assert page.run("document.getElementById('notices').getBoundingClientRect().bottom") <= page.run(
+        "document.getElementById('workers').getBoundingClientRect().top"
+    )
+
+
+CUT_OFF = """[...document.querySelectorAll("main *, header *")]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+  .map((one) => one.outerHTML.slice(0, 100))"""
+"""JavaScript that finds what ends beyond the right border of the window."""
+
+
+@needs_chromium
+def test_readiness_is_that_of_feeds_that_somebody_reads(serve: Serve, page: Page) -> None:
+    daemon = serve(FEEDS, "pictures", http=0)
+    tile = "document.querySelector('#tiles strong').textContent"
+    with reader(daemon.url):
+        show(page, daemon)
+        page.until(f"/%/.test({tile})")
+    page.until(f"{tile} === '-'")
+    assert page.run("document.getElementById('state').textContent") == "serving"
+    assert page.run("document.querySelector('#tiles .tile').dataset.state") == ""
+
+
+@needs_chromium
 def test_the_page_begins_again_when_another_daemon_takes_over_in_the_same_process(serve: Serve, page: Page) -> None:
     daemon = serve(FEEDS, "pictures", http=0, words=("--reload",))
     show(page, daemon)

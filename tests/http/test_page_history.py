@@ -51,6 +51,14 @@ def test_rates_are_noted_from_the_start_and_readiness_is_that_of_the_last_looks(
     assert rates.since(5000, 5000)["seconds"]["at"] == []
 
 
+def test_a_rate_is_an_average_because_batches_come_in_slabs() -> None:
+    rates = Rates()
+    for second in range(60):
+        sent = 100 * (second // 5)  # 100 batches in one slab, every five seconds
+        rates.look(float(second), {"feed": FeedLook(sent, sent, sent, second, 0)})
+    assert set(rates.since(0, 0)["seconds"]["feeds"]["feed"]["batches"][10:]) == {20}
+
+
 def test_a_feed_that_becomes_ready_late_has_no_rates_before() -> None:
     rates = Rates()
     rates.look(0.0, {})
@@ -145,7 +153,7 @@ def test_notices_keep_the_latest_with_tracebacks_and_count_repeats() -> None:
         error = GeneratorError("it failed", feed="train", split="'a'", remote_traceback='File "x.py", line 1\n')
         for _ in range(3):
             log.error("%s", error)
-        log.warning("left out", extra={"traceback": "File y.py"})
+        log.warning("left out", extra={"event": "split_skipped", "traceback": "File y.py"})
         try:
             raise ValueError("a bug")
         except ValueError:
@@ -154,6 +162,7 @@ def test_notices_keep_the_latest_with_tracebacks_and_count_repeats() -> None:
         assert (first["times"], first["traceback"]) == (3, 'File "x.py", line 1')
         assert first["text"] == "it failed\n  in feed train, split 'a'"
         assert (second["level"], second["traceback"]) == ("WARNING", "File y.py")
+        assert (first["event"], second["event"]) == ("", "split_skipped")
         assert third["traceback"].endswith("ValueError: a bug\n")
         for number in range(2 * MOST):
             log.warning("number %d", number)

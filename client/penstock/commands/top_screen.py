@@ -19,6 +19,8 @@ from .top import Looks
 
 _STATES = (("generating", "green"), ("collating", "yellow"), ("cpu_wait", "red"), ("idle", "bright_black"))
 _BAR = 16
+_FILLED = {"generating": "█", "collating": "▓", "cpu_wait": "▒", "idle": "░"}
+"""What a bar is made of, so that it can be read without colours."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 32
 _MOST_HOST = 16
@@ -207,12 +209,12 @@ def _table(*columns: str) -> Table:
 
 
 def _bar(shares: dict[str, float], unicode: bool) -> Text:
-    """Return a bar of all states, in their order and colours."""
+    """Return a bar of all states, in their order and colours. Each state has its own character."""
     text, drawn, total = Text(), 0, 0.0
     for name, style in _STATES:
         total += shares[name]
         until = round(_BAR * min(1.0, total))
-        text.append(("█" if unicode else name[0]) * (until - drawn), style)
+        text.append((_FILLED[name] if unicode else name[0]) * (until - drawn), style)
         drawn = until
     return text
 

@@ -45,7 +45,12 @@ class Notices(logging.Handler):
         key = record.levelname, text[:_MOST_TEXT], trace[-_MOST_TRACEBACK:]
         known = self._kept.pop(key, None)
         times = 1 if known is None else known["times"] + 1
-        self._kept[key] = dict(zip(("level", "text", "traceback"), key, strict=True), at=record.created, times=times)
+        self._kept[key] = {
+            **dict(zip(("level", "text", "traceback"), key, strict=True)),
+            "event": getattr(record, "event", ""),
+            "at": record.created,
+            "times": times,
+        }
         while len(self._kept) > MOST:
             del self._kept[next(iter(self._kept))]
         self.changes += 1

@@ -58,7 +58,8 @@ class Rates:
 
         Each of the two has the `count` of points so far, when each point was taken (`at`, in seconds of the daemon),
         and for each feed batches, samples and bytes a second, and the share of the time in which consumers had
-        something to take. A figure that does not exist is None.
+        something to take. A point is the average of the last `WINDOW` seconds, or of its minute: many batches are sent
+        at once, as one slab, so a single second has all or nothing. A figure that does not exist is None.
         """
         return {"seconds": self._seconds.since(seconds), "minutes": self._minutes.since(minutes)}
 
@@ -73,7 +74,7 @@ class _Track:
         self._times = np.zeros(most)
         self._rows: dict[str, npt.NDArray[np.float64]] = {}
         self._looks: dict[str, deque[tuple[float, FeedLook]]] = {}
-        self._before: tuple[float, Looks] | None = None
+        self._before: float | None = None
 
     def look(self, at: float, feeds: Looks) -> None:
         for name, feed in feeds.items():
@@ -85,22 +86,21 @@ class _Track:
             while at - looks[0][0] > max(self._every, WINDOW):
                 looks.popleft()
         if self._before is None:
-            self._before = at, dict(feeds)
-        elif at - self._before[0] > self._every - 0.5:
-            self._add(at, feeds, *self._before)
-            self._before = at, dict(feeds)
+            self._before = at
+        elif at - self._before > self._every - 0.5:
+            self._add(at, feeds)
+            self._before = at
 
-    def _add(self, at: float, feeds: Looks, then: float, before: Looks) -> None:
+    def _add(self, at: float, feeds: Looks) -> None:
         place = self._count % self._most
         self._count += 1
         self._times[place] = at
         for name, rows in self._rows.items():
             rows[place] = np.nan
-            now, earlier = feeds.get(name), before.get(name)
-            if now is not None and earlier is not None:
+            (then, first), (now, last) = self._looks[name][0], self._looks[name][-1]
+            if name in feeds and now > then:
                 for column, key in enumerate(("batches", "samples", "nbytes")):
-                    rows[place, column] = (getattr(now, key) - getattr(earlier, key)) / (at - then)
-            (_, first), (_, last) = self._looks[name][0], self._looks[name][-1]
+                    rows[place, column] = (getattr(last, key) - getattr(first, key)) / (now - then)
             if last.reading > first.reading:
                 rows[place, 3] = 1 - (last.waiting - first.waiting) / (last.reading - first.reading)
 

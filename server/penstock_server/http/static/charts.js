@@ -19,9 +19,12 @@ const range = choice(byId("range"), "range", RANGES, () => rebuild());
 
 export const feedColour = (name) => colour(`feed-${names.indexOf(name) % COLOURS}`);
 
-/** The feed whose consumers had something to take at the fewest of the last looks, and the share of these; or null. */
-export function leastReady() {
-  const found = Object.entries(tracks.seconds.feeds).map(([name, feed]) => ({name, share: feed.ready.at(-1) ?? null}));
+/** Of the feeds that somebody reads: the one whose consumers had something to take for the smallest share of the last
+ * seconds, and this share; or null. */
+export function leastReady({streams}) {
+  const read = new Set(streams.filter((stream) => stream.reading).map((stream) => stream.feed));
+  const feeds = Object.entries(tracks.seconds.feeds).filter(([name]) => read.has(name));
+  const found = feeds.map(([name, feed]) => ({name, share: feed.ready.at(-1) ?? null}));
   return found.filter((one) => one.share !== null).sort((one, other) => one.share - other.share)[0] ?? null;
 }
 
@@ -133,9 +136,10 @@ function legend() {
     const value = feed[unit()]?.[place];
     const ready = feed.ready?.[place];
     const rate = value === null || value === undefined ? "-" : `${number(value * scale)} ${UNITS[unit()]}`;
-    return {name, text: ready === null || ready === undefined ? rate : `${rate}, ${percent(ready)} ready`};
+    return {name, text: ready === null || ready === undefined ? rate : `${rate}, readiness ${percent(ready)}`};
   });
-  const when = hovered === null ? "" : clock(at[place]);
+  const averages = track() === tracks.seconds ? "averages of 10 s" : "averages of a minute";
+  const when = hovered === null ? averages : clock(at[place]);
   keyed(
     byId("legend"),
     [...items, {name: "", text: when}],

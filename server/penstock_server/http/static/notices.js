@@ -5,7 +5,7 @@ import {byId, clock, count, keyed, make, setText} from "./dom.js";
 export function show({notices}) {
   if (notices.kept === null) return;
   const items = notices.kept.map((one) => ({...one, key: `${one.level}\n${one.text}\n${one.traceback}`})).reverse();
-  setText(byId("notices-about"), `${items.length} different ones, the latest first`);
+  setText(byId("notices-about"), items.length > 1 ? `${items.length} different ones, the latest first` : "");
   keyed(byId("notice-list"), items, (item) => item.key, create, update);
 }
 
@@ -14,13 +14,16 @@ function create(item) {
   const rest = [lines.slice(1).join("\n"), item.traceback].filter((text) => text.trim()).join("\n\n");
   const first = [
     make("time"),
-    make("span", `pill ${item.level.toLowerCase()}`, item.level.toLowerCase()),
+    make("span", `pill ${tag(item)}`, tag(item)),
     make("span", "text", lines[0]),
     make("span", "times"),
   ];
   if (!rest) return make("div", "notice", ...first);
   return make("details", "notice", make("summary", "", ...first), make("pre", "", rest));
 }
+
+/** A split that was left out is lost data, and looks unlike a warning that only advises. */
+const tag = ({event, level}) => (event === "split_skipped" ? "skipped" : level.toLowerCase());
 
 function update(element, item) {
   const parts = element.tagName === "DETAILS" ? element.firstChild : element;

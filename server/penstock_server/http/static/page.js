@@ -55,12 +55,12 @@ function show(news) {
   workers.show(news);
   notices.show(news);
   preview.feeds(news);
-  const ready = charts.leastReady();
-  document.title = ready === null ? "Penstock" : `${percent(ready.share)} ready - Penstock`;
+  const ready = charts.leastReady(news.status);
+  document.title = ready === null ? "Penstock" : `readiness ${percent(ready.share)} - Penstock`;
 }
 
 function header(status) {
-  const state = status.draining ? "draining" : status.ready ? "ready" : "starting";
+  const state = status.draining ? "draining" : status.ready ? "serving" : "starting";
   setText(byId("endpoint"), status.endpoint);
   setText(byId("state"), state);
   byId("state").className = `pill ${state}`;

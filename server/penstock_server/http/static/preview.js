@@ -60,7 +60,7 @@ function about() {
     ? `${shown.one ? "" : `${shown.samples.length} of ${count(shown.rows, "sample")} of `}batch ${shown.index}` +
       `${shown.lane < 0 ? "" : ` of lane ${shown.lane}`}, epoch ${shown.epoch}, ${size(shown.bytes)}, ` +
       `sent ${ago(Math.max(0, now - shown.taken))} ago`
-    : "nothing was sent since this page was opened";
+    : "waiting for the next batch";
   setText(byId("preview-about"), what);
 }
 

@@ -5,9 +5,9 @@ import {leastReady} from "./charts.js";
 
 export function show({status}) {
   const sum = (key) => status.feeds.reduce((total, feed) => total + feed.rates[key], 0);
-  const ready = leastReady();
+  const ready = leastReady(status);
   const running = status.workers.filter((worker) => worker.shares);
-  const busy = running.reduce((total, worker) => total + 1 - worker.shares.idle, 0);
+  const busy = running.reduce((total, {shares}) => total + shares.generating + shares.collating, 0);
   const pss = status.workers.reduce((total, {memory}) => total + memory, 0);
   const restarts = status.workers.reduce((total, worker) => total + worker.restarts, 0);
   const reading = status.streams.filter((stream) => stream.reading).length;
@@ -16,17 +16,17 @@ export function show({status}) {
       ? {value: "-", note: reading ? "too early to tell" : "nobody reads"}
       : {
           value: percent(ready.share),
-          note: status.feeds.length > 1 ? `${ready.name} is the least ready` : "consumers find a batch",
+          note: status.feeds.length > 1 ? `of ${ready.name}, the lowest` : "how often a batch is there",
           state: ready.share <= 0.5 ? "bad" : ready.share <= 0.9 ? "fair" : "good",
         };
   const all = [
-    {name: "ready", ...readiness},
+    {name: "readiness", ...readiness},
     {name: "batches/s", value: number(sum("batches")), note: `${number(sum("samples"))} samples/s`},
     {name: "MB/s", value: number(sum("bytes") / 1e6), note: `to ${reading} of ${status.streams.length + status.more_streams} consumers`},
     {
       name: "workers busy",
       value: running.length ? busy.toFixed(1) : "-",
-      note: `of ${running.length}${restarts ? `, ${count(restarts, "restart")}` : ""}`,
+      note: `of ${status.workers.length + status.more_workers}${restarts ? `, ${count(restarts, "restart")}` : ""}`,
       state: restarts ? "fair" : "",
     },
     {name: "batches in memory", value: size(status.memory.arena), note: `of ${size(status.memory.allowed)}`},

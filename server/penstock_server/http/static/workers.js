@@ -119,7 +119,7 @@ function update(row, worker) {
   const names = {generating: "generating", collating: "collating", cpu_wait: "no CPU", idle: "idle"};
   const words = Object.entries(names).map(([key, name]) => `${name} ${percent(shares?.[key])}`);
   bar.title = shares ? words.join(", ") : "";
-  setText(busy, shares ? percent(1 - shares.idle) : "");
+  setText(busy, shares ? percent(shares.generating + shares.collating) : "");
   setText(memory, worker.memory ? size(worker.memory) : "");
   setText(restarts, String(worker.restarts));
   restarts.classList.toggle("fair", worker.restarts > 0);
