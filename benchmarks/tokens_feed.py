@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock_server import Feed
+from penstock_server import Feed, Pad
 
 BATCH = 64
 BUCKETS = [32, 64, 128, 256]
@@ -22,4 +22,4 @@ def rows(split: int) -> Iterator[tuple[np.ndarray, np.int64]]:
 SPLITS = range(10_000)
 padded = Feed(rows, splits=SPLITS, batch_size=BATCH, batching="pad")
 ragged = Feed(rows, splits=SPLITS, batch_size=BATCH, batching="ragged")
-buckets = Feed(rows, splits=SPLITS, batch_size=BATCH, batching="pad", shuffle=40_000, buckets=BUCKETS)
+buckets = Feed(rows, splits=SPLITS, batch_size=BATCH, batching=Pad(buckets=BUCKETS), shuffle=40_000)

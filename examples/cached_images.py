@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 import penstock
-from penstock_server import Feed
+from penstock_server import Cache, Feed
 
 FOLDER = Path(os.environ.get("IMAGES", "images"))
 PARTS, IMAGES = 16, 30
@@ -38,8 +38,7 @@ def augment(sample, rng):
 feed = Feed(
     decode,
     transform=augment,
-    cache=FOLDER / "cache",
-    cache_version=1,  # change it whenever `decode` changes
+    cache=Cache(FOLDER / "cache", version=1),  # change the version whenever `decode` changes
     splits=[f"{part:02}" for part in range(PARTS)],
     samples=PARTS * IMAGES,
     batch_size=32,

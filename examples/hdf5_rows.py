@@ -2,7 +2,7 @@
 
     python hdf5_rows.py
 
-`block=` keeps the rows of a chunk together, and `__getitems__` reads all rows of a batch in one call.
+`Shuffle(block=)` keeps the rows of a chunk together, and `__getitems__` reads all rows of a batch in one call.
 """
 
 import os
@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 import penstock
-from penstock_server import Feed
+from penstock_server import Feed, Shuffle
 
 PATH = os.environ.get("ROWS_H5", os.path.join(tempfile.gettempdir(), "rows.h5"))
 ROWS, CHUNK = 20_000, 500
@@ -49,7 +49,7 @@ class Rows:
         return self.chunks[number]
 
 
-feed = Feed(Rows(PATH), batch_size=100, shuffle=8 * CHUNK, block=CHUNK)
+feed = Feed(Rows(PATH), batch_size=100, shuffle=Shuffle(8 * CHUNK, block=CHUNK))
 
 
 def decompressed(batches):

@@ -6,7 +6,7 @@ import numpy as np
 import sources
 from sources import BATCH, PATHS
 
-from penstock_server import Feed, FixedLen
+from penstock_server import Feed, FixedLen, Pad
 
 by_file = [[path] for path in PATHS]  # `of_files` takes a list of files
 files = Feed(sources.of_files, splits=by_file, batch_size=BATCH)
@@ -59,8 +59,7 @@ buckets = Feed(
     lanes=2,
     shuffle=sources.SAMPLES,
     batch_size=BATCH,
-    batching="pad",
-    buckets=sources.BUCKETS,
+    batching=Pad(buckets=sources.BUCKETS),
 )
 rebatch = Feed(sources.of_batches, splits=by_file, batch_size=None, rebatch=BATCH)
 same_random = Feed(sources.Table(item=int), transform=sources.augmented, batch_size=BATCH)

@@ -2,7 +2,8 @@
 
     dataset = penstock.dataset("tcp://loader:5555/train")
 
-Importing this package imports neither TensorFlow nor the server. `penstock.Feed` imports the server's package.
+Importing this package imports neither TensorFlow nor the server. `penstock.Feed` and the values of its
+options import the server's package.
 """
 
 from typing import TYPE_CHECKING
@@ -32,12 +33,13 @@ from ._adapters.connection import Connection, connect, dataset
 from ._transport.ragged import Ragged
 
 if TYPE_CHECKING:
-    from penstock_server import Feed
+    from penstock_server import Cache, Feed, OnError, Pad, Shuffle
 
     __version__: str
 """The version of the installed distribution."""
 
 __all__ = [
+    "Cache",
     "Connection",
     "ConnectionLost",
     "DaemonStopped",
@@ -48,10 +50,13 @@ __all__ = [
     "IncompleteEpoch",
     "KeyRefused",
     "MemoryBound",
+    "OnError",
+    "Pad",
     "PenstockError",
     "ProtocolError",
     "Ragged",
     "RankTaken",
+    "Shuffle",
     "SpecError",
     "StartError",
     "StateMismatch",
@@ -65,21 +70,31 @@ __all__ = [
 ]
 
 
+_OF_THE_SERVER = {
+    "Cache": "feed.options.values",
+    "Feed": "feed.feed",
+    "OnError": "feed.options.values",
+    "Pad": "feed.options.values",
+    "Shuffle": "feed.options.values",
+}
+"""Names of the server's package, with the modules that define them."""
+
+
 def __getattr__(name: str) -> object:
     from penstock_proto import distribution
 
     if name == "__version__":  # looked up only now: importlib.metadata is slow to import
         return distribution.version()
-    if name != "Feed":
+    if name not in _OF_THE_SERVER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ._stream import server
 
     if not server.installed():
         raise ImportError(
-            "penstock.Feed is part of the server package, which is not installed here: run "
+            f"penstock.{name} is part of the server package, which is not installed here: run "
             f"{distribution.pip_install('server')}. A trainer that reads from a daemon does not need it"
         )
-    return server.load("feed.feed").Feed
+    return getattr(server.load(_OF_THE_SERVER[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock_server import Feed
+from penstock_server import Feed, Pad
 
 WORDS = ["", "the", "film", "was", "fine", "good", "great", "dull", "bad", "awful"]  # 0 is the padding
 GOOD, BAD = (4, 5, 6), (7, 8, 9)
@@ -21,8 +21,7 @@ feed = Feed(
     reviews,
     splits=range(8),
     batch_size=32,
-    batching="pad",  # pads "tokens" with 0 to the shortest bucket that is long enough
-    buckets=[8, 16, 32, 40],
+    batching=Pad(buckets=[8, 16, 32, 40]),  # pads "tokens" with 0 to the shortest bucket that is long enough
     shuffle=4000,
     samples=4000,
 )

@@ -11,15 +11,31 @@ if TYPE_CHECKING:
     from penstock_proto import DictSpec, Leaf, TupleSpec
 
     from .feed.feed import Feed
+    from .feed.options.values import Cache, OnError, Pad, Shuffle
     from .sources.features import FixedLen, VarLen
 
-__all__ = ["DictSpec", "Feed", "FixedLen", "Leaf", "TupleSpec", "VarLen"]
+__all__ = [
+    "Cache",
+    "DictSpec",
+    "Feed",
+    "FixedLen",
+    "Leaf",
+    "OnError",
+    "Pad",
+    "Shuffle",
+    "TupleSpec",
+    "VarLen",
+]
 
 _PLACES = {
+    "Cache": "penstock_server.feed.options.values",
     "DictSpec": "penstock_proto.spec",
     "Feed": "penstock_server.feed.feed",
     "FixedLen": "penstock_server.sources.features",
     "Leaf": "penstock_proto.spec",
+    "OnError": "penstock_server.feed.options.values",
+    "Pad": "penstock_server.feed.options.values",
+    "Shuffle": "penstock_server.feed.options.values",
     "TupleSpec": "penstock_proto.spec",
     "VarLen": "penstock_server.sources.features",
 }

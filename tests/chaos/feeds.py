@@ -15,7 +15,7 @@ import numpy as np
 from held import Held
 from sample import ROWS, checksum, endless_size, payload, rows_of, width_of
 
-from penstock_server import DictSpec, Feed, Leaf, TupleSpec
+from penstock_server import DictSpec, Feed, Leaf, OnError, Shuffle, TupleSpec
 
 
 def _reached(folder, name):
@@ -143,10 +143,12 @@ def declared(case, folder):
     sizes = case["sizes"]
     options = {
         key: case[key]
-        for key in "batch_size shuffle seed lanes order on_error attempts drop_remainder epochs turn interleave".split()
+        for key in "batch_size seed lanes order drop_remainder epochs turn".split()
         if case[key] is not None
     }
     options["batch_size"] = case["batch_size"]
+    options["shuffle"] = Shuffle(case["shuffle"], interleave=case["interleave"])
+    options["on_error"] = OnError(case["on_error"], crashes=case["attempts"])
     if case["batch_size"] is None:  # only a spec can say which dimensions vary
         options["spec"] = spec(case["structure"])
     if case["tells_samples"]:

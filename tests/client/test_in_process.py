@@ -21,7 +21,7 @@ import pytest
 
 import penstock
 from penstock_proto import distribution
-from penstock_server import Feed
+from penstock_server import Cache, Feed, OnError, Pad, Shuffle
 from tests.conftest import Serve
 from tests.proto.test_stream_hashes import DATA, FEEDS, HASHES, NAMES, STATES, WHY, read, sha256
 
@@ -477,6 +477,7 @@ def test_the_feed_itself_can_be_given(write: Write) -> None:
         yield from range(5)
 
     assert penstock.Feed is Feed
+    assert (penstock.Cache, penstock.OnError, penstock.Pad, penstock.Shuffle) == (Cache, OnError, Pad, Shuffle)
     feed = Feed(generate, batch_size=2)
     with penstock.connect(feed, workers=0) as connection:
         assert connection.info.name == "feed"

@@ -31,7 +31,7 @@ FEEDS = """
     import time
 
     import numpy as np
-    from penstock_server import Feed
+    from penstock_server import Feed, OnError, Shuffle
 
     SIZES = [40, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59, 80, 33, 7, 41]
     SLOW = float(os.environ.get("SLOW", 0))
@@ -52,8 +52,9 @@ FEEDS = """
         return list(range(len(SIZES)))
 
     # On a slow machine the kills may hit one split more than three times, which is not the split's fault.
-    often = dict(attempts=1000)
-    mixed = Feed(drawn, splits=splits, batch_size=8, shuffle=64, interleave=4, lanes=4, turn=3, seed=11, **often)
+    often = dict(on_error=OnError("raise", crashes=1000))
+    shuffle = Shuffle(64, interleave=4)
+    mixed = Feed(drawn, splits=splits, batch_size=8, shuffle=shuffle, lanes=4, turn=3, seed=11, **often)
     plain = Feed(drawn_globally, splits=list(range(len(SIZES))), batch_size=7, lanes=6, turn=2, seed=12, **often)
 """
 

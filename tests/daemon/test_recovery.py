@@ -42,13 +42,13 @@ FEEDS = f"""
     import time
 
     import numpy as np
-    from penstock_server import DictSpec, Feed, Leaf
+    from penstock_server import DictSpec, Feed, Leaf, OnError, Shuffle
 
     FLAGS = os.environ["FLAGS"]
     SLOW = float(os.environ.get("SLOW", 0.0005))  # seconds a sample takes
     SEED = int(os.environ.get("SEED", 3))
     BATCH = int(os.environ.get("BATCH", 4))
-    ATTEMPTS = int(os.environ.get("ATTEMPTS", 3))
+    OFTEN = OnError("raise", crashes=int(os.environ.get("CRASHES", 3)))
     SIZES = {SIZES}
     SPLITS = list(range(int(os.environ.get("SPLITS", len(SIZES)))))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -159,16 +159,16 @@ FEEDS = f"""
                     time.sleep(0.01)
             yield {{"id": np.int64(100 * split + i), "noise": rng.normal()}}
 
-    ordered = Feed(drawn, splits=SPLITS, batch_size=BATCH, lanes=5, turn=2, seed=SEED, attempts=ATTEMPTS)
-    ordered_global = Feed(drawn_globally, splits=SPLITS, batch_size=4, lanes=4, turn=2, attempts=ATTEMPTS)
-    shuffled = Feed(drawn, splits=SPLITS, batch_size=4, shuffle=96, interleave=4, lanes=3, turn=2, seed=5,
-                    attempts=ATTEMPTS)
+    ordered = Feed(drawn, splits=SPLITS, batch_size=BATCH, lanes=5, turn=2, seed=SEED, on_error=OFTEN)
+    ordered_global = Feed(drawn_globally, splits=SPLITS, batch_size=4, lanes=4, turn=2, on_error=OFTEN)
+    shuffled = Feed(drawn, splits=SPLITS, batch_size=4, shuffle=Shuffle(96, interleave=4), lanes=3, turn=2, seed=5,
+                    on_error=OFTEN)
     shuffled_global = Feed(drawn_globally, splits=SPLITS, batch_size=5, shuffle=60, lanes=4, turn=1, seed=9,
-                           attempts=ATTEMPTS)
-    table = Feed(Table(), batch_size=4, shuffle=1, seed=4, turn=2, attempts=ATTEMPTS)
-    ready = Feed(ready_made, splits=SPLITS, batch_size=None, shuffle=8, lanes=4, seed=6, attempts=ATTEMPTS,
+                           on_error=OFTEN)
+    table = Feed(Table(), batch_size=4, shuffle=1, seed=4, turn=2, on_error=OFTEN)
+    ready = Feed(ready_made, splits=SPLITS, batch_size=None, shuffle=8, lanes=4, seed=6, on_error=OFTEN,
                  spec=DictSpec(("id", "x"), (Leaf("int64", (None,)), Leaf("float32", (None, None)))))
-    fast = Feed(drawn, splits=SPLITS, batch_size=4, lanes=6, order="fast", turn=1, attempts=ATTEMPTS)
+    fast = Feed(drawn, splits=SPLITS, batch_size=4, lanes=6, order="fast", turn=1, on_error=OFTEN)
     listing = Feed(drawn, splits=listed, batch_size=4, shuffle=32, lanes=3, turn=2)
     leftovers = Feed(uneven, splits=range(4), batch_size=4, lanes=4, turn=1, epochs=1)
     leftovers_retry = Feed(uneven, splits=range(4), batch_size=4, lanes=4, turn=1, epochs=1, on_error="retry")
@@ -326,7 +326,7 @@ def test_workers_that_crash_in_the_users_code_change_nothing(
 def test_workers_killed_from_outside_one_by_one_and_all_at_once_change_nothing(
     serve: Serve, flags: Flags, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], transport: str
 ) -> None:
-    monkeypatch.setenv("ATTEMPTS", "100")  # a kill from outside counts against the split that it hits
+    monkeypatch.setenv("CRASHES", "100")  # a kill from outside counts against the split that it hits
     daemon = serve(FEEDS, *names, workers=3)
 
     def before(count: int) -> None:
@@ -344,7 +344,7 @@ def test_workers_killed_from_outside_one_by_one_and_all_at_once_change_nothing(
 def test_progress_is_made_while_workers_are_killed_again_and_again(
     serve: Serve, flags: Flags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ATTEMPTS", "100")
+    monkeypatch.setenv("CRASHES", "100")
     daemon = serve(FEEDS, "shuffled", workers=3)
     quiet = read(daemon, "shuffled")
     killed = 0

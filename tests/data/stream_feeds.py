@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from penstock_server import DictSpec, Feed, Leaf, TupleSpec
+from penstock_server import DictSpec, Feed, Leaf, Pad, Shuffle, TupleSpec
 
 SIZES = [7, 0, 31, 1, 16, 64, 5, 12, 3, 40, 2, 9]
 """The samples of each split: uneven, one split is empty. 190 in total."""
@@ -147,8 +147,8 @@ ordered_by_function = Feed(counted, splits=splits_in_an_order_that_is_drawn, bat
 
 # Shuffled.
 shuffled = Feed(counted, splits=SPLITS, batch_size=8, shuffle=64, lanes=3, turn=2, seed=5)
-shuffled_one_lane = Feed(counted, splits=SPLITS, batch_size=8, shuffle=24, lanes=1, turn=1, interleave=2)
-shuffled_whole = Feed(counted, splits=SPLITS, batch_size=8, shuffle=10**6, lanes=4, interleave=12, seed=6)
+shuffled_one_lane = Feed(counted, splits=SPLITS, batch_size=8, shuffle=Shuffle(24, interleave=2), lanes=1, turn=1)
+shuffled_whole = Feed(counted, splits=SPLITS, batch_size=8, shuffle=Shuffle(10**6, interleave=12), lanes=4, seed=6)
 shuffled_rng = Feed(drawn, splits=SPLITS, batch_size=7, shuffle=100, lanes=5, turn=2, seed=9)
 shuffled_global = Feed(drawn_globally, splits=SPLITS, batch_size=7, shuffle=50, lanes=4, turn=1, seed=9)
 shuffled_by_function = Feed(drawn, splits=splits_in_an_order_that_is_drawn, batch_size=8, shuffle=32, lanes=3, seed=7)
@@ -171,9 +171,9 @@ READY_TEXT = TupleSpec((Leaf("string", (None, 2)), Leaf("int32", (None,))))
 text = Feed(spoken, splits=SPLITS, batch_size=8, lanes=3)
 text_shuffled = Feed(spoken, splits=SPLITS, batch_size=8, shuffle=64, lanes=3, seed=5)
 text_ready = Feed(ready_text, splits=SPLITS, batch_size=None, lanes=4, spec=READY_TEXT)
-padded = Feed(of_different_shapes, splits=SPLITS, batch_size=8, batching="pad", spec=SHAPES, pad_value=-1, lanes=3)
+padded = Feed(of_different_shapes, splits=SPLITS, batch_size=8, batching=Pad(value=-1), spec=SHAPES, lanes=3)
 bucketed = Feed(
-    of_different_shapes, splits=SPLITS, batch_size=8, batching="pad", spec=SHAPES, buckets=(4, 12), shuffle=64, lanes=3
+    of_different_shapes, splits=SPLITS, batch_size=8, batching=Pad(buckets=(4, 12)), spec=SHAPES, shuffle=64, lanes=3
 )
 ragged = Feed(of_different_lengths, splits=SPLITS, batch_size=8, batching="ragged", spec=LENGTHS, lanes=3)
 ragged_shuffled = Feed(

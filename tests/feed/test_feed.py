@@ -15,7 +15,7 @@ import pytest
 
 from penstock_proto import StartError
 from penstock_proto.batches.layout import HEADER
-from penstock_server import DictSpec, Feed, Leaf, TupleSpec
+from penstock_server import DictSpec, Feed, Leaf, OnError, Shuffle, TupleSpec
 from penstock_server.feed.feed_warnings import mixing_warning, workers_warning
 from penstock_server.feed.options.generator_call import GeneratorCall, Wants
 from penstock_server.feed.options.plan_sizes import ENDLESS, block_samples, fixed_slots, segment_count
@@ -84,15 +84,12 @@ def no_yield(path: str) -> None:
         (alone, {"shuffle": True}, "shuffle must be a whole number.* got True"),
         (alone, {"shuffle": -1}, "shuffle must be 0 to .* got -1"),
         (alone, {"seed": None}, "seed must be a whole number.* got None"),
-        (alone, {"interleave": 4}, "needs shuffle="),
         (alone, {"lanes": 0}, "lanes must be 1 to .* got 0"),
         (alone, {"epochs": 0}, "epochs must be 1 to .* got 0"),
         (alone, {"order": "any"}, "order must be 'exact' or 'fast', got 'any'"),
         (alone, {"on_error": "ignore"}, "on_error must be 'raise', 'skip' or 'retry', got 'ignore'"),
         (alone, {"on_error": "skip", "samples": 9}, "promises the length of an epoch, and on_error='skip' cannot"),
         ([1, 2], {"on_error": "skip"}, "an indexable object has none: let its __getitem__ return another sample"),
-        (alone, {"attempts": 0}, "attempts must be 1 to .* got 0"),
-        (alone, {"attempts": None}, "attempts must be a whole number.* got None"),
         (alone, {"name": "a/b"}, "name must be 1 to 128 letters.* got 'a/b'"),
         (alone, {"drop_remainder": 1}, "drop_remainder must be True or False, got 1"),
         (alone, {"batch_size": None, "drop_remainder": True}, "drop_remainder= needs a batch_size="),
@@ -169,7 +166,7 @@ def test_a_plan_has_every_default_that_needs_no_data() -> None:
     plan = Feed(by_split, splits=["a"], batch_size=None).plan("train")
     assert (plan.batch_size, plan.turn) == (None, 1)
     assert (plan.on_error, plan.attempts) == ("raise", 3)
-    plan = Feed(by_split, splits=["a"], batch_size=2, on_error="skip", attempts=1).plan("train")
+    plan = Feed(by_split, splits=["a"], batch_size=2, on_error=OnError("skip", crashes=1)).plan("train")
     assert (plan.on_error, plan.attempts) == ("skip", 1)
 
 
@@ -258,13 +255,13 @@ def test_a_block_is_a_lanes_share_in_whole_batches(
         ({"shuffle": 10_000}, 10),
         ({"shuffle": 10**6}, 16),
         ({"shuffle": 10_000, "lanes": 64}, 4),
-        ({"shuffle": 10_000, "interleave": 3}, 3),
+        ({"shuffle": Shuffle(10_000, interleave=3)}, 3),
     ],
 )
-def test_the_larger_a_lanes_block_is_the_more_splits_it_mixes(options: dict[str, int], interleave: int) -> None:
-    assert Feed(by_split, splits=["a"], batch_size=32, **options).plan("train").interleave == interleave  # type: ignore[arg-type]
-    if options.get("shuffle") and "interleave" not in options:
-        assert Feed(with_all, segment=10, batch_size=32, **options).plan("train").interleave == 4  # type: ignore[arg-type]
+def test_the_larger_a_lanes_block_is_the_more_splits_it_mixes(options: dict[str, Any], interleave: int) -> None:
+    assert Feed(by_split, splits=["a"], batch_size=32, **options).plan("train").interleave == interleave
+    if type(options.get("shuffle")) is int:
+        assert Feed(with_all, segment=10, batch_size=32, **options).plan("train").interleave == 4
 
 
 # --- MODULE:ATTR ---

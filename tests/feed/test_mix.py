@@ -20,7 +20,7 @@ import pytest
 from msgspec import structs
 
 import penstock
-from penstock_server import Feed
+from penstock_server import Feed, Shuffle
 from penstock_server.feed.combined.mixed import Mixed
 from penstock_server.feed.feed_warnings import mixing_warning
 from penstock_server.feed.options.transforms import checked_transforms
@@ -35,7 +35,7 @@ FEEDS = """
     import random
 
     import numpy as np
-    from penstock_server import Feed
+    from penstock_server import Feed, Pad
 
     SIZES = [30, 0, 31, 1, 16, 20, 25, 12]
 
@@ -131,7 +131,7 @@ FEEDS = """
     )
     bucketed = Feed.mix(
         {f"w{k}": Feed(words, args=(k,), splits=S, **B) for k in range(3)},
-        batching="pad", buckets=[2, 3], too_long="drop", shuffle=90, lanes=3,
+        batching=Pad(buckets=[2, 3], too_long="drop"), shuffle=90, lanes=3,
     )
 """
 NAMES = re.findall(r"^    (\w+) = Feed\.mix\(", FEEDS, re.MULTILINE)
@@ -451,7 +451,11 @@ AB = {"a": A, "b": A}
         ({"a": A, "b" * 127: M}, {}, "more than 128 characters"),
         ({"a": A, "b": Feed.mix(AB, weights={"a": 1, "b": 1e-8})}, {"weights": {"a": 99, "b": 1}}, "of b/b is less"),
         ({"a": A, "b": Feed([1, 2], batch_size=4)}, {}, "b is an object that can be indexed, .* ranges of indices"),
-        ({"a": A, "b": Feed(counted, splits=[1], batch_size=4, shuffle=9)}, {}, "b sets shuffle=9, .* to Feed.mix"),
+        (
+            {"a": A, "b": Feed(counted, splits=[1], batch_size=4, shuffle=9)},
+            {},
+            r"b sets shuffle=Shuffle\(9\), .* to Feed.mix",
+        ),
         ({"a": A, "b": Feed(counted, splits=[1], batch_size=4, samples=9)}, {}, "b sets samples=9"),
         ({"a": A, "b": Feed(counted, splits=[1], batch_size=8)}, {}, "b has batch_size=8: give Feed.mix a batch_size="),
         (AB, {"weights": {"a": 1}}, "weights= has none for b"),
@@ -466,13 +470,16 @@ AB = {"a": A, "b": A}
         (AB, {"samples": 10}, "cannot be promised with stop='first'"),
         (AB, {"segment": 10}, "segment= belongs to the feeds"),
         (AB, {"cache": "/tmp/c"}, "cache= belongs to the feeds that Feed.mix combines: give it to those that need it"),
-        (AB, {"cache_version": 2}, "cache_version= belongs to the feeds"),
         (AB, {"rebatch": 8}, "rebatch= belongs to the feeds that Feed.mix combines: give it to those"),
         ({"a": S, "b": S}, {"epochs": 2}, "this mix has one endless epoch: give samples= to a feed with segment="),
         ({"a": A, "b": S}, {"epochs": 2, "stop": "all"}, "this mix has one endless epoch"),
         ({"a": A, "b": S}, {"samples": 20, "stop": "all"}, "cannot end this mix, which has no end: give samples="),
-        (AB, {"shuffle": 9, "interleave": 1000}, "interleave=1000 splits of each of 2 feeds are more than 1024"),
-        (AB, {"block": 3, "shuffle": 3}, "block= is for indexable objects"),
+        (
+            AB,
+            {"shuffle": Shuffle(9, interleave=1000)},
+            "opens 1000 splits of each of 2 feeds, and a lane may have 1024",
+        ),
+        (AB, {"shuffle": Shuffle(3, block=3)}, "is for indexable objects"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused_when_the_feed_is_declared(feeds: Any, options: Any, text: str) -> None:
@@ -521,10 +528,10 @@ def test_every_option_of_a_feed_is_dealt_with() -> None:
     """Options for making samples belong to a component, and a component refuses all others. Decide about each new
     option here."""
     own = {"generate", "method", "args", "kwargs", "transform", "splits", "segment", "batch_size", "name"}
-    own_in_a_mix = {"cache", "cache_version", "rebatch"}
+    own_in_a_mix = {"cache", "rebatch"}
     combined = {
-        "shuffle", "interleave", "seed", "epochs", "samples", "drop_remainder", "lanes", "turn", "order", "spec",
-        "batching", "pad_value", "buckets", "too_long", "on_error", "attempts", "block", "env",
+        "shuffle", "seed", "epochs", "samples", "drop_remainder", "lanes", "turn", "order", "spec", "batching",
+        "on_error", "env",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(Feed)} == own | own_in_a_mix | combined
     for option in combined | own_in_a_mix:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_server import Feed
+from penstock_server import Feed, Shuffle
 from penstock_server.feed.feed_warnings import mixing_warning
 from penstock_server.feed.options.shuffle_quality import mixing
 
@@ -28,7 +28,8 @@ def endless() -> Iterator[Any]:
 
 
 def plan_of(n_splits: int, **options: Any) -> Any:
-    options = {"batch_size": 32, "shuffle": 10_000, **options}
+    shuffle = Shuffle(options.pop("shuffle", 10_000), interleave=options.pop("interleave", None))
+    options = {"batch_size": 32, "shuffle": shuffle, **options}
     return Feed(rows, splits=range(n_splits), **options).plan("train")
 
 
@@ -61,10 +62,11 @@ def test_what_is_said_is_what_the_order_has(n_splits: int, each: int, options: d
 def test_few_splits_to_mix_are_warned_of_with_what_each_change_would_give() -> None:
     assert mixing_warning(plan_of(64), 64, pool=1) == (
         "feed train: a batch of 32 has samples of 4 of its 64 splits; a full shuffle would have 25. To mix more: "
-        "divide each split into 4 (row ranges, say) and give interleave=16, for 14 in a batch; or lanes=8, for 8 in a "
-        "batch (at most 8 workers can work then); or lanes=4, for 14 in a batch (at most 4 workers can work then)"
+        "divide each split into 4 (row ranges, say) and give shuffle=Shuffle(10000, interleave=16), for 14 in a batch; "
+        "or lanes=8, for 8 in a batch (at most 8 workers can work then); or lanes=4, for 14 in a batch (at most 4 "
+        "workers can work then)"
     )
-    assert "interleave=16, for 14 in a batch (each lane then has 16 open)" in str(
+    assert "shuffle=Shuffle(1000, interleave=16), for 14 in a batch (each lane then has 16 open)" in str(
         mixing_warning(plan_of(1000, shuffle=1000), 1000, pool=1)
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_server import Feed, Leaf
+from penstock_server import Feed, Leaf, Shuffle
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -30,8 +30,8 @@ def numbers(split: int) -> Iterator[np.int64]:
     [
         {"turn": 3, "lanes": 5},
         {"lanes": 16},
-        {"turn": 1, "lanes": 5, "shuffle": 100, "interleave": 2},
-        {"turn": 2, "lanes": 3, "shuffle": 64, "interleave": 9, "seed": 4},
+        {"turn": 1, "lanes": 5, "shuffle": Shuffle(100, interleave=2)},
+        {"turn": 2, "lanes": 3, "shuffle": Shuffle(64, interleave=9), "seed": 4},
         {"lanes": 2, "shuffle": 10},
         {"lanes": 1, "shuffle": 1000},
     ],

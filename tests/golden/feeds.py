@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_server import Feed, FixedLen, VarLen
+from penstock_server import Cache, Feed, FixedLen, Shuffle, VarLen
 
 CACHE = os.path.abspath("cache")
 SIZES = [7, 0, 31, 1, 16, 24, 5, 12]
@@ -205,7 +205,7 @@ shared_shuffled = Feed(alone, batch_size=8, lanes=3, turn=2, transform=doubled, 
 transformed = Feed(shared_out, batch_size=8, lanes=3, turn=2, transform=[doubled, reordered], seed=3)
 method = Feed(Reader, method="rows", args=(7,), splits=SPLITS, batch_size=8, lanes=3, turn=2)
 rebatched = Feed(batches, splits=SPLITS, batch_size=None, rebatch=4, lanes=3)
-in_blocks = Feed(Table(), batch_size=8, shuffle=24, block=8, turn=2, seed=4)
+in_blocks = Feed(Table(), batch_size=8, shuffle=Shuffle(24, block=8), turn=2, seed=4)
 
 # Fast order with several lanes: only the rows of an epoch are published, not their order.
 fast = Feed.from_parquet("files/rows.parquet", {"id": "label"}, batch_size=8, lanes=3, turn=2, order="fast")
@@ -245,7 +245,7 @@ own_values = Feed(kinds, splits=[*OWN, (OWN[0], {"both": OWN}), OWN * 2], batch_
 
 # With a cache.
 cached = Feed(counted, splits=SPLITS, batch_size=8, lanes=3, shuffle=32, cache=CACHE)
-cached_drawn = Feed(drawn_globally, splits=[2, 4], batch_size=8, lanes=2, cache=CACHE, cache_version="2")
+cached_drawn = Feed(drawn_globally, splits=[2, 4], batch_size=8, lanes=2, cache=Cache(CACHE, version="2"))
 cached_whole = Feed(whole, batch_size=8, lanes=3, transform=doubled, cache=CACHE)
 cached_shards = Feed(shared_out, batch_size=8, lanes=3, cache=CACHE)
 cached_method = Feed(Reader, method="rows", args=(7,), splits=[2, 4], batch_size=8, lanes=2, cache=CACHE)

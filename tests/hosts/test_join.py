@@ -367,7 +367,7 @@ def test_user_code_that_fails_on_another_host_is_raised_with_the_host_and_its_de
         """
         import os, signal
         import numpy as np
-        from penstock_server import Feed
+        from penstock_server import Feed, OnError
 
         def numbers(split, rng):
             for i in range(30):
@@ -382,7 +382,7 @@ def test_user_code_that_fails_on_another_host_is_raised_with_the_host_and_its_de
                 yield np.int64(100 * split + i)
 
         bad = Feed(numbers, splits=list(range(8)), batch_size=5)
-        dies = Feed(deadly, splits=list(range(8)), batch_size=5, on_error="skip", attempts=2)
+        dies = Feed(deadly, splits=list(range(8)), batch_size=5, on_error=OnError("skip", crashes=2))
         """,
         "bad",
         "dies",

@@ -34,7 +34,7 @@ FEEDS = """
     import time
 
     import numpy as np
-    from penstock_server import Feed
+    from penstock_server import Cache, Feed, OnError, Pad
 
     CACHE = os.environ["CACHE"]
     SLOW = float(os.environ.get("SLOW", 0))
@@ -89,7 +89,9 @@ FEEDS = """
         note("doubled") if sample[0] % 100 == 0 else None
         return sample[0], 2 * sample[1]
 
-    OF_ROWS = dict(splits=range(16), batch_size=8, lanes=4, transform=changed, seed=5, attempts=100)
+    OF_ROWS = dict(splits=range(16), batch_size=8, lanes=4, transform=changed, seed=5,
+                   on_error=OnError("raise", crashes=100))
+    DROPPING = Pad(buckets=[16, 32], too_long="drop")
     OF_WHOLE = dict(transform=lambda sample: (sample[0], 2 * sample[1]), batch_size=8, lanes=5, turn=2)
     plain = Feed(rows, shuffle=64, **OF_ROWS)
     cached = Feed(rows, shuffle=64, cache=CACHE, **OF_ROWS)
@@ -98,10 +100,10 @@ FEEDS = """
     plain_whole = Feed(whole, **OF_WHOLE)
     cached_whole = Feed(whole, cache=CACHE, **OF_WHOLE)
     plain_tokens = Feed(
-        tokens, splits=range(8), batch_size=8, batching="pad", buckets=[16, 32], too_long="drop", shuffle=32, lanes=2
+        tokens, splits=range(8), batch_size=8, batching=DROPPING, shuffle=32, lanes=2
     )
     cached_tokens = Feed(
-        tokens, splits=range(8), batch_size=8, batching="pad", buckets=[16, 32], too_long="drop", shuffle=32, lanes=2,
+        tokens, splits=range(8), batch_size=8, batching=DROPPING, shuffle=32, lanes=2,
         cache=CACHE,
     )
     plain_shards = Feed(by_shard, batch_size=8, lanes=3)
@@ -438,7 +440,9 @@ def test_other_versions_have_splits_of_their_own(place: Place) -> None:
     place.only("drawn")
     place.made()
     text = place.feeds.read_text()
-    place.feeds.write_text(text.replace("drawn = Feed(random_rows,", "drawn = Feed(random_rows, cache_version=1,"))
+    place.feeds.write_text(
+        re.sub(r"(drawn = Feed\(random_rows,.*) cache=CACHE", r"\1 cache=Cache(CACHE, version=1)", text, count=1)
+    )
     place.alone("drawn")
     assert len(set(place.made())) == 6
     assert len(list(place.cache.iterdir())) == 2

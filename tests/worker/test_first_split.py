@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock_proto.spec import flatten
-from penstock_server import Feed
+from penstock_server import Feed, Pad
 from penstock_server.coordinator.vocabulary.workers import VACANT, Workers
 from penstock_server.worker.reading import first_split
 from penstock_server.worker.reading.first_split import FirstSplit
@@ -103,7 +103,7 @@ FEEDS = {
     "ready": Feed(batches, splits=SPLITS, batch_size=None),
     "zip": Feed.zip(DRAWN, OTHER),
     "mix": Feed.mix({"a": DRAWN, "b": OTHER}, stop="all"),
-    "drop": Feed(drawn, splits=SPLITS, batch_size=4, batching="pad", buckets=[2], too_long="drop", shuffle=8),
+    "drop": Feed(drawn, splits=SPLITS, batch_size=4, batching=Pad(buckets=[2], too_long="drop"), shuffle=8),
 }
 
 

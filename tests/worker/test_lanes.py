@@ -19,7 +19,7 @@ from penstock_proto import FeedError, GeneratorError, ProtocolError, SpecError
 from penstock_proto.batches import arrays
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf, TupleSpec
-from penstock_server import Feed
+from penstock_server import Feed, Shuffle
 from penstock_server.feed.options.plan_sizes import ENDLESS, block_samples, segment_count
 from penstock_server.worker.batch.collate import Rows
 from penstock_server.worker.batch.ready_batches import ReadyBatches
@@ -146,8 +146,7 @@ def feeds(
         splits=splits,
         batch_size=draw(st.integers(1, 6)),
         lanes=draw(st.integers(1, 5)),
-        shuffle=draw(st.integers(1, 60)) if shuffles else 0,
-        interleave=draw(st.integers(1, 5)) if shuffles else None,
+        shuffle=Shuffle(draw(st.integers(1, 60)), interleave=draw(st.integers(1, 5))) if shuffles else 0,
         seed=draw(st.integers(0, 3)),
     )
     in_slots = shuffles and draw(st.booleans())
@@ -224,7 +223,7 @@ def test_a_block_that_is_filled_in_its_slot_has_the_same_batches(lanes: Lanes, d
 
 
 def test_a_block_that_fills_a_slot_is_not_copied_and_comes_in_the_order_of_its_splits() -> None:
-    feed = Feed(plain, splits=[(0, 8), (1, 9)], batch_size=2, lanes=1, shuffle=8, interleave=2)
+    feed = Feed(plain, splits=[(0, 8), (1, 9)], batch_size=2, lanes=1, shuffle=Shuffle(8, interleave=2))
     lanes = Lanes(feed, feed.plan("feed"), [(0, 8), (1, 9)], in_slots=True)
     run, slot = lanes.lane(0), lanes.rows.store(8)
     run.offer(lambda: slot, 4)
@@ -344,7 +343,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_record_of_another_lane_is_refused(change: str) -> None:
     splits = [(i, 20) for i in range(6)]
-    feed = Feed(plain, splits=splits, batch_size=4, lanes=2, shuffle=24, interleave=3)
+    feed = Feed(plain, splits=splits, batch_size=4, lanes=2, shuffle=Shuffle(24, interleave=3))
     lanes = Lanes(feed, feed.plan("feed"), splits)
     run = lanes.lane(0)
     for _ in range(4):
@@ -379,8 +378,7 @@ def failing_feeds(draw: st.DrawFn) -> Lanes:
         splits=splits,
         batch_size=draw(st.integers(1, 6)),
         lanes=draw(st.integers(1, 5)),
-        shuffle=draw(st.integers(1, 60)) if shuffles else 0,
-        interleave=draw(st.integers(1, 5)) if shuffles else None,
+        shuffle=Shuffle(draw(st.integers(1, 60)), interleave=draw(st.integers(1, 5))) if shuffles else 0,
         seed=draw(st.integers(0, 3)),
         on_error="skip",
     )
@@ -459,7 +457,9 @@ def test_a_record_in_the_middle_of_a_batch_would_be_noticed() -> None:
 
 
 def test_a_block_of_which_some_was_delivered_must_be_filled_by_the_same_splits() -> None:
-    lanes = only_lane(plain, [(0, 3), (1, 9), (2, 9)], on_error="raise", shuffle=12, interleave=2, batch_size=4)
+    lanes = only_lane(
+        plain, [(0, 3), (1, 9), (2, 9)], on_error="raise", shuffle=Shuffle(12, interleave=2), batch_size=4
+    )
     run = lanes.lane(0)
     lanes.next_batch(run)
     record = run.record()
@@ -525,8 +525,7 @@ def test_a_split_that_has_changed_in_what_was_consumed_is_noticed(
         [(0, 8), (1, 10), (2, 10)],
         on_error="raise",
         batch_size=5,
-        shuffle=shuffle,
-        interleave=1 if shuffle else None,
+        shuffle=Shuffle(shuffle, interleave=1 if shuffle else None),
     )
     record, later, batches = ahead_of(lanes, 0, ahead)
     lanes.splits = list(enumerate(lengths))
@@ -572,7 +571,7 @@ def test_what_is_read_again_is_read_in_steps() -> None:
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_block_of_slow_samples_is_filled_in_steps_of_a_batch(fresh: bool) -> None:
-    lanes = only_lane(failing, [(i, 50, None) for i in range(4)], shuffle=60, interleave=3, batch_size=4)
+    lanes = only_lane(failing, [(i, 50, None) for i in range(4)], shuffle=Shuffle(60, interleave=3), batch_size=4)
     run = lanes.lane(0)
     first = lanes.next_batch(run)
     again = lanes.lane(0, b"" if fresh else run.record())
@@ -652,7 +651,7 @@ def test_a_skipped_split_is_never_run_beyond_its_end_again(shuffle: int) -> None
                 raise ValueError
             yield np.array([split, i]), 0.0
 
-    lanes = only_lane(watched, [0, 1, 2, 3], shuffle=shuffle, interleave=2 if shuffle else None)
+    lanes = only_lane(watched, [0, 1, 2, 3], shuffle=Shuffle(shuffle, interleave=2 if shuffle else None))
     whole = lanes.rest(lanes.lane(0))
     for cut in range(len(whole) + 1):
         run = lanes.lane(0)
@@ -686,7 +685,7 @@ def test_a_split_that_no_longer_opens_when_its_lane_goes_on_ends_where_it_stood(
 
 
 def test_a_block_that_cannot_be_read_again_as_it_was_is_an_error() -> None:
-    lanes = only_lane(failing, [(0, 9, None), (1, 9, None)], shuffle=8, interleave=2)
+    lanes = only_lane(failing, [(0, 9, None), (1, 9, None)], shuffle=Shuffle(8, interleave=2))
     run = lanes.lane(0)
     lanes.next_batch(run)
     lanes.splits[1] = (1, 9, 2)
@@ -778,7 +777,7 @@ def test_a_lane_comes_to_a_border_at_the_end_of_a_turn_in_each_split(samples: in
 
 
 def test_when_shuffling_a_lane_can_move_between_two_blocks() -> None:
-    lanes = only_lane(failing, [(0, 7, None), (1, 7, None)], shuffle=6, interleave=2)
+    lanes = only_lane(failing, [(0, 7, None), (1, 7, None)], shuffle=Shuffle(6, interleave=2))
     run = lanes.lane(0)
     borders = [run.at_border(1)]
     while lanes.next_batch(run):
@@ -852,8 +851,7 @@ def segmented_feeds(draw: st.DrawFn) -> Lanes:
         segment=draw(st.integers(1, 9)),
         batch_size=draw(st.integers(1, 6)),
         lanes=draw(st.integers(1, 5)),
-        shuffle=shuffle,
-        interleave=draw(st.integers(1, 5)) if shuffle else None,
+        shuffle=Shuffle(shuffle, interleave=draw(st.integers(1, 5)) if shuffle else None),
         seed=draw(st.integers(0, 3)),
     )
     plan = feed.plan("feed")

@@ -18,7 +18,7 @@ from penstock_proto import GeneratorError, ProtocolError
 from penstock_proto.batches import arrays
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf, TupleSpec
-from penstock_server import Feed
+from penstock_server import Feed, Shuffle
 from penstock_server.feed.combined.mixed import Mixed
 from penstock_server.feed.options.plan_sizes import segment_count
 from penstock_server.shuffling.permutation import uniform
@@ -146,8 +146,7 @@ def mixes(
         weights={label: draw(st.sampled_from([1, 2, 0.3, 10])) for label in parts},
         stop=draw(st.sampled_from(stops)),
         lanes=draw(st.integers(1, 4)),
-        shuffle=draw(st.integers(1, 60)) if shuffles else 0,
-        interleave=draw(st.integers(1, 3)) if shuffles else None,
+        shuffle=Shuffle(draw(st.integers(1, 60)), interleave=draw(st.integers(1, 3))) if shuffles else 0,
         seed=draw(st.integers(0, 3)),
         on_error="skip" if failing in generators else "raise",
     )

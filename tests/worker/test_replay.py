@@ -25,7 +25,7 @@ FEEDS = """
     import time
 
     import numpy as np
-    from penstock_server import Feed
+    from penstock_server import Feed, Shuffle
 
     FOLDER = os.environ["FOLDER"]
     SIZES = [int(size) for size in os.environ.get("SIZES", "41,30,55,0,17,38").split(",")]
@@ -45,7 +45,7 @@ FEEDS = """
     splits = list(range(len(SIZES)))
     raising = Feed(numbered, splits=splits, batch_size=4, lanes=2, turn=8)
     retrying = Feed(numbered, splits=splits, batch_size=4, lanes=2, turn=8, on_error="retry")
-    grown = Feed(numbered, splits=splits, batch_size=4, lanes=2, turn=8, shuffle=24, interleave=2)
+    grown = Feed(numbered, splits=splits, batch_size=4, lanes=2, turn=8, shuffle=Shuffle(24, interleave=2))
     fast = Feed(numbered, splits=splits, batch_size=4, lanes=2, turn=8, order="fast")
 
     def slow(split):

@@ -316,7 +316,7 @@ def test_a_sample_whose_class_is_gone_is_an_error_that_says_what_to_do(
         read(cache, 0)
     error = raised.value.user_error("0")
     assert "sample 1 of file in the cache cannot be unpickled (AttributeError" in error.message
-    assert "give another cache_version=" in error.message
+    assert "give another version, cache=Cache(..., version=)" in error.message
 
 
 @pytest.mark.parametrize("stretch", [1, 3])

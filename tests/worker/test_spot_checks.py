@@ -24,7 +24,7 @@ from tests.conftest import Daemon, Serve
 HEAD = """
 import itertools, os, random
 import numpy as np
-from penstock_server import Feed, Leaf
+from penstock_server import Feed, Leaf, Shuffle
 """
 
 DIFFER = """
@@ -177,7 +177,7 @@ whole = Feed(whole, batch_size=8, transform=noisy)
 mixed_whole = Feed(whole.generate, batch_size=8, transform=noisy_globally, shuffle=60)
 breaks = Feed(breaks, splits=S, batch_size=8, on_error="skip")
 items = Feed(Items(), batch_size=8, shuffle=1, transform=noisy)
-together = Feed(Together(), batch_size=8, shuffle=64, block=8)
+together = Feed(Together(), batch_size=8, shuffle=Shuffle(64, block=8))
 fast = Feed(globally, splits=S, batch_size=8, order="fast")
 mix = Feed.mix({"a": listed, "b": Feed(globally, splits=range(5), batch_size=8)}, batch_size=8)
 zipped = Feed.zip({"a": listed, "b": listed}, batch_size=8)

@@ -18,7 +18,7 @@ from penstock_proto import Leaf, SpecError
 from penstock_proto.batches import layout
 from penstock_proto.batches.columns import Columns
 from penstock_proto.spec import DictSpec, TupleSpec
-from penstock_server import Feed
+from penstock_server import Feed, Pad
 from penstock_server.worker.batch.buckets import bucketed
 from penstock_server.worker.batch.collate import BadSample
 from penstock_server.worker.batch.variable_rows import VariableRows
@@ -26,7 +26,7 @@ from tests.conftest import Daemon, Serve, StartTrainer, kill
 
 FEEDS = """
     import numpy as np
-    from penstock_server import Feed, Leaf
+    from penstock_server import Feed, Leaf, Pad
 
     SIZES = [7, 0, 31, 1, 16, 40, 5, 12, 3, 9]
 
@@ -50,27 +50,27 @@ FEEDS = """
     SPLITS = list(range(len(SIZES)))
     PADS = {"tokens": -1, "frames": 0.5, "text": 0, "pair": 0, "label": 0, "image": 0}
 
-    padded = Feed(rows, splits=SPLITS, batch_size=8, lanes=5, spec=SPEC, batching="pad", pad_value=PADS)
+    padded = Feed(rows, splits=SPLITS, batch_size=8, lanes=5, spec=SPEC, batching=Pad(value=PADS))
     ragged = Feed(rows, splits=SPLITS, batch_size=8, lanes=5, spec=SPEC, batching="ragged")
     mixed = Feed(rows, splits=SPLITS, batch_size=7, lanes=3, spec=MIXED, batching="pad", shuffle=40, seed=4)
     buckets = Feed(
-        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, batching="pad", shuffle=64, buckets=[3, 6, 12]
+        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, batching=Pad(buckets=[3, 6, 12]), shuffle=64
     )
     dropping = Feed(
-        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, batching="pad", shuffle=64, buckets=[3, 6],
-        too_long="drop",
+        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, shuffle=64,
+        batching=Pad(buckets=[3, 6], too_long="drop"),
     )
     cutting = Feed(
-        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, batching="pad", shuffle=64, buckets=[3, 6],
-        too_long="cut",
+        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, shuffle=64,
+        batching=Pad(buckets=[3, 6], too_long="cut"),
     )
 
     def longer(sample, rng):
         return {**sample, "tokens": np.repeat(sample["tokens"], int(rng.integers(0, 3)))}
 
     transformed = Feed(
-        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, batching="pad", shuffle=24, buckets=[3, 6],
-        too_long="drop", transform=longer,
+        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, shuffle=24, transform=longer,
+        batching=Pad(buckets=[3, 6], too_long="drop"),
     )
     undivided = Feed(
         lambda: (sample for split in SPLITS for sample in rows(split, np.random.default_rng(split))),
@@ -450,7 +450,7 @@ def test_a_pad_value_has_to_fit() -> None:
     spec = TupleSpec((Leaf("uint8", (None,)), Leaf("float32", (None,))))
     columns = Columns(spec, 4)
     VariableRows(spec, columns, pad_value=(255, -1.5))
-    with pytest.raises(SpecError, match=r"pad_value=-1 does not fit sample\[0\], which is uint8\[None\]"):
+    with pytest.raises(SpecError, match=r"Pad\(value=-1\) does not fit sample\[0\], which is uint8\[None\]"):
         VariableRows(spec, columns, pad_value=-1)
 
 
@@ -482,15 +482,10 @@ def rows(split: int) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batching": "padded"}, "batching must be 'stack', 'pad' or 'ragged', got 'padded'"),
+        ({"batching": "padded"}, r"batching must be 'stack', 'pad', 'ragged' or Pad\(...\), got 'padded'"),
         ({"batching": "pad", "batch_size": None}, "needs a batch_size="),
-        ({"buckets": [4], "shuffle": 8}, 'buckets= needs batching="pad"'),
-        ({"batching": "pad", "buckets": [4]}, "in the shuffle block: give shuffle= too"),
-        ({"batching": "pad", "buckets": [4, 2], "shuffle": 8}, "ascending order"),
-        ({"batching": "pad", "buckets": [], "shuffle": 8}, "1 to 256 lengths"),
-        ({"batching": "pad", "too_long": "cut"}, "needs buckets="),
-        ({"batching": "pad", "buckets": [4], "shuffle": 8, "too_long": "short"}, "'raise', 'drop' or 'cut'"),
-        ({"batching": "pad", "buckets": [4], "shuffle": 8, "too_long": "drop", "samples": 9}, "samples= promises"),
+        ({"batching": Pad(buckets=[4])}, "in the shuffle block: give shuffle= too"),
+        ({"batching": Pad(buckets=[4], too_long="drop"), "shuffle": 8, "samples": 9}, "samples= promises"),
         ({"batching": "ragged", "spec": Leaf("int64", (2, None))}, 'with batching="ragged", .* cannot be ragged'),
         ({"batching": "pad", "spec": Leaf(str, (None,))}, "a fixed number of strings"),
         ({"batch_size": None, "spec": Leaf(str, (None, None))}, "only the first dimension of a batch may vary"),

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from penstock_server.targets.targets import Target
 
 _COMPARED = ("batch_size", "drop_remainder", "epochs", "order", "seed", "segment", "shuffle")
-"""The attributes of a feed that the daemon reports unchanged, under the same names."""
+"""The attributes of a feed that the daemon reports under the same names, unchanged. Of `shuffle` it reports the number
+of samples."""
 
 
 def require_feed(value: object) -> None:
@@ -45,6 +46,8 @@ def compare(feed: Feed, info: FeedInfo, target: str) -> None:
     """
     for option in _COMPARED:
         here, there = getattr(feed, option), getattr(info, option)
+        if option == "shuffle":
+            here = here.samples
         if here != there and not (option == "drop_remainder" and info.endless):
             raise StartError(
                 f"{target} has {option}={there!r} in the workers, and {option}={here!r} in this process: its file has "

@@ -25,6 +25,7 @@ from .options.declared_spec import checked_spec
 from .options.feed_options import FeedOptions, check_cached, check_name, checked_splits
 from .options.plan_sizes import ENDLESS, FEWEST_OPEN, open_splits
 from .options.transforms import checked_transforms
+from .options.values import OnError, Pad, Shuffle
 
 SEGMENTS_OPEN = 4
 """Default number of segments that a lane runs at once when it shuffles. Segments differ only in their random numbers,
@@ -35,7 +36,7 @@ SHARED_TURN = 4
 others."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Feed(FeedOptions, FromFiles, Combining):
     """A named source of batches: a generator and a list of splits, or any indexable object.
 
@@ -68,80 +69,67 @@ class Feed(FeedOptions, FromFiles, Combining):
     generator, which should be cheap, and transforms its share of the samples. Without `shuffle` the stream of such a
     feed keeps the generator's order.
 
+    Most feeds need only the first six options: the source, `splits`, `transform`, `batch_size`, `shuffle` and `seed`.
+    Four options have a plain spelling and a longer one, a value that is checked when it is made: `shuffle`, `batching`,
+    `on_error` and `cache`. The feed keeps the value: with `shuffle=1000`, its attribute is `Shuffle(1000)`.
+
     Attributes:
-        generate: the generator function, the indexable object, or, with `method`, a class.
-        method: name of the method, of the class `generate`, that yields the samples.
-        args: positional arguments of the function, or of the class's constructor, after the split. Each run gets its
-            own copies of the lists, dicts, arrays and random generators in `args` and `kwargs`, and may change them.
-        kwargs: keyword arguments of the function, or of the class's constructor.
+        generate: the source: a generator function, an indexable object, or, with `method`, a class.
+        splits: the list of splits, such as files, or a function without parameters that returns the list (called once
+            per epoch). The items must be picklable.
         transform: a function `f(sample)` or `f(sample, rng)` that returns the sample to serve, perhaps with another
             structure, or a list of such functions, applied one after another. `rng` is a `numpy.random.Generator` for
             this sample alone. For a function without `rng`, `random` and `numpy.random` are seeded for each sample.
             With `batch_size` None, the function gets whole batches.
-        splits: the list of splits, such as files, or a function without parameters that returns the list (called once
-            per epoch). The items must be picklable.
         batch_size: samples in a batch. None: `generate` yields whole batches (or the items of the indexable object are
             whole batches), whose numbers of rows may differ.
-        rebatch: samples in a batch, if `generate` yields whole batches of other sizes and `batch_size` is None.
-            Penstock takes those batches apart: everything else, such as `transform`, `shuffle`, `samples` and
-            `segment`, works with their rows as if `generate` yielded them one by one. For generators only.
+        shuffle: number of samples to mix (batches if `batch_size` is None), or a `Shuffle`, which also says how. 0, the
+            default, keeps the order of the input.
+        seed: 0 to 2**62, 0 by default. The stream is a function of the feed and its seed.
         name: the feed's name in its URL; by default the name of the module's attribute.
-        shuffle: number of samples to mix (batches if `batch_size` is None); 0 keeps the order of the input.
-        block: for indexable objects with slow random access: permute blocks of `block` neighbouring samples, and then
-            mix every `shuffle` consecutive samples (items if `batch_size` is None). Without `block`, `shuffle` permutes
-            all.
-        interleave: splits that a lane reads at once when it shuffles. By default 4 to 16: one for each 64 samples of
-            its block, which is `shuffle / lanes` samples. With `segment`, 4 segments. All of them are open in a worker
-            at once, and after a fault they are read again from their starts. A mix opens `interleave` splits of each of
-            its feeds: by default 4 of each, or more if all feeds together then have at most 16 open.
-        seed: 0 to 2**62. The stream is a function of the feed and its seed.
         epochs: number of epochs in a stream; None: no limit.
         samples: samples in an epoch, if known in advance. The number of steps is then known too.
         segment: samples after which a generator without `splits` is stopped and run again (batches if `batch_size` is
             None). It may end sooner. With `samples`, an epoch has as many segments as that takes, and the last one may
             be shorter. Without `samples`, the epoch is endless, and `epochs` cannot be given.
+        method: name of the method, of the class `generate`, that yields the samples.
+        args: positional arguments of the function, or of the class's constructor, after the split. Each run gets its
+            own copies of the lists, dicts, arrays and random generators in `args` and `kwargs`, and may change them.
+        kwargs: keyword arguments of the function, or of the class's constructor.
         drop_remainder: drop the last batch of an epoch if it is not full.
-        lanes: number of sequences among which the splits of an epoch are divided. At most this many workers can run at
-            once. Another number gives another order.
+        rebatch: samples in a batch, if `generate` yields whole batches of other sizes and `batch_size` is None.
+            Penstock takes those batches apart: everything else, such as `transform`, `shuffle`, `samples` and
+            `segment`, works with their rows as if `generate` yielded them one by one. For generators only.
+        spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first one.
+            `spec` has the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
+        batching: how samples of different shapes become a batch. "stack", the default: all samples have the same shape,
+            and a different one is an error. "pad": samples are padded with 0 to the largest of the batch; a `Pad` says
+            with what, and to which lengths. "ragged": samples are concatenated, and a batch is a `tf.RaggedTensor`
+            (`penstock.Ragged` without TensorFlow). In `spec`, None marks the dimensions that vary. Without `spec`, the
+            length of each one-dimensional array varies. Text needs no `batching`.
+        on_error: what to do with a split in which `generate` raises. "raise", the default: fail the stream. "skip":
+            skip the rest of the split, log that, and count it in the status. "retry": read the split again and again,
+            with growing pauses; the list of splits and, at the daemon's start, the first sample are retried too. A
+            split that ends its worker process three times fails the stream, or is skipped with "skip"; an `OnError` has
+            another number. A sample that does not fit the spec always fails the stream.
+        cache: a directory that keeps each split as the source yields it, before `transform`, or a `Cache`, which also
+            has a version. A worker writes a split when it reads it for the first time. From then on the generator does
+            not run for it, in any epoch and in any daemon with this directory. The source must not take `rng` or
+            `epoch`, be indexable, or have segments. If it draws from `random` or `numpy.random`, these are seeded from
+            the split alone. The directory holds pickles: anyone who can write to it can run code in workers.
+        lanes: number of sequences among which the splits of an epoch are divided, 16 by default. At most this many
+            workers can run at once. Another number gives another order.
         turn: batches that the order takes from one lane before it goes to the next. By default about 4 MiB of batches,
             at most 256. If lanes are shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not
             mix their samples. 4 if every lane runs the whole generator. For an indexable object, workers share an epoch
             turn by turn, so a turn has at most a 64th of it.
         order: "exact", the same order with any number of workers, or "fast", the batches that are ready first.
-        spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first one.
-            `spec` has the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
-        batching: how samples of different shapes become a batch. "stack": all samples have the same shape, and a
-            different one is an error. "pad": samples are padded with `pad_value` to the largest of the batch. "ragged":
-            samples are concatenated, and a batch is a `tf.RaggedTensor` (`penstock.Ragged` without TensorFlow). In
-            `spec`, None marks the dimensions that vary. Without `spec`, the length of each one-dimensional array
-            varies. Text needs no `batching`.
-        pad_value: the value of the padding, 0 by default: a number, or one for each leaf in a sample's structure.
-        buckets: with "pad": lengths, in ascending order. A batch is padded to the first of them that is long enough for
-            its longest sample, so batches have only `len(buckets)` shapes. Samples of similar length are batched
-            together, as far as the lane's part of `shuffle` allows, so `shuffle` must be given, and `generate` cannot
-            be an indexable object.
-        too_long: what happens to a sample that is longer than the last of `buckets`: "raise" fails the stream, "drop"
-            drops the sample, "cut" cuts it to the length of the last bucket.
-        on_error: what to do with a split in which `generate` raises. "raise": fail the stream. "skip": skip the rest of
-            the split, log that, and count it in the status. "retry": read the split again and again, with growing
-            pauses; the list of splits and, at the daemon's start, the first sample are retried too. A split that ends
-            its worker process `attempts` times fails the stream, or is skipped with "skip". A sample that does not fit
-            the spec always fails the stream.
-        attempts: how many times a split may end its worker process before it fails the stream or is skipped.
         env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
             imported; None as a value removes one. They override the daemon's own and the defaults, which give each
             library one thread and no GPU. The feeds of a daemon share its workers, so their `env` must agree.
-        cache: a directory that keeps each split as the source yields it, before `transform`. A worker writes a split
-            when it reads it for the first time. From then on the generator does not run for it, in any epoch and in any
-            daemon with this directory. A relative path starts at the directory in which the daemon was started. The
-            source must not take `rng` or `epoch`, be indexable, or have segments. If it draws from `random` or
-            `numpy.random`, these are seeded from the split alone. The directory holds pickles: anyone who can write to
-            it can run code in workers.
-        cache_version: a number or a text that is part of the key of a cached split. Change it when the generator's code
-            or the data of a split have changed.
 
     Raises:
-        TypeError, ValueError: an option cannot work; the message says what to do.
+        TypeError, ValueError: an option cannot work, or has become part of another one; the message says what to do.
     """
 
     def __post_init__(self) -> None:
@@ -149,8 +137,7 @@ class Feed(FeedOptions, FromFiles, Combining):
         if self.rebatch is not None:
             self._check_rebatch()
             object.__setattr__(self, "batch_size", self.rebatch)
-        if self.buckets is not None:
-            object.__setattr__(self, "buckets", tuple(self.buckets))
+        self._make_values()
         self._check_options()
         if self.spec is not None:
             object.__setattr__(self, "spec", checked_spec(self.spec, self.batch_size, self.batching))
@@ -190,13 +177,13 @@ class Feed(FeedOptions, FromFiles, Combining):
             object.__setattr__(self, "segment", 1)
             object.__setattr__(self, "generate", EndlessItems(source))
 
-    def _interleave(self) -> int:
-        """Return the default of `interleave`."""
-        if not self.shuffle:
-            return 1
+    def _interleave(self, shuffle: Shuffle) -> int:
+        """Return how many splits a lane reads at once."""
+        if shuffle.interleave is not None or not shuffle.samples:
+            return shuffle.interleave or 1
         if self.segment is not None:
             return SEGMENTS_OPEN
-        open_ = open_splits(self.shuffle, self.lanes, self.batch_size)
+        open_ = open_splits(shuffle.samples, self.lanes, self.batch_size)
         if isinstance(self.generate, Mixed):
             return max(FEWEST_OPEN, open_ // len(self.generate.parts))
         return open_
@@ -213,7 +200,8 @@ class Feed(FeedOptions, FromFiles, Combining):
         length = length_of(self.generate) if is_indexable(self.generate) else None
         samples, lanes, warnings = self.samples, self.lanes, []
         static, mixed = not callable(self.splits), self.generate if isinstance(self.generate, Mixed) else None
-        interleave = self.interleave or self._interleave()
+        shuffle, on_error = Shuffle.of(self.shuffle), OnError.of(self.on_error)
+        interleave = self._interleave(shuffle)
         turn = 1 if self.batch_size is None else self.turn
         if length is not None:
             if length > ENDLESS:
@@ -246,7 +234,7 @@ class Feed(FeedOptions, FromFiles, Combining):
             turn=turn,
             lanes=lanes,
             order=self.order,
-            shuffle=self.shuffle,
+            shuffle=shuffle.samples,
             interleave=interleave,
             seed=self.seed,
             epochs=self.epochs,
@@ -254,13 +242,13 @@ class Feed(FeedOptions, FromFiles, Combining):
             length=length,
             drop_remainder=self.drop_remainder or (endless and self.batch_size is not None),  # no batch is smaller
             static_splits=static,
-            on_error=self.on_error,
-            attempts=self.attempts,
+            on_error=on_error.action,
+            attempts=on_error.crashes,
             warnings=tuple(warnings),
             segment=self.segment,
-            batching=self.batching,
-            buckets=tuple(self.buckets or ()),
-            block=self.block,
+            batching="pad" if isinstance(self.batching, Pad) else self.batching,
+            buckets=tuple((isinstance(self.batching, Pad) and self.batching.buckets) or ()),
+            block=shuffle.block,
             cache=None if self.cache is None else feed_directory(self),
             mixes=mixed is not None,
             part_caches=() if mixed is None else mixed.caches,

@@ -11,6 +11,7 @@ from ..sources import files as fs
 from ..sources import registry
 from ..sources.features import FixedLen, VarLen
 from ..sources.format import Format
+from .options.values import OnError
 
 
 class FromFiles:
@@ -65,7 +66,7 @@ class FromFiles:
         *,
         batch_size: int | None,
         split_bytes: int | None = None,
-        on_error: str = "raise",
+        on_error: str | OnError = "raise",
         **options: Any,
     ) -> Self:
         """Return a feed of the `tf.train.Example` records of TFRecord files, read without TensorFlow.
@@ -237,6 +238,8 @@ class FromFiles:
     ) -> Self:
         """Return a feed. `own` are the options of the format, and `options` those of `Feed`."""
         one = registry.by_name(format) if isinstance(format, str) else format
+        if "on_error" in own:
+            own = {**own, "on_error": OnError.of(own["on_error"]).action}
         source = one.source(files, leaves, **own)
         for name in ("splits", "segment"):
             if name in options:

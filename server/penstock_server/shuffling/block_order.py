@@ -1,4 +1,5 @@
-"""The order of an indexable feed with `block=`: blocks of neighbours are permuted, then nearby samples are mixed.
+"""The order of an indexable feed with `Shuffle(block=)`: permuted blocks of neighbours, in which nearby samples are
+then mixed.
 
 The indices 0 to n - 1 are cut into blocks of `block` neighbours; the last block may be shorter. The blocks are put into
 a random order, and the indices within a block keep their order. The resulting sequence is cut into windows of `shuffle`

@@ -59,15 +59,15 @@ class Combining:
             feeds: two feeds or more, by name. They have splits or segments, or take `shard`, and may be endless;
                 indexable objects are refused. The feeds of a mix take its place, as "its name/their name", with the
                 weights multiplied. Their samples have the same structure, dtypes and shapes. Each may have
-                its own `cache`, `cache_version` and `rebatch`; the mix has none.
+                its own `cache` and `rebatch`; the mix has none.
             weights: how often each feed is drawn, by name: any numbers greater than 0. By default all are equal.
             stop: what happens when a drawn feed has no more samples. "first": the lane ends. So the weights hold to the
                 end, and the rest of the other feeds is not read. "all": the feed is no longer drawn, and the epoch ends
                 when all feeds have ended; each of their samples is served once.
             options: other attributes of `Feed`, such as `shuffle`, `seed`, `lanes` and `transform`, which apply to the
                 combined feed. By default `batch_size` is that of the feeds. With stop="all", `samples` follows from
-                those of the feeds. `interleave` is the number of splits of each feed that a lane reads at once when it
-                shuffles: by default 4, or more if all feeds together then have at most 16.
+                those of the feeds. The `interleave` of `Shuffle` is the number of splits of each feed that a lane reads
+                at once: by default 4, or more if all feeds together then have at most 16.
 
         Raises:
             TypeError, ValueError: the feeds cannot be mixed, or one sets an option that must be given here; the message

@@ -14,6 +14,7 @@ from penstock_proto.reprs import shown
 
 from ...shuffling.permutation import make_key
 from ..options.feed_options import FeedOptions
+from ..options.short_repr import is_set
 
 _OWN = frozenset(("generate", "method", "args", "kwargs", "transform", "splits", "segment", "batch_size", "name"))
 """Options that a component may set. Its `name` is for serving it on its own, and has no effect in a combined feed."""
@@ -40,8 +41,7 @@ def check_component(
         raise TypeError(f"{combining} combines feeds, and {label} is {shown(feed)}: give Feed(...)")
     for option, default in _DEFAULTS.items():
         value = getattr(feed, option)
-        is_set = type(value) is not type(default) or value != default
-        if is_set and option not in also and not (option == "env" and not value):
+        if is_set(value, default) and option not in also and not (option == "env" and not value):
             why = f"holds for the combined feed alone: leave it out there, and give it to {combining}"
             raise ValueError(f"{label} sets {option}={shown(value)}, which {(instead or {}).get(option, why)}")
 

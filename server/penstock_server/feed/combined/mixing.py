@@ -14,14 +14,15 @@ from penstock_proto.reprs import shown
 
 from ..objects.endless_items import EndlessItems
 from ..objects.indexables import is_indexable, is_keras
-from ..options.feed_options import MAX_INTERLEAVE, FeedOptions
+from ..options.feed_options import FeedOptions
+from ..options.values import MAX_INTERLEAVE, OnError, Pad, Shuffle
 from .component_options import agreed_batch_size, check_component
 from .mixed import NAME, Mixed, is_mix
 
 _MOST = 256
 """Most components of a mix."""
 
-_OWN = ("cache", "cache_version", "rebatch")
+_OWN = ("cache", "rebatch")
 """Options that each component of a mix has on its own, besides those that define its samples."""
 
 
@@ -51,16 +52,17 @@ def mixed(feeds: Any, weights: Any, stop: str, options: Mapping[str, Any]) -> di
         _check_source(label, feed)
     batch_size = agreed_batch_size(feeds, NAME, options)
     feeds, weights = _without_mixes(feeds, _normalised(weights, list(feeds)), stop)
-    if (options.get("interleave") or 1) * len(feeds) > MAX_INTERLEAVE:
+    shuffle = Shuffle.of(options.get("shuffle", 0))
+    if (shuffle.interleave or 1) * len(feeds) > MAX_INTERLEAVE:
         raise ValueError(
-            f"interleave={options['interleave']} splits of each of {len(feeds)} feeds are more than {MAX_INTERLEAVE}: "
-            "make interleave= smaller"
+            f"shuffle={shuffle} opens {shuffle.interleave} splits of each of {len(feeds)} feeds, and a lane may have "
+            f"{MAX_INTERLEAVE} open: make interleave smaller"
         )
     source = Mixed(feeds, weights, stop)
     found = {**options, "generate": source, "batch_size": batch_size}
     if "samples" in options and options["samples"] is not None:
         _check_samples(source, options["samples"])
-    elif options.get("on_error") != "skip" and options.get("too_long") != "drop":
+    elif not _leaves_out(options):
         found["samples"] = source.samples
     if source.endless:
         if options.get("epochs") is not None:
@@ -70,6 +72,13 @@ def mixed(feeds: Any, weights: Any, stop: str, options: Mapping[str, Any]) -> di
             )
         found["segment"] = source.segment
     return found
+
+
+def _leaves_out(options: Mapping[str, Any]) -> bool:
+    """Return whether a mix with these options may leave out samples, so that nobody knows how many an epoch has."""
+    batching = options.get("batching")
+    drops = isinstance(batching, Pad) and batching.too_long == "drop"
+    return drops or OnError.of(options.get("on_error", "raise")).action == "skip"
 
 
 _ENDING = "give samples= to a feed with segment= (with stop='all', to each of them)"

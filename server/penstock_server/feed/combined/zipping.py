@@ -16,12 +16,10 @@ from .feed_kinds import KINDS, kind_of
 from .mixed import is_mix
 from .zipped import NAME, Form, StaticPairs, Zipped, ZippedItems, ZippedSplits
 
-_NO_CACHE = (
-    "Feed.zip cannot use, as it keeps no splits: leave it out, or read both in one generator and give that cache="
-)
 _INSTEAD = {
-    "cache": _NO_CACHE,
-    "cache_version": _NO_CACHE,
+    "cache": (
+        "Feed.zip cannot use, as it keeps no splits: leave it out, or read both in one generator and give that cache="
+    ),
     "rebatch": (
         "Feed.zip cannot use for one feed, as it pairs what generators yield: if all of them yield batches of the same "
         "sizes, give each batch_size=None, and rebatch= to Feed.zip"
@@ -51,9 +49,8 @@ def zipped(feeds: Sequence[Any], uneven: str, options: Mapping[str, Any]) -> dic
     for refused in ("generate", "method", "args", "kwargs", "splits", "segment"):
         if refused in options:
             raise TypeError(f"{refused}= belongs to the feeds that Feed.zip combines: leave it out")
-    for refused in ("cache", "cache_version"):
-        if refused in options:
-            raise ValueError(f"{refused}= is given, which {_INSTEAD[refused]}")
+    if "cache" in options:
+        raise ValueError(f"cache= is given, which {_INSTEAD['cache']}")
     for label, feed in parts.items():
         check_component(label, feed, NAME, instead=_INSTEAD)
         if is_keras(feed.generate) or isinstance(feed.generate, EndlessItems):

@@ -1,4 +1,4 @@
-"""The keys of cached splits, made from the generator, its arguments, the split, and `cache_version`.
+"""The keys of cached splits, made from the generator, its arguments, the split, and the cache's version.
 
 Pickles of equal objects can differ, because a pickle records which parts are the same object. So values are encoded
 here part by part: plain data by its contents, functions and classes by their names, and other objects by the parts from
@@ -21,6 +21,7 @@ import numpy as np
 from ...sources.names_on_disk import name_of
 from ...sources.reader import Reader
 from .feed_options import FeedOptions
+from .values import Cache
 
 FORMAT = 1
 """Part of every key. Raise it when the same key would mean other samples, or another file format."""
@@ -41,20 +42,21 @@ def digest(*values: Any) -> bytes:
 
 def feed_directory(feed: FeedOptions) -> str:
     """Return the absolute path of the directory that holds the cached splits of `feed`. All feeds with the same
-    generator, arguments and `cache_version` share it.
+    generator, arguments and version of the cache share it.
 
     Raises:
         TypeError: the generator or its arguments cannot be pickled, so that the cache cannot distinguish them from
             others.
     """
-    generate = feed.generate
+    assert feed.cache is not None
+    cache, generate = Cache.of(feed.cache), feed.generate
     name = str(getattr(generate, "__name__", type(generate).__name__))
     parts = (
         ("the generator", (type(generate), generate.cached_as) if isinstance(generate, Reader) else generate),
         ("method=", feed.method),
         ("args=", feed.args),
         ("kwargs=", sorted((feed.kwargs or {}).items())),
-        ("cache_version=", feed.cache_version),
+        ("the version", cache.version),
     )
     key = hashlib.sha256(f"penstock cache {FORMAT}".encode())
     for part, value in parts:
@@ -65,9 +67,8 @@ def feed_directory(feed: FeedOptions) -> str:
                 f"cache= cannot tell the samples of {name} from others, since {part} cannot be pickled ({error}): use "
                 "a function at the top level of a module and plain arguments, and open files in the generator"
             ) from error
-    assert feed.cache is not None
     short = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:64].strip("-.") or "generator"
-    return os.path.join(os.path.abspath(os.fspath(feed.cache)), f"{short}-{key.hexdigest()[:24]}")
+    return os.path.join(os.path.abspath(cache.directory), f"{short}-{key.hexdigest()[:24]}")
 
 
 class _Digest:

@@ -11,8 +11,10 @@ from penstock_proto import SpecError
 from penstock_proto.reprs import shown
 from penstock_proto.spec import MAX_DEPTH, DictSpec, Leaf, Spec, TupleSpec, check, leaf_list, leaves, map_leaves
 
+from .values import Pad
 
-def checked_spec(spec: Any, batch_size: int | None, batching: str) -> Spec:
+
+def checked_spec(spec: Any, batch_size: int | None, batching: str | Pad) -> Spec:
     """Return the spec of a sample, or of a batch if `batch_size` is None.
 
     Raises:

@@ -9,54 +9,71 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Self
 
-from penstock_proto.messages import MAX_BUCKETS
 from penstock_proto.reprs import shown
 
 from ..objects.endless_items import EndlessItems
 from ..objects.indexables import is_indexable, is_keras, length_of
 from ..objects.torch_iterable import TorchIterable
+from .checks import whole
 from .generator_call import GeneratorCall
+from .old_spellings import refuse_old_spellings
+from .short_repr import arguments, call
+from .values import FAIL, NO_SHUFFLE, Cache, OnError, Pad, Shuffle, batching_of
 
-MAX_INTERLEAVE = 1024  # keeps a restart record, which has two numbers for each open split, within a message
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FeedOptions:
-    """The options of a `Feed`, whose docstring describes them."""
+    """The options of a `Feed`, whose docstring describes them. Those with a plain and a longer spelling are kept as the
+    values of values.py."""
 
     generate: Callable[..., Any] | Sequence[Any]
     _: KW_ONLY
-    method: str | None = None
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] | None = None
-    transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
     splits: Sequence[Any] | Callable[[], Iterable[Any]] | None = None
+    transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
     batch_size: int | None
-    name: str | None = None
-    shuffle: int = 0
-    interleave: int | None = None
+    shuffle: int | Shuffle = NO_SHUFFLE
     seed: int = 0
+    name: str | None = None
     epochs: int | None = None
     samples: int | None = None
     segment: int | None = None
+    method: str | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
     drop_remainder: bool = False
+    rebatch: int | None = None
+    spec: Any = None
+    batching: str | Pad = "stack"
+    on_error: str | OnError = FAIL
+    cache: str | os.PathLike[str] | Cache | None = None
     lanes: int = 16
     turn: int | None = None
     order: str = "exact"
-    spec: Any = None
-    batching: str = "stack"
-    pad_value: Any = 0
-    buckets: Sequence[int] | None = None
-    too_long: str = "raise"
-    on_error: str = "raise"
-    attempts: int = 3
-    block: int | None = None
     env: Mapping[str, str | None] | None = None
-    rebatch: int | None = None
-    cache: str | os.PathLike[str] | None = None
-    cache_version: int | str = 0
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        refuse_old_spellings(options)
+        return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        positional, keywords = arguments(self)
+        if not self.env:
+            keywords.pop("env", None)
+        return call(type(self).__name__, positional, keywords)
+
+    def _make_values(self) -> None:
+        """Replace plain spellings with values.
+
+        Raises:
+            TypeError, ValueError: one means nothing.
+        """
+        object.__setattr__(self, "shuffle", Shuffle.of(self.shuffle))
+        object.__setattr__(self, "batching", batching_of(self.batching))
+        object.__setattr__(self, "on_error", OnError.of(self.on_error))
+        if self.cache is not None:
+            object.__setattr__(self, "cache", Cache.of(self.cache))
 
     def _check_options(self) -> None:
         """Check the options that every kind of source has.
@@ -64,31 +81,23 @@ class FeedOptions:
         Raises:
             TypeError, ValueError: they cannot work.
         """
-        whole("block", self.block, 1, 2**62, optional=True)
         whole("batch_size", self.batch_size, 1, 2**31, optional=True)
-        whole("shuffle", self.shuffle, 0, 2**62)
-        whole("interleave", self.interleave, 1, MAX_INTERLEAVE, optional=True)
         whole("seed", self.seed, 0, 2**62)
         whole("epochs", self.epochs, 1, 2**62, optional=True)
         whole("samples", self.samples, 1, 2**62, optional=True)
         whole("segment", self.segment, 1, 2**62, optional=True)
         whole("lanes", self.lanes, 1, 2**16)
         whole("turn", self.turn, 1, 2**16, optional=True)
-        whole("attempts", self.attempts, 1, 1000)
         if self.name is not None:
             check_name(self.name)
         if self.order not in ("exact", "fast"):
             raise ValueError(f"order must be 'exact' or 'fast', got {self.order!r}")
-        if self.on_error not in ("raise", "skip", "retry"):
-            raise ValueError(f"on_error must be 'raise', 'skip' or 'retry', got {self.on_error!r}")
-        if self.on_error == "skip" and self.samples is not None:
+        if OnError.of(self.on_error).action == "skip" and self.samples is not None:
             raise ValueError(
                 "samples= promises the length of an epoch, and on_error='skip' cannot keep it: leave one of them out"
             )
         if not isinstance(self.drop_remainder, bool):
             raise TypeError(f"drop_remainder must be True or False, got {self.drop_remainder!r}")
-        if self.interleave not in (None, 1) and not self.shuffle:
-            raise ValueError("interleave= needs shuffle=: without it the order of the input is kept")
         if self.batch_size is None:
             if self.drop_remainder:
                 raise ValueError("drop_remainder= needs a batch_size=: with None, `generate` makes the batches")
@@ -114,67 +123,38 @@ class FeedOptions:
             )
 
     def _check_batching(self) -> None:
-        if self.batching not in ("stack", "pad", "ragged"):
-            raise ValueError(f"batching must be 'stack', 'pad' or 'ragged', got {self.batching!r}")
-        if self.too_long not in ("raise", "drop", "cut"):
-            raise ValueError(f"too_long must be 'raise', 'drop' or 'cut', got {self.too_long!r}")
-        if self.batching != "stack" and self.batch_size is None:
+        if self.batching == "stack":
+            return
+        if self.batch_size is None:
             raise ValueError(
                 f"batching={self.batching!r} needs a batch_size=: with None, `generate` makes the batches. Pad "
                 "them yourself, or yield samples"
             )
-        self._check_buckets()
-
-    def _check_buckets(self) -> None:
-        if self.buckets is None:
-            if self.too_long != "raise":
-                raise ValueError(f"too_long={self.too_long!r} needs buckets=: the last of them is the greatest length")
+        if not isinstance(self.batching, Pad) or self.batching.buckets is None:
             return
-        if self.batching != "pad":
-            raise ValueError('buckets= needs batching="pad": they are the lengths to which samples are filled up')
-        if not self.shuffle or is_indexable(self.generate):
+        if not Shuffle.of(self.shuffle).samples or is_indexable(self.generate):
             what = "an indexable object has its own order" if is_indexable(self.generate) else "give shuffle= too"
-            raise ValueError(f"buckets= brings samples of similar length together in the shuffle block: {what}")
-        if not 1 <= len(self.buckets) <= MAX_BUCKETS:
-            raise ValueError(f"buckets must be 1 to {MAX_BUCKETS} lengths, got {len(self.buckets)}")
-        for length in self.buckets:
-            whole("each of buckets", length, 1, 2**40)
-        if list(self.buckets) != sorted(set(self.buckets)):
-            raise ValueError(f"buckets must be in ascending order, got {list(self.buckets)}")
-        if self.too_long == "drop" and self.samples is not None:
+            raise ValueError(f"buckets bring samples of similar length together in the shuffle block: {what}")
+        if self.batching.too_long == "drop" and self.samples is not None:
             raise ValueError(
                 "samples= promises the length of an epoch, and too_long='drop' cannot keep it: leave one of them out"
             )
 
     def _check_block(self) -> None:
-        if self.block is None:
-            return
-        if not is_indexable(self.generate):
-            raise ValueError("block= is for indexable objects: leave it out; let each split be a range to read at once")
-        if not self.shuffle:
+        if Shuffle.of(self.shuffle).block is not None and not is_indexable(self.generate):
             raise ValueError(
-                "block= needs shuffle=, the number of samples to mix: 1 permutes blocks and keeps the order inside each"
+                f"the block of shuffle={self.shuffle!r} is for indexable objects: leave it out; let each split be a "
+                "range to read at once"
             )
 
     def _check_cache(self) -> None:
-        """Check the options of the cache, except for the generator's parameters.
+        """Check that the samples of this source can be cached, except for the generator's parameters.
 
         Raises:
-            TypeError, ValueError: they cannot work.
+            ValueError: they cannot.
         """
-        if type(self.cache_version) not in (int, str):
-            raise TypeError(f"cache_version must be a whole number or a text, got {shown(self.cache_version)}")
         if self.cache is None:
-            if self.cache_version != 0:
-                raise ValueError("cache_version= needs cache=, the directory of the cache")
             return
-        path = os.fspath(self.cache) if isinstance(self.cache, str | os.PathLike) else None
-        if not isinstance(path, str) or not path:
-            raise TypeError(f'cache must be the path of a directory, such as "/scratch/cache", got {shown(self.cache)}')
-        if "://" in path:
-            raise ValueError(
-                f"cache must be a directory that this host has mounted, as its files are mapped into memory, got {path}"
-            )
         if is_indexable(self.generate) or isinstance(self.generate, EndlessItems):
             raise ValueError(
                 "cache= keeps what a generator yields for a split, and an indexable object has neither: read ranges of "
@@ -233,7 +213,7 @@ class FeedOptions:
             raise ValueError("splits= is for generators; leave it out: an indexable object is divided by its indices")
         if self.segment is not None:
             raise ValueError("segment= is for generators; leave it out: an indexable object is divided by its indices")
-        if self.on_error == "skip":
+        if OnError.of(self.on_error).action == "skip":
             raise ValueError(
                 "on_error='skip' leaves out splits, and an indexable object has none: let its __getitem__ return "
                 "another sample, or use a generator with splits="
@@ -282,20 +262,6 @@ def check_name(name: str) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name):
         raise ValueError(f"name must be 1 to 128 letters, digits, '_', '-' and '.', got {name!r}")
     return name
-
-
-def whole(option: str, value: Any, low: int, high: int, *, optional: bool = False) -> None:
-    """Check that an option is a whole number from `low` to `high`.
-
-    Raises:
-        TypeError, ValueError: it is not.
-    """
-    if value is None and optional:
-        return
-    if type(value) is not int:
-        raise TypeError(f"{option} must be a whole number{' or None' if optional else ''}, got {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{option} must be {low} to {high}{' or None' if optional else ''}, got {value}")
 
 
 def _never_full(samples: int, batch_size: int | None) -> str:

@@ -11,8 +11,8 @@ from math import ceil, expm1, log1p
 
 from penstock_proto.messages import FeedPlan
 
-from .feed_options import MAX_INTERLEAVE
 from .plan_sizes import block_samples, open_splits
+from .values import MAX_INTERLEAVE, Shuffle
 
 _POOR = 1 / 5
 """Share of the splits in a batch of a full shuffle. If a batch has fewer, the log warns."""
@@ -126,14 +126,14 @@ def _advice(
     if lane > now.interleave:
         open_ = min(MAX_INTERLEAVE, 4 * now.interleave, round(lane))
         gives = replace(now, interleave=open_).splits(n_splits, each)
-        yield gives, f"interleave={open_}, for {_number(gives)} in a batch (each lane then has {open_} open)"
+        yield gives, f"{_spelling(now, open_)}, for {_number(gives)} in a batch (each lane then has {open_} open)"
     elif plan.segment is not None:
         yield (0 if plan.endless else 2 * got), "make segment= smaller, for more and shorter segments"
     else:
         open_ = max(now.interleave, _FINE)
         parts = max(2, ceil(open_ / lane))
         gives = replace(now, interleave=open_).splits(n_splits * parts, None if each is None else each / parts)
-        again = f" and give interleave={open_}" if open_ > now.interleave else ""
+        again = f" and give {_spelling(now, open_)}" if open_ > now.interleave else ""
         yield gives, f"divide each split into {parts} (row ranges, say){again}, for {_number(gives)} in a batch"
     if lane < now.interleave:
         default = now.interleave == open_splits(now.shuffle, now.lanes, now.batch)
@@ -143,6 +143,10 @@ def _advice(
                 gives = replace(now, lanes=lanes, interleave=open_).splits(n_splits, each)
                 workers = "one worker" if lanes == 1 else f"{lanes} workers"
                 yield gives, f"lanes={lanes}, for {_number(gives)} in a batch (at most {workers} can work then)"
+
+
+def _spelling(now: _Options, interleave: int) -> str:
+    return f"shuffle={Shuffle(now.shuffle, interleave=interleave)}"
 
 
 def _number(value: float) -> str:

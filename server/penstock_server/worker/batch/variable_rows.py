@@ -174,7 +174,7 @@ class VariableRows(Timed):
             if len(array) > longest and not self._cut:
                 raise SpecError(
                     f"sample{path} has length {len(array)}, and the last of buckets is {longest}: give a longer one, "
-                    'or Feed(too_long="cut") or Feed(too_long="drop")'
+                    'or Pad(too_long="cut") or Pad(too_long="drop")'
                 )
             return np.array(array[:longest])
 
@@ -246,7 +246,7 @@ def _pads(spec: Spec, columns: Columns, pad_value: Any) -> list[Any]:
                 value = np.asarray(scalar.fit(value), scalar.dtype)[()]
             except SpecError:
                 raise SpecError(
-                    f"pad_value={shown(value)} does not fit sample{path}, which is {column.leaf}: give a number of "
+                    f"Pad(value={shown(value)}) does not fit sample{path}, which is {column.leaf}: give a number of "
                     "that dtype, or one for each leaf in the structure of a sample"
                 ) from None
         pads.append(value)

@@ -30,7 +30,8 @@ class UnreadableSample(Exception):
         """Return the error to report for the split `place`."""
         return GeneratorError(
             f"sample {self.number} of {self.file} in the cache cannot be unpickled ({summary(self.error)}): give "
-            "another cache_version= if its classes have changed, or delete that file, which may be damaged",
+            "another version, cache=Cache(..., version=), if its classes have changed, or delete that file, which may "
+            "be damaged",
             split=place,
             remote_traceback=user_traceback(self.error),
         )

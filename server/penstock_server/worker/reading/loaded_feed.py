@@ -19,6 +19,7 @@ from ...feed.feed import Feed
 from ...feed.objects.endless_items import EndlessItems
 from ...feed.options.plan_sizes import fixed_slots
 from ...feed.options.transforms import Transform, checked_transforms
+from ...feed.options.values import Pad
 from ...sources.reader import Reader
 from ..batch.collate import Collate, CollateAlone, Rows
 from ..batch.ready_batches import ReadyBatches
@@ -158,16 +159,21 @@ class LoadedFeed:
         return collate
 
     def _alone(self, spec: Spec) -> ReadyBatches | VariableRows:
-        plan, declared = self.plan, self.declared
+        plan, pad = self.plan, self._pad
         if plan.batch_size is None:
             return ReadyBatches(spec, copy=plan.shuffle > 0, one_length=plan.spec is None)
         columns = Columns(spec, plan.batch_size, plan.buckets)
-        return VariableRows(spec, columns, pad_value=declared.pad_value, cut=declared.too_long == "cut")
+        return VariableRows(spec, columns, pad_value=pad.value, cut=pad.too_long == "cut")
+
+    @property
+    def _pad(self) -> Pad:
+        """How samples are padded; the defaults if they are not."""
+        return self.declared.batching if isinstance(self.declared.batching, Pad) else Pad()
 
     @property
     def drops(self) -> Callable[[Any], bool] | None:
         """A function that returns whether to leave a sample out, or None to keep all."""
         collate = self.collate
-        if isinstance(collate, VariableRows) and self.declared.too_long == "drop":
+        if isinstance(collate, VariableRows) and self._pad.too_long == "drop":
             return collate.is_too_long
         return None
