@@ -157,7 +157,8 @@ class OnError:
     """What happens to a split that fails: `Feed(..., on_error=OnError("skip", crashes=5))`.
 
     Attributes:
-        action: "raise", "skip" or "retry", as described at `Feed`.
+        action: "raise" fails the stream, "skip" skips the rest of the split, and "retry" reads the split again. `Feed`
+            says more.
         crashes: how many times a split may end its worker process, 1 to 1000, 3 by default. After that the stream
             fails, or, with "skip", the split is skipped.
 
