@@ -1,7 +1,7 @@
 """Run many scenarios in several processes, and report those that differ from the model.
 
-python -m chaos --scenarios 2000 --seed 1 --jobs 2
-python -m chaos --scenario "Scenario(...)"        # a literal from a report, perhaps reduced
+python -m tests.chaos --scenarios 2000 --seed 1 --jobs 2
+python -m tests.chaos --scenario "Scenario(...)"        # a literal from a report, perhaps reduced
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _many(seeds: range, jobs: int, reports: Path | None) -> int:
         stack.callback(_stop, running)
 
         def start(job: int) -> None:
-            command = [sys.executable, "-m", "chaos", "--take", ",".join(map(str, todo[job]))]
+            command = [sys.executable, "-m", "tests.chaos", "--take", ",".join(map(str, todo[job]))]
             running[job] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
             assert running[job].stdout is not None
             waiting.register(running[job].stdout, selectors.EVENT_READ, job)

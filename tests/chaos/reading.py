@@ -1,4 +1,4 @@
-"""A consumer that reads and logs. It runs in a thread, or as a process: `python -m chaos.reading FILE`.
+"""A consumer that reads and logs. It runs in a thread, or as a process: `python -m tests.chaos.reading FILE`.
 
 compare.py describes the log. Only consumers that need TensorFlow import it.
 """

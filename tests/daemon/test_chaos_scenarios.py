@@ -6,6 +6,9 @@ tells apart loss, repetition, a different order, and damage.
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import cycle, islice
@@ -312,3 +315,10 @@ def test_other_random_numbers_and_another_shuffled_order_than_a_quiet_runs_are_n
     swapped = [good[1], good[0], *good[2:]]
     assert "in a quiet run" in compare.quiet(case, [swapped], good, True)[0]
     assert compare.quiet(case, [swapped], good, False) == []
+
+
+def test_the_command_runs_scenarios_in_processes() -> None:
+    command = [sys.executable, "-m", "tests.chaos", "--scenarios", "2", "--seed", "3", "--jobs", "2", "--load", "0"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"2 scenarios with \d+ faults and \d+ batches in .*; 0 differ$", done.stdout), done.stdout
