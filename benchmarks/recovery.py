@@ -175,9 +175,9 @@ class Daemon:
         """Wait until all workers are ready, and return their pids."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            workers = control.status(self.url, 10)["workers"]
-            if all(worker["ready"] for worker in workers):
-                return [worker["pid"] for worker in workers]
+            workers = control.status(self.url, 10).workers
+            if all(worker.ready for worker in workers):
+                return [worker.pid for worker in workers]
             time.sleep(0.05)
         raise RuntimeError("the workers did not become ready:\n" + "\n".join(self._lines))
 

@@ -63,9 +63,9 @@ CASES = [  # the fork server imports NumPy in any case
 def ready_pids(url: str) -> list[int]:
     """Wait until all workers are ready, and return their pids."""
     while True:
-        workers = control.status(url, 60)["workers"]
-        if all(worker["ready"] for worker in workers):
-            return [worker["pid"] for worker in workers]
+        workers = control.status(url, 60).workers
+        if all(worker.ready for worker in workers):
+            return [worker.pid for worker in workers]
         time.sleep(0.005)
 
 

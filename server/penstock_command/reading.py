@@ -37,5 +37,5 @@ def read_for_check(url: str, seconds: float, keys: str | None) -> Read:
         batches=after["batches"] - before["batches"],
         nbytes=after["bytes"] - before["bytes"],
         waiting=(after["wait_seconds"] - before["wait_seconds"]) / took,
-        unsent=any(stream["unsent"] for stream in state["streams"] if stream["feed"] == feed),
+        unsent=any(stream.unsent for stream in state.streams if stream.feed == feed),
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from penstock_proto.security.keys import client_keys
 from penstock_server.cli.parameters import client_keys_option
+
+if TYPE_CHECKING:
+    from penstock_proto.status.status_shape import Status
 
 
 @click.command()
@@ -39,7 +43,7 @@ def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> 
 
     own = client_keys(keys)
 
-    def status() -> dict[str, object]:
+    def status() -> Status:
         return control.status(url, 5.0, own)
 
     if once or as_json:

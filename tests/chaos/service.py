@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from penstock_proto.status.status_shape import Status
+from penstock_server.status.json_text import json_text
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon
 
@@ -171,9 +173,8 @@ class Service:
         self.daemon.stop()
         self.start(workers)
 
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = control.status(f"tcp://127.0.0.1:{self._port}", 5.0)
-        return found
+    def status(self) -> Status:
+        return control.status(f"tcp://127.0.0.1:{self._port}", 5.0)
 
     def nothing_held(self, patience: float = 5.0) -> str:
         """Wait until the daemon holds no stream and no reserved memory. Return what it still holds in the end, or "".
@@ -185,10 +186,10 @@ class Service:
         deadline = time.monotonic() + patience
         while True:
             status = self.status()
-            if not status["streams"] and not status["memory"]["reserved"] and not status["memory"]["arena"]:
+            if not status.streams and not status.memory.reserved and not status.memory.arena:
                 return ""
             if time.monotonic() > deadline:
-                return f"nobody reads, and the daemon still holds {status['memory']} for {status['streams']}"
+                return f"nobody reads, and the daemon still holds {status.memory} for {status.streams}"
             time.sleep(0.02)
 
     def dump(self) -> str:
@@ -196,7 +197,7 @@ class Service:
         assert self.daemon is not None
         text = ""
         with contextlib.suppress(Exception):
-            text += json.dumps(self.status())[:6000]
+            text += json_text(self.status())[:6000]
         for process in [*self.workers(), psutil.Process(self.daemon.process.pid)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)

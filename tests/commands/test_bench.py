@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import penstock
 from penstock.commands import host_cpu
@@ -17,6 +18,7 @@ from penstock.commands.bench import measure
 from penstock.commands.bench_report import lines
 from penstock.commands.bench_verdict import judged
 from penstock_proto.status.figures import Figures, WorkerShares, joined
+from penstock_proto.status.status_shape import Status
 from penstock_proto.status.verdict import verdict
 from penstock_server.to_daemon import control
 from tests.conftest import Serve
@@ -53,7 +55,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def status(url: str) -> dict[str, Any]:
+def status(url: str) -> Status:
     return control.status(url, 60)
 
 
@@ -334,11 +336,11 @@ def test_what_is_measured_while_another_daemon_takes_over_is_measured_again(serv
     daemon = serve(FEEDS, "cheap")
     asked = 0
 
-    def renewed(url: str) -> dict[str, Any]:
+    def renewed(url: str) -> Status:
         nonlocal asked
         asked += 1
         state = status(url)
-        return state if asked > 1 else {**state, "id": "another", "seconds": state["seconds"] + 1000}
+        return state if asked > 1 else replace(state, id="another", seconds=state.seconds + 1000)
 
     seen = measure(daemon.url, status=renewed, seconds=0.3, warmup=0)
     assert asked > len(seen.slices) + 1

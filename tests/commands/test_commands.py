@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,16 +11,22 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from click.testing import CliRunner
 
 import penstock
+from penstock_proto.messages import Doing
+from penstock_proto.status import status_text
+from penstock_proto.status.feed_status import Feed, Skipped
+from penstock_proto.status.status_shape import Memory, Status
+from penstock_proto.status.stream_status import Stream
+from penstock_proto.status.worker_status import Worker
 from penstock_server.cli.main import main
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, wait_until
+from tests.fakes.statuses import of
 from tests.processes.forked import children
 
 FEED = """
@@ -54,26 +59,26 @@ def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
         for _ in connection.batches():
             pass
         shown = penstock_command("status", daemon.url)
-        state = json.loads(penstock_command("status", daemon.url, "--json").stdout)
+        state = status_text.parse(penstock_command("status", daemon.url, "--json").stdout)
     assert shown.returncode == 0, shown.stderr
     for words in ("worker   0: pid", daemon.url, "20 batches an epoch", "stream   feed to", "(local)", "epoch 0"):
         assert words in shown.stdout
-    assert state["feeds"][0]["name"] == "feed"
+    assert state.feeds[0].name == "feed"
     unknown = penstock_command("status", f"{daemon.url}s")
     assert "no feed 'feeds' is served at" in unknown.stderr
     assert "there are: feed" in unknown.stderr
-    assert len(state["workers"]) == 2
-    assert state["streams"][0]["transport"] == "local"
-    assert state["cpus"] == len(os.sched_getaffinity(0))
-    assert state["cpu_seconds"] > before["cpu_seconds"] > 0
-    for then, now in zip(before["workers"], state["workers"], strict=True):
-        spent = now["spent"]
-        if then["spent"] is not None:  # the worker was ready
-            assert spent["user_seconds"] > then["spent"]["user_seconds"]
-            assert spent["idle_seconds"] > then["spent"]["idle_seconds"]
-        assert spent["idle_seconds"] > 0
-        assert spent["user_seconds"] + spent["idle_seconds"] <= spent["seconds"]
-        assert spent["cpu_seconds"] + spent["cpu_wait_seconds"] > 0
+    assert len(state.workers) == 2
+    assert state.streams[0].transport == "local"
+    assert state.cpus == len(os.sched_getaffinity(0))
+    assert state.cpu_seconds > before.cpu_seconds > 0
+    for then, now in zip(before.workers, state.workers, strict=True):
+        spent = now.spent
+        if then.spent is not None:  # the worker was ready
+            assert spent.user_seconds > then.spent.user_seconds
+            assert spent.idle_seconds > then.spent.idle_seconds
+        assert spent.idle_seconds > 0
+        assert spent.user_seconds + spent.idle_seconds <= spent.seconds
+        assert spent.cpu_seconds + spent.cpu_wait_seconds > 0
 
 
 def test_status_of_nothing_says_where_it_looked() -> None:
@@ -89,59 +94,53 @@ def test_an_address_that_cannot_be_one_is_refused(path: str) -> None:
     assert f"got {url!r}" in penstock_command("status", url).stderr
 
 
-STATUS = {
-    "pid": 41,
-    "endpoint": "tcp://127.0.0.1:5555",
-    "seconds": 12.4,
-    "draining": True,
-    "memory": {"allowed": 1 << 30, "reserved": 1 << 20, "arena": 1 << 20},
-    "workers": [
-        {
-            "number": 0,
-            "pid": 42,
-            "restarts": 0,
-            "ready": True,
-            "doing": {"split": "a.h5", "samples": 1, "seconds": 0.2},
-        },
-        {"number": 1, "pid": 43, "restarts": 1, "ready": True, "leaving": True, "doing": None},
-        {"number": 2, "pid": 44, "restarts": 2, "ready": False, "doing": None},
-        {"number": 3, "pid": None, "restarts": 3, "ready": False, "doing": None},
-        {"number": 4, "pid": None, "restarts": 4, "ready": False, "given_up": True, "doing": None},
-        {
-            "number": 5,
-            "pid": 45,
-            "restarts": 0,
-            "ready": True,
-            "stopped": True,
-            "doing": {"what": "files(), which lists the splits", "split": None, "samples": 0, "seconds": 3.21},
-        },
+STATUS = of(
+    Status,
+    pid=41,
+    endpoint="tcp://127.0.0.1:5555",
+    seconds=12.4,
+    draining=True,
+    memory=of(Memory, allowed=1 << 30, reserved=1 << 20, arena=1 << 20),
+    workers=[
+        of(
+            Worker,
+            name="0",
+            makes_batches=True,
+            pid=42,
+            ready=True,
+            doing=Doing(what="a.h5", split="a.h5", samples=1, seconds=0.2),
+        ),
+        of(Worker, name="1", makes_batches=True, pid=43, restarts=1, ready=True, leaving=True),
+        of(Worker, name="2", pid=44, restarts=2),
+        of(Worker, name="3", restarts=3),
+        of(Worker, name="4", restarts=4, given_up=True),
+        of(
+            Worker,
+            name="5",
+            makes_batches=True,
+            pid=45,
+            ready=True,
+            stopped=True,
+            doing=Doing(what="files(), which lists the splits", split=None, samples=0, seconds=3.21),
+        ),
     ],
-    "feeds": [
-        {
-            "name": "train",
-            "url": "tcp://127.0.0.1:5555/train",
-            "spec": "int64[]",
-            "batch_size": 10,
-            "batches": None,
-            "skipped": [{"epoch": 2, "split": "b.h5", "samples": 17, "why": "ValueError:\nnot\x1b[31m a scene"}],
-            "skipped_count": 5,
-        }
+    feeds=[
+        of(
+            Feed,
+            name="train",
+            url="tcp://127.0.0.1:5555/train",
+            spec="int64[]",
+            batch_size=10,
+            skipped=[Skipped(epoch=2, split="b.h5", samples=17, why="ValueError:\nnot\x1b[31m a scene")],
+            skipped_count=5,
+        )
     ],
-    "streams": [
-        {
-            "feed": "train",
-            "client": "x:1",
-            "transport": "tcp",
-            "epoch": 3,
-            "reading": True,
-            "batches": 1,
-            "slots": 4,
-            "error": None,
-        },
-        {"feed": "train", "client": "y:1", "transport": "local", "epoch": None, "slots": 0, "error": "it\nbroke"},
+    streams=[
+        of(Stream, feed="train", client="x:1", transport="tcp", epoch=3, reading=True, batches=1, slots=4),
+        of(Stream, feed="train", client="y:1", transport="local", error="it\nbroke"),
     ],
-    "more_streams": 2,
-}
+    more_streams=2,
+)
 
 SHOWN = """\
 tcp://127.0.0.1:5555  pid 41  up 12 s  draining: stops when the epochs that are being read have finished
@@ -175,7 +174,7 @@ def begin_to_stop(daemon: Daemon, how: str | int) -> None:
     class ItWaits(Exception):
         pass
 
-    def still_waiting(state: dict[str, Any]) -> None:
+    def still_waiting(state: Status) -> None:
         raise ItWaits
 
     with pytest.raises(ItWaits):
@@ -183,7 +182,7 @@ def begin_to_stop(daemon: Daemon, how: str | int) -> None:
 
 
 def draining(daemon: Daemon) -> bool:
-    return bool(control.status(daemon.url, 60)["draining"])
+    return control.status(daemon.url, 60).draining
 
 
 @pytest.mark.parametrize("how", ["stop", "stop --now", signal.SIGTERM, signal.SIGINT])
@@ -235,13 +234,13 @@ def test_a_second_request_stops_a_daemon_at_once(serve: Serve, how: str | int) -
 
 def test_stop_says_for_how_many_streams_it_waits(serve: Serve) -> None:
     daemon = serve(FEED)
-    waited: list[dict[str, Any]] = []
+    waited: list[Status] = []
     with penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         next(batches)
         with pytest.raises(penstock.Unreachable, match=r"not stop within 3 s: .* `penstock stop --now` does not"):
             control.stop(daemon.url, now=False, timeout=3, still_waiting=waited.append, every=0.1)
-    assert {len(state["streams"]) for state in waited} == {1}
+    assert {len(state.streams) for state in waited} == {1}
     assert daemon.process.wait(50) == 0, "its last consumer is gone, so it must end"
 
 
@@ -270,7 +269,7 @@ def test_signals_mean_one_worker_more_or_fewer_but_never_none(serve: Serve) -> N
     for _ in range(3):
         daemon.process.send_signal(signal.SIGTTOU)
         until(lambda: len(daemon.workers()) == 1)
-    assert len(control.status(daemon.url, 60)["workers"]) == 1
+    assert len(control.status(daemon.url, 60).workers) == 1
 
 
 def test_scale_says_what_is_wrong(serve: Serve) -> None:

@@ -28,6 +28,7 @@ from click.testing import CliRunner, Result
 
 import penstock
 from penstock_command import main
+from penstock_proto.status.status_shape import Status
 from penstock_server.peeking.files.proposal import MODULE
 from penstock_server.peeking.files.sampling import limited
 from penstock_server.peeking.leaves.contact_sheet import contact_sheet
@@ -39,6 +40,7 @@ from penstock_server.peeking.leaves.summary import Summary
 from penstock_server.sources.crc32c import crc32c, masked
 from penstock_server.sources.example import example_class
 from tests.conftest import Daemon, Serve
+from tests.fakes.statuses import of
 from tests.processes.free_ports import free_port
 
 ROWS = 400
@@ -704,7 +706,7 @@ def test_a_look_at_a_running_feed_takes_no_batch_from_anybody(serve: Serve) -> N
 def test_a_mistake_is_named(words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if words == "tcp://127.0.0.1:5555":
-        monkeypatch.setattr("penstock_server.to_daemon.control.status", lambda url, timeout, keys: {})
+        monkeypatch.setattr("penstock_server.to_daemon.control.status", lambda url, timeout, keys: of(Status))
     (tmp_path / "notes.csv").write_text("a,b")
     (tmp_path / "feed.py").write_text("feed = 1")
     (tmp_path / "empty.h5").touch()

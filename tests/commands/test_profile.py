@@ -213,7 +213,7 @@ def test_only_the_user_who_runs_a_daemon_may_profile_it(serve: Serve) -> None:
     # A connection that asks again and again without reading gets no more descriptors.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(50)
-        connection.connect("\0" + state["unix"])
+        connection.connect("\0" + state.unix)
         for _ in range(40):
             seqpacket.send(connection, codec.encode(m.StacksRequest()))
         seqpacket.send(connection, codec.encode(m.Ping()))

@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import penstock
 from penstock_proto import Unreachable
+from penstock_proto.messages import Doing
+from penstock_proto.status.feed_status import Feed
+from penstock_proto.status.status_shape import Failing, Status
+from penstock_proto.status.stream_status import Stream
+from penstock_proto.status.worker_status import Worker
 from penstock_server.cli.progress import words
 from penstock_server.cli.service_manager import Phase, ServiceManager
 from penstock_server.to_daemon import control
 from tests.conftest import Serve
+from tests.fakes.statuses import of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -229,7 +236,7 @@ def test_nothing_is_drawn_where_standard_error_is_no_terminal(serve: Serve) -> N
         next(connection.batches())
         daemon.process.send_signal(signal.SIGTERM)
         with suppress(Unreachable):  # it may be done already
-            while not control.status(daemon.url, 5)["draining"]:
+            while not control.status(daemon.url, 5).draining:
                 pass
     assert daemon.process.wait(50) == 0
     assert not {"\x1b", "\r"} & set(daemon.stderr())
@@ -237,16 +244,14 @@ def test_nothing_is_drawn_where_standard_error_is_no_terminal(serve: Serve) -> N
 
 # --- words ---
 
-STREAM = {"feed": "train", "reading": True, "batches": 31}
-SERVING: dict[str, Any] = {
-    "ready": True,
-    "draining": False,
-    "workers": [{"ready": True, "doing": None, "makes_batches": True}],
-    "failing": [],
-    "feeds": [{"name": "train", "batches": 120}, {"name": "noise", "batches": None}],
-    "streams": [],
-    "more_streams": 0,
-}
+STREAM = of(Stream, feed="train", reading=True, batches=31)
+WORKER = of(Worker, ready=True, makes_batches=True)
+SERVING = of(
+    Status,
+    ready=True,
+    workers=[WORKER],
+    feeds=[of(Feed, name="train", batches=120), of(Feed, name="noise", batches=None)],
+)
 
 
 @pytest.mark.parametrize(
@@ -255,31 +260,31 @@ SERVING: dict[str, Any] = {
         ({}, "serving 2 feeds to 0 consumers"),
         ({"draining": True, "streams": [STREAM]}, "finishing the epoch of 1 consumer: 31 of 120 batches sent"),
         (
-            {"draining": True, "streams": [STREAM, STREAM, STREAM | {"reading": False}]},
+            {"draining": True, "streams": [STREAM, STREAM, replace(STREAM, reading=False)]},
             "finishing the epochs of 2 consumers: 62 of 240 batches sent",
         ),
         (
-            {"draining": True, "streams": [STREAM, STREAM | {"feed": "noise"}]},
+            {"draining": True, "streams": [STREAM, replace(STREAM, feed="noise")]},
             "finishing the epochs of 2 consumers: 62 batches sent",
         ),
         (
-            {"draining": True, "streams": [STREAM], "workers": [{"makes_batches": False}]},
+            {"draining": True, "streams": [STREAM], "workers": [replace(WORKER, makes_batches=False)]},
             "no worker makes batches: run `penstock join`",
         ),
-        ({"draining": True, "streams": [STREAM | {"reading": False}]}, "stopping, 1 consumer left"),
+        ({"draining": True, "streams": [replace(STREAM, reading=False)]}, "stopping, 1 consumer left"),
         (
-            {"ready": False, "workers": [{"ready": True, "doing": None}, {"ready": False, "doing": None}]},
+            {"ready": False, "workers": [WORKER, replace(WORKER, ready=False)]},
             "starting: 1 of 2 workers ready",
         ),
         (
-            {"ready": False, "workers": [{"ready": True, "doing": {"what": "a.h5", "split": "a.h5", "seconds": 7.1}}]},
+            {"ready": False, "workers": [replace(WORKER, doing=Doing("a.h5", "a.h5", 0, 7.1))]},
             "starting: 1 of 1 worker ready, a first sample of split a.h5 (7 s)",
         ),
         (
-            {"ready": False, "workers": [], "failing": [{"feed": "train", "times": 3, "error": "no disk"}]},
+            {"ready": False, "workers": [], "failing": [Failing(feed="train", times=3, error="no disk")]},
             "starting: 0 of 0 workers ready, feed train failed 3 times and is tried again",
         ),
     ],
 )
 def test_what_is_waited_for_in_words(state: dict[str, Any], said: str) -> None:
-    assert words(SERVING | state) == said
+    assert words(replace(SERVING, **state)) == said

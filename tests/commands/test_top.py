@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import penstock
 from penstock.commands.top import Looks
 from penstock.commands.top_screen import _name_of
+from penstock_proto.status.feed_status import Feed, Sent
+from penstock_proto.status.status_shape import Status
+from penstock_proto.status.worker_status import Worker
 from tests.conftest import Daemon, Serve
+from tests.fakes.statuses import of
 
 FEEDS = """
     import time
@@ -34,8 +37,8 @@ FEEDS = """
 
 
 def test_the_history_of_a_feed_is_its_speed_between_looks_and_ends_with_its_daemon() -> None:
-    def status(seconds: float, batches: int, daemon: str = "a") -> dict[str, Any]:
-        return {"id": daemon, "pid": 7, "seconds": seconds, "feeds": [{"name": "train", "sent": {"batches": batches}}]}
+    def status(seconds: float, batches: int, daemon: str = "a") -> Status:
+        return of(Status, id=daemon, seconds=seconds, feeds=[of(Feed, name="train", sent=of(Sent, batches=batches))])
 
     looks = Looks()
     for state in (status(1, 0), status(2, 5), status(4, 25), status(4, 25)):
@@ -43,7 +46,7 @@ def test_the_history_of_a_feed_is_its_speed_between_looks_and_ends_with_its_daem
     assert looks.rates("train") == (5, 10)
     looks.add(status(1, 3, "renewed"))
     assert looks.rates("train") == ()
-    assert looks.latest["id"] == "renewed"
+    assert looks.latest.id == "renewed"
 
 
 @contextmanager
@@ -103,9 +106,9 @@ def test_the_screen_shows_feeds_workers_and_consumers(serve: Serve) -> None:
 
 
 def test_a_long_name_of_a_host_leaves_room_for_the_figures() -> None:
-    assert _name_of({"name": "second/3", "number": 1_000_003}) == "second/3"
-    assert _name_of({"name": "loader-17.cluster.example.org/12", "number": 1_000_012}) == "loader-17.clust…/12"
-    assert _name_of({"number": 3}) == "3"
+    assert _name_of(of(Worker, name="second/3")) == "second/3"
+    assert _name_of(of(Worker, name="loader-17.cluster.example.org/12")) == "loader-17.clust…/12"
+    assert _name_of(of(Worker, name="3")) == "3"
 
 
 def test_the_live_screen_survives_the_daemon_and_ends_with_ctrl_c(serve: Serve) -> None:

@@ -139,7 +139,7 @@ def test_a_consumer_that_goes_in_the_midst_of_what_a_worker_made_together_takes_
 
 def told(daemon: Daemon, handed: int) -> bool:
     """Return whether the daemon knows that `handed` batches were handed over."""
-    return any(one["handed"] >= handed for one in control.status(daemon.url, 60)["streams"])
+    return any(one.handed >= handed for one in control.status(daemon.url, 60).streams)
 
 
 def test_a_stalled_consumer_keeps_what_it_was_sent_and_no_more(serve: Serve) -> None:

@@ -585,8 +585,8 @@ def test_a_rank_that_is_taken_is_refused_and_one_that_has_left_too(serve: Serve)
 def test_status_tells_ranks_apart_while_they_wait_for_each_other(serve: Serve) -> None:
     daemon = serve(FEEDS, "plain")
     with penstock.connect(daemon.url, rank=1, world_size=2), penstock.connect(daemon.url, rank=1, world_size=3):
-        streams = control.status(daemon.url, 60)["streams"]
-        assert sorted(stream["client"].partition(" ")[2] for stream in streams) == ["(rank 1 of 2)", "(rank 1 of 3)"]
+        streams = control.status(daemon.url, 60).streams
+        assert sorted(stream.client.partition(" ")[2] for stream in streams) == ["(rank 1 of 2)", "(rank 1 of 3)"]
 
 
 # --- TensorFlow ---

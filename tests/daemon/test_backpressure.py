@@ -96,7 +96,7 @@ def test_the_slots_of_a_closed_stream_go_back_to_the_system(serve: Serve) -> Non
     daemon = serve(FEED, memory=64 * MIB)
 
     def arena() -> int:
-        return int(control.status(daemon.url, 60)["memory"]["arena"])
+        return control.status(daemon.url, 60).memory.arena
 
     assert arena() == 0
     with penstock.connect(daemon.url) as connection:

@@ -234,7 +234,7 @@ def test_urls_name_the_host_that_is_advertised(serve: Serve, advertise: str, pla
     assert found
     assert daemon.url == f"tcp://{place.format(port=found[1])}/feed"
     shown = control.status(found[0], 60)
-    assert shown["feeds"][0]["url"] == daemon.url
+    assert shown.feeds[0].url == daemon.url
     if advertise == "localhost":
         with penstock.connect(daemon.url) as connection:
             assert len(list(connection.batches())) == 1

@@ -146,7 +146,7 @@ def test_a_stream_for_which_there_are_no_descriptors_is_refused_with_figures(ser
 
 def test_connections_on_this_host_that_only_lie_there_take_nothing_from_streams(serve: Serve) -> None:
     daemon = serve(FEED, nofile=256)
-    unix = control.status(daemon.url, 60)["unix"]
+    unix = control.status(daemon.url, 60).unix
     with victim(daemon) as reading:
         idle = []
         try:

@@ -117,7 +117,7 @@ def test_a_member_comes_back_to_a_daemon_that_was_told_to_stop_before_it_could(s
         proxy.cut(refusing=3600)
         handed = [consumer.batches for consumer in consumers]
         daemon = serve(FEED, **options)
-        wait_until(lambda: any(one["reading"] for one in control.status(daemon.url, 60)["streams"]))
+        wait_until(lambda: any(one.reading for one in control.status(daemon.url, 60).streams))
         daemon.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "stopping when the epochs that are being read have ended" in daemon.stderr())
         proxy.mend()

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock_proto.status.status_shape import Status
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, kill
 from tests.processes.free_ports import free_address
@@ -281,9 +282,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def status(daemon: Daemon) -> dict[str, Any]:
-    state: dict[str, Any] = control.status(next(iter(daemon.urls.values())), 60)
-    return state
+def status(daemon: Daemon) -> Status:
+    return control.status(next(iter(daemon.urls.values())), 60)
 
 
 def deaths(daemon: Daemon) -> int:
@@ -355,9 +355,9 @@ def test_progress_is_made_while_workers_are_killed_again_and_again(
         time.sleep(0.01)
         if time.monotonic() - last > 0.2:
             last = time.monotonic()
-            ready = [worker for worker in status(daemon)["workers"] if worker["ready"]]
+            ready = [worker for worker in status(daemon).workers if worker.ready]
             if ready:
-                os.kill(ready[count % len(ready)]["pid"], signal.SIGKILL)
+                os.kill(ready[count % len(ready)].pid, signal.SIGKILL)
                 killed += 1
 
     assert read(daemon, "shuffled", before=before) == quiet
@@ -396,7 +396,7 @@ def test_workers_that_die_with_what_was_left_over_of_lanes_that_have_ended_chang
     # or in its third, when they are being merged, and lane 3 keeps what the merged batch has no room for.
     for sample, whole in ((4, 4), (8, 5)):
         for victims in (slice(0, 1), slice(1, 2), slice(0, 2)):
-            until(lambda: len(daemon.workers()) == 2 and all(worker["ready"] for worker in status(daemon)["workers"]))
+            until(lambda: len(daemon.workers()) == 2 and all(worker.ready for worker in status(daemon).workers))
             flags.ask(f"hold@{sample}")
             with penstock.connect(daemon.url) as connection:
                 batches = connection.batches()
@@ -581,7 +581,7 @@ def test_scaling_in_the_middle_of_an_epoch_changes_nothing(serve: Serve, flags: 
         control.scale(daemon.urls[names[0]], workers, now=False, timeout=60)
 
     def wait_for_workers(count: int) -> None:  # over TCP the client can be far ahead of what the daemon does
-        while sum(not worker["leaving"] for worker in status(daemon)["workers"]) != count:
+        while sum(not worker.leaving for worker in status(daemon).workers) != count:
             time.sleep(0.01)
 
     def before(count: int) -> None:
@@ -648,16 +648,16 @@ def test_a_consumer_that_stands_still_does_not_stop_another(serve: Serve, flags:
     with trainer(daemon.urls["ordered"], transport) as process:
         process.send_signal(signal.SIGSTOP)
         assert (read(daemon, "ordered", "tcp"), read(daemon, "shuffled", "local")) == quiet
-        assert len(status(daemon)["streams"]) == 1
+        assert len(status(daemon).streams) == 1
 
 
 @TRANSPORTS
 def test_the_slots_of_a_killed_consumer_come_back(serve: Serve, flags: Flags, transport: str) -> None:
     daemon = serve(FEEDS, "ordered", workers=2)
     with trainer(daemon.url, transport):
-        assert status(daemon)["memory"]["arena"] > 0
-    until(lambda: not status(daemon)["streams"])
-    until(lambda: (memory := status(daemon)["memory"])["arena"] == memory["reserved"] == 0)
+        assert status(daemon).memory.arena > 0
+    until(lambda: not status(daemon).streams)
+    until(lambda: (memory := status(daemon).memory).arena == memory.reserved == 0)
 
 
 # --- resume ---

@@ -17,11 +17,13 @@ import pytest
 
 import penstock
 from penstock_proto import StartError
+from penstock_proto.status.status_shape import Status
 from penstock_server.reloading.reloader import Reloader
 from penstock_server.reloading.sources import Sources, changed
 from penstock_server.targets import saved_sources
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, wait_until
+from tests.fakes.statuses import of
 
 FEED = """
     from penstock_server import Feed
@@ -58,9 +60,8 @@ def start(serve: Serve, tmp_path: Path) -> Daemon:
     return serve(FEED, words=("--reload",))
 
 
-def state_of(daemon: Daemon) -> dict[str, Any]:
-    found: dict[str, Any] = control.status(daemon.url, 60)
-    return found
+def state_of(daemon: Daemon) -> Status:
+    return control.status(daemon.url, 60)
 
 
 def read_epoch(connection: penstock.Connection) -> set[float]:
@@ -85,7 +86,7 @@ def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve
         assert read_epoch(validation) == {2}
         assert read_epoch(training) == {2}
         after = state_of(daemon)
-        assert (after["pid"], after["id"] != before["id"]) == (before["pid"], True), "a reader of two statuses can tell"
+        assert (after.pid, after.id != before.id) == (before.pid, True), "a reader of two statuses can tell"
 
         write(daemon.folder, "")
         says(daemon, "the new code cannot be served, so the old code goes on: ")
@@ -263,8 +264,8 @@ class FakeDaemon:
     def renew(self) -> None:
         self.draining = True
 
-    def status(self) -> dict[str, Any]:
-        return {"feeds": []}
+    def status(self) -> Status:
+        return of(Status)
 
 
 class FakeTrial:

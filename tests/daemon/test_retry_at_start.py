@@ -119,11 +119,11 @@ def test_while_a_feed_waits_others_are_read_and_its_clients_wait_as_they_do_for_
     assert read(url) == [0, 1, 2]
     until(lambda: "cannot be started yet" in daemon.stderr())
     state = control.status(url, 60)
-    assert not state["ready"]
-    (failing,) = state["failing"]
-    assert failing["feed"] == "sample"
-    assert failing["times"] >= 1
-    assert "the disk is away" in failing["error"]
+    assert not state.ready
+    (failing,) = state.failing
+    assert failing.feed == "sample"
+    assert failing.times >= 1
+    assert "the disk is away" in failing.error
     lines = list(status_lines(state))
     assert any("sample" in line and "not ready" in line and "the disk is away" in line for line in lines)
     waiting = url.replace("there", "sample")
@@ -136,7 +136,7 @@ def test_while_a_feed_waits_others_are_read_and_its_clients_wait_as_they_do_for_
     come_back(daemon)
     reader.join()
     assert seen == [list(range(30))]
-    assert control.status(url, 60)["failing"] == []
+    assert control.status(url, 60).failing == []
 
 
 def test_a_daemon_that_waits_can_be_stopped(serve: Serve) -> None:

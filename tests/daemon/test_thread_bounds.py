@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -21,7 +20,9 @@ from penstock_proto.batches.columns import RAGGED, STACKED, TEXT, Column
 from penstock_proto.batches.layout import LeafPlace
 from penstock_proto.messages import WorkerActivity
 from penstock_proto.spec import Leaf
+from penstock_proto.status.host_status import Host, HostMemory
 from penstock_proto.status.status_history import History
+from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec
 from penstock_server.cli.status_lines import status_lines
 from penstock_server.coordinator.vocabulary.commands import SendSlab
@@ -36,6 +37,7 @@ from penstock_server.status.json_text import json_text
 from penstock_server.to_daemon import control
 from tests.conftest import Serve
 from tests.fakes.planted_state import KEEP
+from tests.fakes.statuses import of
 
 FEED = """
     import numpy as np
@@ -61,59 +63,43 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 @pytest.fixture
-def large(serve: Serve) -> dict[str, Any]:
+def large(serve: Serve) -> Status:
     """A status of a cluster with 4096 workers on 256 hosts, as the daemon describes it, and 200 streams."""
     daemon = serve(FEED)
     with penstock.connect(daemon.url) as connection:
         next(connection.batches())
         found = control.status(daemon.url, 60)
-    worker, stream = found["workers"][0], found["streams"][0]
-    worker["doing"] = {"what": "ü" * 1024, "split": "/" * 1024, "samples": 10, "seconds": 0.5}
-    found["workers"] = [{**copy.deepcopy(worker), "number": number, "pid": 1000 + number} for number in range(4096)]
-    found["streams"] = [{**copy.deepcopy(stream), "stream": number, "verdict": "x" * 500} for number in range(200)]
-    found["hosts"] = [
-        {
-            "name": f"host{number}",
-            "address": "10.0.0.1",
-            "state": "working",
-            "workers": 16,
-            "ready": 16,
-            "lanes": 16,
-            "slots": 32,
-            "awaited_seconds": 0.0,
-            "received_bytes": 0,
-            "fetched_bytes": 0,
-            "lent_bytes": 0,
-            "silent_seconds": 0.1,
-            "memory": {"used": 1, "allowed": 2},
-            "unsent_bytes": 0,
-            "cpus": 16,
-        }
-        for number in range(256)
-    ]
-    return found
+    worker = replace(found.workers[0], doing=m.Doing("ü" * 1024, "/" * 1024, 10, 0.5))
+    stream = replace(found.streams[0], verdict="x" * 500)
+    memory = HostMemory(used=1, allowed=2)
+    return replace(
+        found,
+        workers=[replace(worker, number=number, pid=1000 + number) for number in range(4096)],
+        streams=[replace(stream, stream=number) for number in range(200)],
+        hosts=[of(Host, name=f"host{number}", address="10.0.0.1", memory=memory, cpus=16) for number in range(256)],
+    )
 
 
-def test_the_status_of_a_large_cluster_fits_a_message_and_names_how_many_are_left_out(large: dict[str, Any]) -> None:
+def test_the_status_of_a_large_cluster_fits_a_message_and_names_how_many_are_left_out(large: Status) -> None:
     shown = History().described(status.shortened(large))
-    assert (len(shown["workers"]), shown["more_workers"]) == (status.MOST_WORKERS, 4096 - status.MOST_WORKERS)
-    assert (len(shown["hosts"]), shown["more_hosts"]) == (status.MOST_HOSTS, 256 - status.MOST_HOSTS)
+    assert (len(shown.workers), shown.more_workers) == (status.MOST_WORKERS, 4096 - status.MOST_WORKERS)
+    assert (len(shown.hosts), shown.more_hosts) == (status.MOST_HOSTS, 256 - status.MOST_HOSTS)
     message = codec.encode(m.Status(json_text(shown)), codec.MAX_STATUS)
     assert codec.from_server(message) == m.Status(json_text(shown))
     lines = list(status_lines(shown))
     assert f"worker   {4096 - status.MOST_WORKERS} more" in lines
     assert f"host     {256 - status.MOST_HOSTS} more" in lines
-    few = {**large, "workers": large["workers"][: status.MOST_WORKERS], "hosts": large["hosts"][: status.MOST_HOSTS]}
-    assert (status.shortened(few)["more_workers"], status.shortened(few)["more_hosts"]) == (0, 0)
+    few = replace(large, workers=large.workers[: status.MOST_WORKERS], hosts=large.hosts[: status.MOST_HOSTS])
+    assert (status.shortened(few).more_workers, status.shortened(few).more_hosts) == (0, 0)
 
 
-def test_a_status_its_text_and_its_metrics_take_milliseconds(large: dict[str, Any]) -> None:
+def test_a_status_its_text_and_its_metrics_take_milliseconds(large: Status) -> None:
     shown = History().described(status.shortened(large))
     text = json_text(shown)
     took = {
         "shorten": milliseconds(lambda: status.shortened(large)),
         "text": milliseconds(lambda: json_text(shown)),
-        "decode": milliseconds(lambda: msgspec.json.decode(text)),
+        "decode": milliseconds(lambda: msgspec.json.decode(text, type=Status)),
         "describe": milliseconds(lambda: History().described(status.shortened(large))),
         "metrics": milliseconds(lambda: metrics.render(shown)),
     }

@@ -104,14 +104,14 @@ def test_the_verdict_names_the_cause(
         until = time.monotonic() + 60
         while True:  # the first seconds may belong to the start
             state = control.status(daemon.url, 60)
-            streams = sorted(state["streams"], key=lambda stream: stream["rank"] or 0)
-            if [stream["limit"] for stream in streams] == limits or time.monotonic() > until:
+            streams = sorted(state.streams, key=lambda stream: stream.rank or 0)
+            if [stream.limit for stream in streams] == limits or time.monotonic() > until:
                 break
             time.sleep(0.2)
-        assert [stream["limit"] for stream in streams] == limits, streams
+        assert [stream.limit for stream in streams] == limits, streams
         shown = "\n".join(status_lines(state))
         for stream in streams:
-            assert stream["headline"] in shown
+            assert stream.headline in shown
         _, _, text = get(daemon, "/api/live?seconds=0&minutes=0&looks=0&changes=0")
         page = json.loads(text)["status"]["streams"]
         assert [one["limit"] for one in sorted(page, key=lambda one: one["rank"] or 0)] == limits

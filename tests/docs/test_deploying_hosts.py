@@ -236,7 +236,7 @@ with penstock.connect(os.environ["PENSTOCK_URL"] + "/feed") as connection:
 from penstock_server.to_daemon import control
 from penstock_proto.security.keys import client_keys
 state = control.status(os.environ["PENSTOCK_URL"], 60, client_keys(None))
-print(len(state["hosts"]), "hosts")
+print(len(state.hosts), "hosts")
 """
 
 

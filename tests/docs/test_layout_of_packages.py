@@ -17,11 +17,18 @@ import pytest
 import penstock
 import penstock_proto
 import penstock_server
+from penstock_proto.declarations import figures
+from penstock_proto.status.feed_status import Feed
+from penstock_proto.status.host_status import Host
+from penstock_proto.status.status_shape import Status
+from penstock_proto.status.stream_status import Stream
+from penstock_proto.status.worker_status import Worker
 from penstock_server.cli.main import serve
 from penstock_server.coordinator.order.lane import LANE_STATES
 from penstock_server.coordinator.vocabulary import events
 from penstock_server.coordinator.vocabulary.consumer import CONSUMER_STATES
 from penstock_server.coordinator.vocabulary.turn import TURN_STATES
+from penstock_server.http.metrics import METRICS
 from penstock_server.sources.registry import BUILT_IN
 from tests.conftest import StartTrainer
 
@@ -140,6 +147,16 @@ def test_the_pages_made_from_code_name_every_event_and_draw_every_state(monkeypa
             assert f"\n  {state.name}: {state.value}\n" in drawings
             for after, why in ways.items():
                 assert re.search(rf"--> {after.name} +{re.escape(why)}\n", drawings)
+
+
+def test_the_page_on_monitoring_names_every_figure_and_every_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    table = importlib.import_module("figures").page()
+    for one in (one for kind in (Status, Feed, Worker, Host, Stream) for one in figures(kind)):
+        assert re.search(rf"`{one.name}` \|.* {re.escape(one.means)} \|\n", table), one
+    table = importlib.import_module("metrics").page()
+    for name in METRICS:
+        assert len(re.findall(rf"^\| `{name}(_info)?` \| ", table, re.MULTILINE)) == 1, name
 
 
 def test_the_drawing_of_the_rooms_has_the_layers_of_import_linter() -> None:

@@ -139,8 +139,8 @@ def wait_for_workers(daemon: Daemon, count: int) -> None:
     """Wait until there are `count` workers, all of them ready."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = control.status(daemon.urls["plain"], 60)["workers"]
-        if len(found) == count and all(worker["ready"] for worker in found):
+        found = control.status(daemon.urls["plain"], 60).workers
+        if len(found) == count and all(worker.ready for worker in found):
             return
         time.sleep(0.05)
     raise AssertionError(f"there are not {count} workers: {found}")

@@ -342,7 +342,7 @@ def test_too_few_splits_of_one_feed_are_warned_of_and_that_feed_is_named(serve: 
         "5, and no more workers than that have work. Divide narrow more finely, or give lanes=2"
     ) in log
     assert "feed first: each lane" not in log
-    status = {feed["name"]: feed for feed in control.status(daemon.urls["narrow"], 60)["feeds"]}
+    status = {feed.name: feed for feed in control.status(daemon.urls["narrow"], 60).feeds}
     assert "narrow" in status
 
 

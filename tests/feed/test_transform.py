@@ -227,7 +227,7 @@ def test_transforms_run_in_all_workers_once_a_sample_and_not_for_samples_that_ar
 ) -> None:
     log = tmp_path / "made"
     daemon = serve(FEEDS, "counted", workers=2, env={"MADE": str(log)}, patched=UNCHECKED)
-    while not all(worker["ready"] for worker in control.status(daemon.url, 60)["workers"]):
+    while not all(worker.ready for worker in control.status(daemon.url, 60).workers):
         time.sleep(0.02)
     with penstock.connect(daemon.url) as connection:
         batches = connection.batches()

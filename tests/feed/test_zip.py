@@ -212,7 +212,7 @@ def test_a_zip_ends_with_the_shortest_and_says_what_it_leaves_out(serve: Serve) 
     assert "feed fewer: the parts of Feed.zip have different numbers of splits: part 0 has 3, part 1 has 2" in log
     assert log.count("different numbers") == 1
     status = control.status(daemon.urls["fewer"], 60)
-    assert {feed["name"]: feed["skipped_count"] for feed in status["feeds"]}["first_shorter"] == 1
+    assert {feed.name: feed.skipped_count for feed in status.feeds}["first_shorter"] == 1
 
 
 def test_uneven_raise_makes_it_an_error(serve: Serve) -> None:

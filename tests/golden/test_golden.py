@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock_proto.status.feed_status import Cache
 from penstock_server.to_daemon import control
 from tests.conftest import UNCHECKED, Daemon, Serve
 from tests.proto.test_stream_hashes import (
@@ -165,21 +166,21 @@ def test_every_split_is_found_in_a_cache_that_was_written_long_ago(serve: Serve,
             for _ in range(EPOCHS):
                 assert list(connection.batches())
     deadline = time.monotonic() + 20
-    while not all(used["hits"] for used in uses_of_caches(daemon).values()) and time.monotonic() < deadline:
+    while not all(used.hits for used in uses_of_caches(daemon).values()) and time.monotonic() < deadline:
         time.sleep(0.05)  # until the worker has reported them
     for name, used in uses_of_caches(daemon).items():
-        assert used["hits"] > 0, name
-        assert used["misses"] == 0, name
+        assert used.hits > 0, name
+        assert used.misses == 0, name
     assert files_in(folder / "cache") == before, "a split that is in the cache was written again"
 
 
-def uses_of_caches(daemon: Daemon) -> dict[str, Any]:
+def uses_of_caches(daemon: Daemon) -> dict[str, Cache]:
     """Return the use of each cache, from the daemon's status."""
     found = {}
-    for feed in control.status(next(iter(daemon.urls.values())), 5.0)["feeds"]:
-        if feed["cache"]:
-            found[feed["name"]] = feed["cache"]
-        found |= {f"{feed['name']} {part}": used for part, used in feed["part_caches"].items()}
+    for feed in control.status(next(iter(daemon.urls.values())), 5.0).feeds:
+        if feed.cache:
+            found[feed.name] = feed.cache
+        found |= {f"{feed.name} {part}": used for part, used in feed.part_caches.items() if used}
     assert {name.partition(" ")[0] for name in found} == set(CACHED)
     return found
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock_proto import StartError
 from penstock_proto.status.figures import Figures
 from penstock_proto.status.status_history import Key
+from penstock_proto.status.status_shape import HostEngine
 from penstock_server.cli.main import main
 from penstock_server.coordinator.vocabulary.workers import Workers
 from penstock_server.hosts.joined_host import JoinedHost
@@ -246,9 +247,9 @@ def test_only_hosts_of_the_engine_are_counted_and_those_that_have_not_come_or_go
 def test_a_number_that_a_user_asks_for_stays(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", host_scaling.__name__)
     world = World((1, 6))
-    assert world.scaling.described() == {"name": "ray", "hosts": 1, "adjusts": [1, 6]}
+    assert world.scaling.described() == HostEngine(name="ray", hosts=1, adjusts=(1, 6))
     assert world.scaling.scale(3) == (1, 3)
-    assert world.scaling.described() == {"name": "ray", "hosts": 3, "adjusts": None}
+    assert world.scaling.described() == HostEngine(name="ray", hosts=3, adjusts=None)
     assert [record.message for record in caplog.records] == [
         "the number of hosts is no longer adjusted",
         "hosts: 1, now 3",

@@ -116,7 +116,7 @@ def fetched_from(head: Daemon, keys: ClientKeys | None = None, field: str = "fet
     """Return the bytes that consumers have fetched from hosts or will fetch; or the sum of another field of the
     hosts."""
     status = control.status(next(iter(head.urls.values())), 60, keys)
-    return sum(int(host[field]) for host in status["hosts"])
+    return sum(getattr(host, field) for host in status.hosts)
 
 
 SLOW = """
@@ -190,11 +190,11 @@ def test_a_consumer_of_this_host_beside_one_of_another_gets_everything_from_the_
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda option: _read(head.url, **option), options)
     assert [one for pair in zip(first, second, strict=True) for one in pair] == expected[: 2 * len(first)]
-    assert not any(host["fetched_bytes"] for host in state_of(head)["hosts"])
+    assert not any(host.fetched_bytes for host in state_of(head).hosts)
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda option: _read(head.url, **{**option, "transport": "tcp"}), options)
     assert [one for pair in zip(first, second, strict=True) for one in pair] == expected[: 2 * len(first)]
-    assert all(host["fetched_bytes"] for host in state_of(head)["hosts"])
+    assert all(host.fetched_bytes for host in state_of(head).hosts)
 
 
 def _read(url: str, **options: object) -> list[str]:
@@ -211,9 +211,9 @@ def test_a_host_without_its_port_says_so_and_its_batches_pass_the_head(serve: Se
         assert "trainers cannot fetch batches from this host, so the head sends them all: " in host.log()
         assert f":{port}" in host.log()
         assert _read(head.url, transport="tcp") == expected
-    (status,) = state_of(head)["hosts"]
-    assert status["received_bytes"]
-    assert not status["fetched_bytes"]
+    (status,) = state_of(head).hosts
+    assert status.received_bytes
+    assert not status.fetched_bytes
 
 
 def test_a_host_whose_port_is_attacked_goes_on(serve: Serve, join: Join) -> None:

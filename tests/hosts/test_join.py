@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 import penstock
@@ -22,6 +22,7 @@ from penstock.commands.top import Looks
 from penstock.commands.top_screen import as_json, screen
 from penstock_proto import DaemonStopped, FeedError
 from penstock_proto import messages as m
+from penstock_proto.status.status_shape import HostEngine, Status
 from penstock_proto.transport import codec as proto_codec
 from penstock_proto.transport import libzmq
 from penstock_server.cli import keygen
@@ -136,8 +137,8 @@ def test_hosts_come_leave_die_stand_still_and_come_back_and_the_stream_stays_the
         again = join(head)
         assert again.name != killed.name
         assert len(digests(connection.batches())) == len(expected)
-    states = {host["name"]: host for host in state_of(head)["hosts"]}
-    assert {name: (host["state"], host["workers"], host["ready"]) for name, host in states.items()} == {
+    states = {host.name: host for host in state_of(head).hosts}
+    assert {name: (host.state, host.workers, host.ready) for name, host in states.items()} == {
         stopped.name: ("working", 2, 2),
         again.name: ("working", 2, 2),
     }
@@ -157,7 +158,7 @@ def test_a_host_gets_more_and_fewer_workers_and_keeps_their_number_when_it_joins
 
     def work() -> set[str]:
         """Return the host's workers that read splits."""
-        return {one["name"] for one in state_of(head)["workers"] if one["host"] == "b" and one["doing"]}
+        return {one.name for one in state_of(head).workers if one.host == "b" and one.doing}
 
     with penstock.connect(head.url) as connection:
         batches = connection.batches()
@@ -182,8 +183,8 @@ def test_a_host_gets_more_and_fewer_workers_and_keeps_their_number_when_it_joins
     assert "no host 'b' has joined this daemon; there are: c\n" in head.scale("4", "--host", "b")
     host.process.send_signal(signal.SIGCONT)
     host.wait_working(2)
-    wait_until(lambda: [one["ready"] for one in state_of(head)["hosts"] if one["name"] == "b"] == [3])
-    named = {worker["name"] for worker in state_of(head)["workers"] if worker["host"] == "b"}
+    wait_until(lambda: [one.ready for one in state_of(head).hosts if one.name == "b"] == [3])
+    named = {worker.name for worker in state_of(head).workers if worker.host == "b"}
     assert named == {"b/0", "b/1", "b/2"}
     assert len(host.workers()) == 3
 
@@ -194,7 +195,7 @@ def test_a_host_gets_more_and_fewer_workers_and_keeps_their_number_when_it_joins
     assert "no host has joined: `penstock join` on a host lets it join" in head.scale("4", "--host", "b")
     again = join(head, working=False, host_name="b")
     again.wait_working(3)
-    assert [one["workers"] for one in state_of(head)["hosts"]] == [2], "its own --workers counts again"
+    assert [one.workers for one in state_of(head).hosts] == [2], "its own --workers counts again"
 
 
 def test_the_metrics_have_each_host(serve: Serve, join: Join) -> None:
@@ -235,16 +236,17 @@ def test_the_status_says_of_each_host_what_it_makes_and_how_much_of_the_waiting_
         def told() -> bool:
             for _ in islice(batches, 5):
                 pass
-            state.update(state_of(head))
-            hosts = {host["name"]: host for host in state["hosts"]}
-            return hosts[slow.name]["awaited"] is not None and sum(host["awaited"] for host in hosts.values()) > 0.8
+            seen.append(state_of(head))
+            awaited = {host.name: host.awaited for host in seen[-1].hosts}
+            return awaited[slow.name] is not None and sum(awaited.values()) > 0.8
 
-        state: dict[str, list[dict[str, Any]]] = {}
+        seen: list[Status] = []
         wait_until(told)
-        hosts = {host["name"]: host for host in state["hosts"]}
-        assert hosts[slow.name]["awaited"] > 3 * hosts[quick.name]["awaited"]
-        assert [hosts[host.name]["lanes"] for host in (quick, slow)] == [4, 4]
-        assert all(host["rates"]["bytes"] > 0 for host in hosts.values())
+        state = seen[-1]
+        hosts = {host.name: host for host in state.hosts}
+        assert hosts[slow.name].awaited > 3 * hosts[quick.name].awaited
+        assert [hosts[host.name].lanes for host in (quick, slow)] == [4, 4]
+        assert all(host.rates.bytes > 0 for host in hosts.values())
     (line,) = (line for line in status_lines(state) if f" {slow.name}: " in line)
     looks, shown = Looks(), io.StringIO()
     looks.add(state)
@@ -258,8 +260,8 @@ def test_the_status_has_how_many_hosts_an_engine_is_to_run(serve: Serve, join: J
     head = serve(SLOW, workers=1, http=0)
     join(head, host_name="ray-1")
     state = state_of(head)
-    assert state["engine"] is None
-    state["engine"] = {"name": "ray", "hosts": 3, "adjusts": [1, 4]}
+    assert state.engine is None
+    state = replace(state, engine=HostEngine(name="ray", hosts=3, adjusts=(1, 4)))
     assert "hosts    3 on Ray, adjusted to the load from 1 to 4" in status_lines(state)
     assert 'penstock_engine_hosts{engine="ray"} 3.0' in metrics.render(state)[0].decode()
     looks = Looks()
@@ -269,16 +271,16 @@ def test_the_status_has_how_many_hosts_an_engine_is_to_run(serve: Serve, join: J
     assert "1 of 3 hosts on Ray joined" in shown.getvalue()
 
 
-def state_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
+def state_of(daemon: Daemon) -> Status:
     """Return the daemon's status, once all hosts have reported."""
 
     def reported() -> bool:
-        state.update(control.status(next(iter(daemon.urls.values())), 10))
-        return all(host["memory"] is not None for host in state["hosts"])
+        seen.append(control.status(next(iter(daemon.urls.values())), 10))
+        return all(host.memory is not None for host in seen[-1].hosts)
 
-    state: dict[str, list[dict[str, Any]]] = {}
+    seen: list[Status] = []
     wait_until(reported)
-    return state
+    return seen[-1]
 
 
 def test_a_head_without_workers_waits_for_hosts_and_goes_on_when_all_are_lost(serve: Serve, join: Join) -> None:
@@ -293,7 +295,7 @@ def test_a_head_without_workers_waits_for_hosts_and_goes_on_when_all_are_lost(se
 
     reader = threading.Thread(target=read)
     reader.start()
-    wait_until(lambda: "no worker makes batches" in "".join(one["headline"] for one in state_of(head)["streams"]))
+    wait_until(lambda: "no worker makes batches" in "".join(one.headline for one in state_of(head).streams))
     first = join(head, working=False)
     wait_until(lambda: len(seen) > 10, said=first.log)
     first.process.kill()
@@ -319,7 +321,7 @@ def test_a_head_that_is_stopped_without_hosts_says_so_and_ends_after_a_while(ser
 
     reader = threading.Thread(target=read)
     reader.start()
-    wait_until(lambda: any(stream["reading"] for stream in state_of(head)["streams"]))
+    wait_until(lambda: any(stream.reading for stream in state_of(head).streams))
     stop = [sys.executable, "-m", "penstock_server", "stop", head.url]
     stopping = subprocess.run(stop, capture_output=True, text=True, timeout=60)
     reader.join()

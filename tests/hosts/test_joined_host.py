@@ -354,8 +354,9 @@ def test_what_a_worker_does_is_older_than_its_report_says(world: World) -> None:
     report, at = world.host.said[FIRST]
     world.host.said[FIRST] = report, at - 3
     (worker,) = of_workers_of(world.host, ())
-    assert (worker["name"], worker["pid"], worker["memory"]) == ("b/0", 7, None)
-    assert 5.0 <= worker["doing"]["seconds"] < 60  # type: ignore[index]
+    assert (worker.name, worker.pid, worker.memory) == ("b/0", 7, None)
+    assert worker.doing is not None
+    assert 5.0 <= worker.doing.seconds < 60
 
 
 def test_workers_that_are_added_work_as_soon_as_they_have_imported_the_same_feeds(world: World) -> None:

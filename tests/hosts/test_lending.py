@@ -140,7 +140,7 @@ def test_memory_that_is_given_back_is_used_again(serve: Serve, join: Join) -> No
         memory = [memfd_of(next(arrays(batch))) for _ in range(3) for batch in connection.batches()]
         assert len(memory) == 90
         assert len(set(memory)) < 30
-        wait_until(lambda: state_of(head)["hosts"][0]["memory"]["used"] < 12 << 20)
+        wait_until(lambda: state_of(head).hosts[0].memory.used < 12 << 20)
 
 
 def test_a_consumer_may_write_into_what_it_borrowed(serve: Serve, join: Join) -> None:
@@ -198,7 +198,7 @@ def test_what_a_dead_consumer_had_borrowed_comes_back(serve: Serve, join: Join) 
         finally:
             reader.kill()
             reader.communicate()
-    wait_until(lambda: state_of(head)["hosts"][0]["memory"]["used"] == 0, 60, lambda: str(state_of(head)["hosts"]))
+    wait_until(lambda: state_of(head).hosts[0].memory.used == 0, 60, lambda: str(state_of(head).hosts))
     with penstock.connect(head.url, transport="tcp") as connection:
         assert digests(connection.batches()) == expected
 
@@ -328,7 +328,7 @@ def test_another_user_borrows_only_if_allowed(serve: Serve, join: Join) -> None:
         assert fetched_from(head) > before, "otherwise it fetches"
         host.process.send_signal(signal.SIGTERM)
         assert host.wait_ended() == 0
-        wait_until(lambda: not state_of(head)["hosts"])
+        wait_until(lambda: not state_of(head).hosts)
 
 
 def test_numpy_sees_the_memory_as_writable_and_aligned(serve: Serve, join: Join) -> None:

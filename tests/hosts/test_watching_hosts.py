@@ -78,15 +78,15 @@ def test_workers_of_hosts_are_in_the_status_on_the_page_and_in_profiles(
     a.wait_working()
     b.wait_working()
     with read(head.url):
-        wait_until(lambda: all(worker["pid"] and worker["ready"] for worker in state_of(head)["workers"]))
+        wait_until(lambda: all(worker.pid and worker.ready for worker in state_of(head).workers))
         state = state_of(head)
-        pids = {worker["name"]: worker["pid"] for worker in state["workers"] if worker["host"]}
+        pids = {worker.name: worker.pid for worker in state.workers if worker.host}
         assert {pids[f"a/{n}"] for n in range(2)} == {process.pid for process in a.workers()}
-        assert all(worker["memory"] > 1 << 20 for worker in state["workers"])
+        assert all(worker.memory > 1 << 20 for worker in state.workers)
         memory = {name for name in values(head) if name.startswith("penstock_worker_memory_bytes")}
         assert memory == {f"penstock_worker_memory_bytes,worker={name}" for name in ("0", *pids)}
 
-        numbers = {worker["number"]: worker["name"] for worker in state["workers"]}
+        numbers = {worker.number: worker.name for worker in state.workers}
         seen: dict[str, set[str]] = {name: set() for name in numbers.values()}
 
         def all_read() -> bool:
@@ -130,14 +130,14 @@ def test_a_host_that_stands_still_keeps_nobody_waiting(
     monkeypatch.setattr("penstock_server.profiling.of_hosts.PATIENCE", 0.3)
     head = serve(FEEDS, workers=1, patched={"hosts.hosts.SILENT": 600.0})
     host = join(head, host_name="b")
-    wait_until(lambda: len(state_of(head)["workers"]) == 3)
+    wait_until(lambda: len(state_of(head).workers) == 3)
     host.process.send_signal(signal.SIGSTOP)
     found = sampled(head.url, 0.5)
     assert found.hosts == {"b": "has not sent all of its samples within 0.3 s of the end"}
     assert {worker.name for worker in found.workers} == {"0"}
-    assert len(state_of(head)["workers"]) == 3
+    assert len(state_of(head).workers) == 3
     host.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: all(worker["memory"] for worker in state_of(head)["workers"]))
+    wait_until(lambda: all(worker.memory for worker in state_of(head).workers))
     assert sampled(head.url, 0.5).hosts == {"b": ""}
 
 

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock_proto import GeneratorError
 from penstock_proto.messages import WorkerActivity
 from penstock_proto.status.status_history import History
+from penstock_proto.status.status_shape import Status
 from penstock_server.coordinator.vocabulary.feeds import SentTotals
 from penstock_server.http.live import Live
 from penstock_server.http.notices import MOST, Notices
@@ -182,10 +184,10 @@ def test_readiness_and_the_verdicts_waits_come_from_the_same_counters() -> None:
     def waited() -> float:
         return max(0.0, now[0] - 7)
 
-    def counts() -> dict[str, Any]:
+    def counts() -> Status:
         made = status(now[0], 5 * int(now[0]))
-        made["streams"][0]["waits"]["production"] = waited()
-        return made
+        (stream,) = made.streams
+        return replace(made, streams=[replace(stream, waits=replace(stream.waits, production=waited()))])
 
     watched = Watched(
         status=lambda: kept.described(counts()),

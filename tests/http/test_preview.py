@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock_proto.status.status_shape import Status
 from penstock_server.coordinator.vocabulary.commands import SendSlab
 from penstock_server.http.previews import Previews
 from penstock_server.http.watched import Watched
@@ -24,6 +25,7 @@ from penstock_server.shared_memory.arena import Memfd
 from penstock_server.status.waits import Waits
 from penstock_server.workers.worker_memory import WorkerMemory
 from tests.conftest import Daemon, Serve
+from tests.fakes.statuses import of
 from tests.http.test_http import get, wait_until
 
 
@@ -235,7 +237,7 @@ def test_a_look_that_fails_is_noted_and_harms_no_stream() -> None:
     bugs = Bugs()
     previews = Previews(
         Watched(
-            status=dict,
+            status=lambda: of(Status),
             status_text=str,
             waits=lambda _: Waits(),
             seconds=float,

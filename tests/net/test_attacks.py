@@ -32,9 +32,11 @@ import penstock
 from penstock._state.consumer_state import ConsumerState
 from penstock_proto import messages as m
 from penstock_proto.batches.position import EndedLane, Place, Position
+from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec, seqpacket
 from penstock_server.logs import rate_limited_log
 from penstock_server.logs.rate_limited_log import RateLimitedLog
+from penstock_server.status.json_text import json_text
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, DaemonLauncher, Serve
 from tests.processes.free_ports import free_address
@@ -127,9 +129,8 @@ def quiet(url: str, epochs: int, transport: str = "local") -> list[str]:
     return digests
 
 
-def state(daemon: Daemon) -> dict[str, Any]:
-    found: dict[str, Any] = control.status(next(iter(daemon.urls.values())), 60)
-    return found
+def state(daemon: Daemon) -> Status:
+    return control.status(next(iter(daemon.urls.values())), 60)
 
 
 def holds(daemon: Daemon) -> dict[str, int]:
@@ -137,13 +138,13 @@ def holds(daemon: Daemon) -> dict[str, int]:
     now, process = state(daemon), psutil.Process(daemon.process.pid)
     files = OpenFiles.of(daemon.process.pid)
     return {
-        "streams": len(now["streams"]) + now["more_streams"],
-        "reserved": now["memory"]["reserved"],
-        "slots that nobody has reserved": max(0, now["memory"]["arena"] - now["memory"]["reserved"]),
-        "positions": now["memory"]["positions"],
-        "greeted": now["greeted"],
+        "streams": len(now.streams) + now.more_streams,
+        "reserved": now.memory.reserved,
+        "slots that nobody has reserved": max(0, now.memory.arena - now.memory.reserved),
+        "positions": now.memory.positions,
+        "greeted": now.greeted,
         "descriptors": files.others,
-        "slots that the arena has lost": files.slot_bytes - now["memory"]["arena"],
+        "slots that the arena has lost": files.slot_bytes - now.memory.arena,
         "rss": process.memory_info().rss,
     }
 
@@ -170,7 +171,7 @@ def watched(daemon: Daemon, transport: str = "tcp") -> Iterator[None]:
         victim.check()
     finally:
         victim.kill()
-    assert state(daemon)["internal_errors"] == 0
+    assert state(daemon).internal_errors == 0
 
 
 @contextmanager
@@ -190,7 +191,7 @@ def beside(daemon: Daemon) -> Iterator[socket.socket]:
     """A connection of a consumer on this host that has been greeted."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(10)
-        connection.connect("\0" + state(daemon)["unix"])
+        connection.connect("\0" + state(daemon).unix)
         _, ledger = seqpacket.receive(connection)
         assert ledger is not None
         os.close(ledger)
@@ -267,7 +268,7 @@ class TestWithAVictim:
             for _ in range(12):
                 connection = stack.enter_context(dealer(daemon))
                 resume(connection, greeted(connection, "wide").session, bytes(7 << 20))
-            assert state(daemon)["memory"]["positions"] <= 24 << 20
+            assert state(daemon).memory.positions <= 24 << 20
             with penstock.connect(daemon.urls["wide"]) as honest:
                 next(honest.batches())
                 saved = honest.state_dict()
@@ -309,13 +310,13 @@ class TestWithAVictim:
                             socket.send_fds(connection, [codec.encode(m.Ping())], [ours.fileno()] * 100)
                     if number % 3 == 1:
                         connection.send(codec.encode(m.Open(welcome.session, bytes(16), 4, 1 << 20, 4)))
-            assert state(daemon)["malformed"] >= 30
+            assert state(daemon).malformed >= 30
             friends = [control.status(daemon.urls["feed"], 5)]
             assert friends
 
     def test_silent_connections_on_this_host(self, serve: Serve) -> None:
         daemon = serve(FEEDS, "victim", "feed", patched={"net.local.SECONDS": 3.0})
-        name = "\0" + state(daemon)["unix"]
+        name = "\0" + state(daemon).unix
         silent = []
         with watched(daemon, "local"):
             try:
@@ -416,10 +417,10 @@ class TestWithAVictim:
         finally:
             victim.kill()
         deadline = time.monotonic() + 60
-        while state(daemon)["streams"]:
+        while state(daemon).streams:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert min(state(daemon)["internal_errors"], 1) == bugs
+        assert min(state(daemon).internal_errors, 1) == bugs
         assert ("KeyError: 'a bug'" in daemon.stderr()) is bool(bugs)
 
 
@@ -657,7 +658,7 @@ def test_a_status_fits_whatever_clients_call_themselves(serve: Serve) -> None:
             assert isinstance(welcome, m.Welcome)
             connection.send(codec.encode(m.Open(welcome.session, b"", 1, 1, 0)))
             connection.recv()
-        status = json.dumps(control.status(daemon.url, 5), ensure_ascii=False)
+        status = json_text(control.status(daemon.url, 5))
         assert len(status.encode()) < 1000 * 1024
         assert "\\n" not in status
     finally:
@@ -744,7 +745,7 @@ def test_what_cannot_be_acknowledged_pins_no_slot(serve: Serve, transport: str) 
         with pytest.raises(penstock.ProtocolError, match=r"slab 0 is released (before|twice)"):
             list(connection.batches())
     deadline = time.monotonic() + 60
-    while control.status(daemon.url, 5)["memory"]["reserved"]:
+    while control.status(daemon.url, 5).memory.reserved:
         assert time.monotonic() < deadline, "slots are pinned"
         time.sleep(0.05)
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +17,7 @@ import zmq
 import penstock
 from penstock_proto import messages as m
 from penstock_proto.security.keys import ClientKeys, client_keys
+from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec, zmtp
 from penstock_server.cli import keygen
 from penstock_server.to_daemon import control
@@ -34,9 +34,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def state(daemon: Daemon, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = control.status(daemon.url, 60, client_keys(folder / "clients/victim"))
-    return found
+def state(daemon: Daemon, folder: Path) -> Status:
+    return control.status(daemon.url, 60, client_keys(folder / "clients/victim"))
 
 
 def eve_of(folder: Path) -> ClientKeys:
@@ -152,7 +151,7 @@ def test_idle_connections_take_no_more_than_half_of_the_descriptors(serve: Serve
             stack.enter_context(socket.create_connection(place(daemon))).sendall(CURVE_GREETING[:12])
         time.sleep(0.5)
         assert process.num_fds() < limit - 30
-        assert state(daemon, folder)["ready"]  # silent ones make room
+        assert state(daemon, folder).ready  # silent ones make room
     process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 2, 4096))
     with ExitStack() as stack:  # no descriptors are left: the daemon waits, and does not spin
         for _ in range(20):
@@ -171,8 +170,8 @@ def test_an_admitted_client_gets_no_further_than_one_without_encryption(serve: S
     eve = eve_of(folder)
     with victim(daemon, folder / "clients/victim"):
         before = memory(daemon)
-        (victims,) = state(daemon, folder)["streams"]
-        assert victims["key"] == "victim"
+        (victims,) = state(daemon, folder).streams
+        assert victims.key == "victim"
 
         # ids that libzmq would give next, and one in use: the daemon ignores them
         with ExitStack() as stack:
@@ -226,7 +225,7 @@ def test_an_admitted_client_gets_no_further_than_one_without_encryption(serve: S
             deadline = time.monotonic() + 30
             while "nothing heard of" not in daemon.stderr() and time.monotonic() < deadline:
                 time.sleep(0.1)
-            assert len(state(daemon, folder)["streams"]) == 1
+            assert len(state(daemon, folder).streams) == 1
     assert "nothing heard of" in daemon.stderr()
     assert "internal" not in daemon.stderr()
     with admitted(daemon, eve, RCVHWM=1, RCVBUF=4096) as dealer:  # the daemon ends, although the client does not read

@@ -22,6 +22,8 @@ import psutil
 import pytest
 
 import penstock
+from penstock_proto.status import status_text
+from penstock_proto.status.status_shape import Status
 from penstock_server.cli import keygen
 from tests.conftest import Daemon, Serve
 from tests.http.test_http import address, get
@@ -91,19 +93,18 @@ class Watched:
         self.daemon, self.keys = daemon, keys
         self.process = psutil.Process(daemon.process.pid)
 
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(get(self.daemon, "/api/status")[2])
-        return found
+    def state(self) -> Status:
+        return status_text.parse(get(self.daemon, "/api/status")[2])
 
     def holds(self) -> dict[str, float]:
         """Return how much the daemon has of everything that attacks could make grow."""
         now = self.state()
         return {
-            "streams": len(now["streams"]) + now["more_streams"],
-            "greeted": now["greeted"],
-            "positions": now["memory"]["positions"],
-            "reserved MiB": now["memory"]["reserved"] / MIB,
-            "slots MiB": now["memory"]["arena"] / MIB,
+            "streams": len(now.streams) + now.more_streams,
+            "greeted": now.greeted,
+            "positions": now.memory.positions,
+            "reserved MiB": now.memory.reserved / MIB,
+            "slots MiB": now.memory.arena / MIB,
             "memory MiB": self.process.memory_full_info().uss / MIB,
             "fds but slots": self.fds(),
             "threads": self.process.num_threads(),
@@ -125,8 +126,8 @@ class Watched:
 
     def sent(self) -> int:
         """Return the number of batches that the daemon has sent to its trainers."""
-        (feed,) = (one for one in self.state()["feeds"] if one["name"] == "trainers")
-        return int(feed["sent"]["batches"])
+        (feed,) = (one for one in self.state().feeds if one.name == "trainers")
+        return feed.sent.batches
 
 
 def batch_ms(both: Sequence[Watched], seconds: float) -> list[float]:
@@ -150,7 +151,7 @@ def fuzzer(watched: Watched, seed: int) -> Iterator[Callable[[], dict[str, Any]]
     host, port = watched.daemon.urls["attacked"].removeprefix("tcp://").rpartition("/")[0].split(":")
     place = {
         "tcp": [host, int(port)],
-        "unix": watched.state()["unix"],
+        "unix": watched.state().unix,
         "http": address(watched.daemon),
         "keys": watched.keys and str(watched.keys.with_name("eve")),
         "feeds": ["attacked"],
@@ -270,9 +271,9 @@ def test_fuzz_every_port_while_trainers_read(
         quarter = max(1, len(memory) // 4)
         assert statistics.median(memory[-quarter:]) < statistics.median(memory[quarter : 2 * quarter] or memory) + 24
         state = watched.state()
-        assert state["internal_errors"] == 0
-        assert state["malformed"] > 0
-        assert [worker["restarts"] for worker in state["workers"]] == [0, 0]
+        assert state.internal_errors == 0
+        assert state.malformed > 0
+        assert [worker.restarts for worker in state.workers] == [0, 0]
         assert len(watched.daemon.stderr()) < 2 * MIB, "each kind of line is limited"
 
 

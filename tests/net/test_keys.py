@@ -413,12 +413,12 @@ def test_with_keys_the_stream_is_the_same_and_neither_batches_nor_sessions_can_b
                 asked.ask()
                 asked.wait(60)
                 assert asked.latest is not None
-                assert asked.latest["streams"][0]["key"] == ("alice" if keyed else None)
+                assert asked.latest.streams[0].key == ("alice" if keyed else None)
                 shown = CliRunner().invoke(main.main, ["status", daemon.url]).output
             assert len(wire.down) > 80 * (1 << 18)
             assert (BATCH in wire.down) is not keyed
             assert (b"welcome" in wire.down) is not keyed
-        assert (status["streams"][0]["key"] == "alice") is keyed
+        assert (status.streams[0].key == "alice") is keyed
         assert ("with the key alice (tcp)" in shown) is keyed
         assert (b"welcome" in replayed(daemon, bytes(wire.up))) is not keyed  # the handshake stops it
         until(lambda daemon=daemon, keyed=keyed: not keyed or "cannot be deciphered" in daemon.stderr())
@@ -607,7 +607,7 @@ def test_a_forked_child_holds_no_encrypted_connection_and_a_closed_one_leaves_at
         began = time.monotonic()
     assert time.monotonic() - began < 5
     until(lambda: "with the key alice is gone" in daemon.stderr())
-    assert control.status(daemon.url, 60, client_keys(folder / "clients/alice"))["streams"] == []
+    assert control.status(daemon.url, 60, client_keys(folder / "clients/alice")).streams == []
 
 
 def test_what_a_member_of_a_group_was_handed_before_it_left_is_given_to_nobody_else(serve: Serve, folder: Path) -> None:

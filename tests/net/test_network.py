@@ -28,6 +28,7 @@ from penstock._stream import receiver, reconnecting
 from penstock._transport import tcp_connection, tcp_transport
 from penstock._transport.tcp_connection import TcpConnection
 from penstock_proto.messages import ClientMessage, Open, ServerMessage
+from penstock_proto.status.stream_status import Stream
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, DaemonLauncher, LayNetwork, stop_all
 from tests.fakes.fault_proxy import DOWN, UP, FaultProxy
@@ -142,10 +143,9 @@ def quiet(daemon: Daemon, feed: str = "feed", epochs: int = 2) -> Hashes:
     return hashes
 
 
-def streams(daemon: Daemon) -> list[dict[str, Any]]:
+def streams(daemon: Daemon) -> list[Stream]:
     """Return the daemon's streams, as its status shows them."""
-    state = control.status(next(iter(daemon.urls.values())), 30)
-    return list(state["streams"])
+    return control.status(next(iter(daemon.urls.values())), 30).streams
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -262,9 +262,9 @@ def test_a_half_open_connection_is_replaced_and_the_daemon_lets_go_of_its_sessio
         assert connection.stats()["reconnects"] >= 3
         assert connection.stats()["batches"] == 2 * BATCHES
         until(lambda: len(streams(daemon)) == 1)
-        reserved = control.status(daemon.url, 30)["memory"]["reserved"]
+        reserved = control.status(daemon.url, 30).memory.reserved
     until(lambda: not streams(daemon))
-    assert control.status(daemon.url, 30)["memory"]["reserved"] <= reserved
+    assert control.status(daemon.url, 30).memory.reserved <= reserved
 
 
 def test_the_daemon_lets_go_of_a_consumer_that_is_never_heard_of_again(start: Start) -> None:
@@ -275,7 +275,7 @@ def test_the_daemon_lets_go_of_a_consumer_that_is_never_heard_of_again(start: St
         proxy.freeze()
         until(lambda: not streams(daemon))
     assert "nothing heard of" in daemon.stderr()
-    until(lambda: control.status(daemon.url, 30)["memory"]["arena"] == 0)
+    until(lambda: control.status(daemon.url, 30).memory.arena == 0)
 
 
 def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_next(

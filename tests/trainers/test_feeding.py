@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import penstock
 from penstock._measure.feeding_summary import figures_of_training
@@ -260,7 +261,7 @@ def test_a_loop_of_ones_own_is_measured_exactly_whatever_stages_it_has(serve: Se
 def test_the_figures_of_two_daemons_are_not_compared() -> None:
     here = f"{socket.gethostname()}:{os.getpid()}"
     first, last, renewed = (
-        {**status(second, second, client=here), "id": daemon} for second, daemon in ((1, "a"), (9, "a"), (9, "b"))
+        replace(status(second, second, client=here), id=daemon) for second, daemon in ((1, "a"), (9, "a"), (9, "b"))
     )
     assert figures_of_training(first, last, "train", None, 0.5)
     assert figures_of_training(first, renewed, "train", None, 0.5) is None

@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock_proto.status.feed_status import Cache
+from penstock_proto.status.status_shape import Status
 from penstock_server.cli.status_lines import status_lines
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, kill
@@ -191,18 +192,17 @@ def read(daemon: Daemon, name: str = "", epochs: int = 2) -> list[list[str]]:
         return [digests(connection.batches()) for _ in range(epochs)]
 
 
-def status(daemon: Daemon) -> dict[str, Any]:
-    state: dict[str, Any] = control.status(daemon.url, 5.0)
-    return state
+def status(daemon: Daemon) -> Status:
+    return control.status(daemon.url, 5.0)
 
 
-def wait_for(daemon: Daemon, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def wait_for(daemon: Daemon, enough: Callable[[Cache], bool]) -> Cache:
     """Wait until `enough` is true for the status of the only feed's cache, and return this status."""
     deadline = time.monotonic() + 20
-    while not enough(found := status(daemon)["feeds"][0]["cache"]):
+    while (found := status(daemon).feeds[0].cache) is None or not enough(found):
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 SPLITS = {"": 16, "_in_order": 16, "_whole": 1, "_tokens": 8, "_shards": 3}
@@ -346,9 +346,9 @@ def test_on_a_full_disk_the_stream_goes_on_and_says_so_once(serve: Serve, place:
     with full_disk(place, how) as env:
         daemon = serve(FEEDS, "cached_whole", workers=2, env=env)
         assert read(daemon) == plain
-        found = wait_for(daemon, lambda cache: cache["problem"] is not None)
-        assert found["problem"] == f"not written: {cause}"
-        assert (found["hits"], found["written"], found["bytes"]) == (0, 0, 0)
+        found = wait_for(daemon, lambda cache: cache.problem is not None)
+        assert found.problem == f"not written: {cause}"
+        assert (found.hits, found.written, found.bytes) == (0, 0, 0)
         assert daemon.stderr().count("WARNING") == 1
         assert f"feed cached_whole, cache: not written: {cause}. The stream goes on" in daemon.stderr()
         assert f"; not written: {cause}" in "\n".join(status_lines(status(daemon)))
@@ -361,7 +361,7 @@ def test_a_directory_that_cannot_be_made_costs_only_the_cache(serve: Serve, plac
     place.cache.write_text("a file is in the way")
     daemon = serve(FEEDS, "cached", env=place.env)
     assert read(daemon) == plain
-    assert wait_for(daemon, lambda cache: cache["problem"] is not None)["problem"] == "not written: Not a directory"
+    assert wait_for(daemon, lambda cache: cache.problem is not None).problem == "not written: Not a directory"
 
 
 def test_the_status_shows_size_and_hit_rate(serve: Serve, place: Place) -> None:
@@ -372,22 +372,22 @@ def test_the_status_shows_size_and_hit_rate(serve: Serve, place: Place) -> None:
     )
     read(daemon, epochs=1)
     place.fill(daemon)
-    wait_for(daemon, lambda cache: cache["written"] == 16)
+    wait_for(daemon, lambda cache: cache.written == 16)
     read(daemon, epochs=1)
-    found = wait_for(daemon, lambda cache: cache["hits"] >= 16)
+    found = wait_for(daemon, lambda cache: cache.hits >= 16)
     nbytes = sum(file.stat().st_size for file in place.files())
-    assert found.pop("misses") >= 16
-    hits = found.pop("hits")
-    assert found == {"directory": str(place.files()[0].parent), "bytes": nbytes, "written": 16, "problem": None}
+    assert found.misses >= 16
+    directory = str(place.files()[0].parent)
+    assert (found.directory, found.bytes, found.written, found.problem) == (directory, nbytes, 16, None)
     (line,) = (line for line in status_lines(status(daemon)) if line.startswith("cache "))
     match = re.search(r"KiB in .*, (\d+) of (\d+) splits read from it \((\d+) %\)$", line)
     assert match is not None, line
-    assert int(match[1]) >= hits
+    assert int(match[1]) >= found.hits
     assert int(match[3]) == 100 * int(match[1]) // int(match[2])
     daemon.stop()
     again = serve(FEEDS, "cached", env=place.env)
-    assert wait_for(again, lambda cache: cache["bytes"] > 0)["bytes"] == nbytes
-    assert status(serve(FEEDS, "plain", env=place.env))["feeds"][0]["cache"] is None
+    assert wait_for(again, lambda cache: cache.bytes > 0).bytes == nbytes
+    assert status(serve(FEEDS, "plain", env=place.env)).feeds[0].cache is None
 
 
 def test_damaged_and_foreign_files_are_written_again(serve: Serve, place: Place) -> None:

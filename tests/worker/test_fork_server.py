@@ -71,7 +71,7 @@ def start(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     def serving(top: str, value: str = "split", workers: int = 2, **packages: str) -> Daemon:
         monkeypatch.setenv("PYTHONPATH", installed(tmp_path, **packages))
         daemon = serve(textwrap.dedent(top) + FEED.format(value=value), workers=workers)
-        until(lambda: all(worker["ready"] for worker in control.status(daemon.url, 60)["workers"]))
+        until(lambda: all(worker.ready for worker in control.status(daemon.url, 60).workers))
         return daemon
 
     return serving

@@ -249,8 +249,8 @@ def test_a_helper_that_the_module_keeps_serves_all_generators_and_ends_with_the_
             assert sorted(seen) == [100 * split + n for split in range(12) for n in range(10)]
         kept = pids(daemon.folder, "kept")
         assert len(alive(kept)) == 1
-        (worker,) = control.status(daemon.url, 60)["workers"]
-        assert worker["processes"] == 1
+        (worker,) = control.status(daemon.url, 60).workers
+        assert worker.processes == 1
     daemon.workers()[0].kill()
     until(lambda: not alive(kept))
 

@@ -180,10 +180,10 @@ def test_a_child_that_comes_back_from_user_code_speaks_for_nobody(serve: Serve, 
         assert sorted(seen) == [100 * split + i for split in range(4) for i in range(40)]
         rest = sum(len(n) for _, n in calm)
     assert rest == 3200 - len(seen)
-    (worker,) = control.status(daemon.urls["other"], 60)["workers"]
-    assert worker["restarts"] == 0
+    (worker,) = control.status(daemon.urls["other"], 60).workers
+    assert worker.restarts == 0
     deadline = time.monotonic() + 60
-    while any(runs(child.pid) for child in psutil.Process(worker["pid"]).children()):
+    while any(runs(child.pid) for child in psutil.Process(worker.pid).children()):
         assert time.monotonic() < deadline, "a child still runs"
         time.sleep(0.02)
 

@@ -14,6 +14,7 @@ import pytest
 import penstock
 from penstock_proto import FeedError
 from penstock_proto import messages as m
+from penstock_proto.status.feed_status import Checks
 from penstock_server.in_process import engine
 from penstock_server.to_daemon import control
 from penstock_server.worker.reading import spot_checks
@@ -192,12 +193,12 @@ def read(url: str, epochs: int = 1) -> None:
                 pass
 
 
-def figures(daemon: Daemon) -> dict[str, dict[str, int]]:
-    return {feed["name"]: feed["checks"] for feed in control.status(next(iter(daemon.urls.values())), 60)["feeds"]}
+def figures(daemon: Daemon) -> dict[str, Checks]:
+    return {feed.name: feed.checks for feed in control.status(next(iter(daemon.urls.values())), 60).feeds}
 
 
 def differing(daemon: Daemon) -> set[str]:
-    return {name for name, checks in figures(daemon).items() if checks["different"]}
+    return {name for name, checks in figures(daemon).items() if checks.different}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -264,8 +265,8 @@ def test_reproducible_feeds_of_all_kinds_are_compared_and_pass(serve: Serve, wor
         else:
             read(daemon.urls[name], epochs=2)
     found = figures(daemon)
-    assert {name for name, checks in found.items() if checks["different"]} == set(), daemon.stderr()
-    assert {name for name, checks in found.items() if not checks["samples"]} == set()
+    assert {name for name, checks in found.items() if checks.different} == set(), daemon.stderr()
+    assert {name for name, checks in found.items() if not checks.samples} == set()
 
 
 def test_the_log_names_the_cause_that_penstock_check_finds(serve: Serve) -> None:

@@ -47,7 +47,7 @@ def test_a_generator_beyond_the_memory_of_its_worker_gets_an_error_that_names_th
         assert sorted(int(batch[0]) for batch in connection.batches()) == expected
     with penstock.connect(daemon.urls["other"]) as connection:
         assert sum(len(batch) for batch in connection.batches()) == 400
-    assert [worker["restarts"] for worker in control.status(daemon.urls["feed"], 60)["workers"]] == [0, 0]
+    assert [worker.restarts for worker in control.status(daemon.urls["feed"], 60).workers] == [0, 0]
 
 
 def test_slots_do_not_count_as_memory_of_a_worker(serve: Serve) -> None:

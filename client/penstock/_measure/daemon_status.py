@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Any
 
 from penstock_proto import PenstockError
 from penstock_proto.security.keys import ClientKeys
 from penstock_proto.status import asking
+from penstock_proto.status.status_shape import Status
 
 from .._transport.address import parse
 from .._transport.tcp_connection import dealer_to
@@ -27,8 +27,8 @@ class DaemonStatus:
 
     def __init__(self, url: str, keys: ClientKeys | None) -> None:
         """`url`: the URL of a feed, `tcp://HOST:PORT/FEED`. `keys`: the client's, for a daemon that requires keys."""
-        self.first: dict[str, Any] | None = None
-        self.latest: dict[str, Any] | None = None
+        self.first: Status | None = None
+        self.latest: Status | None = None
         self._url = url
         self._keys = keys
         self._thread: threading.Thread | None = None

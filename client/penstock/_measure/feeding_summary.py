@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from typing import Any
 
 from penstock_proto.status.figures import Figures, WorkerShares, number, percent
 from penstock_proto.status.status_history import Span, figures_of
+from penstock_proto.status.status_shape import Status
 from penstock_proto.status.verdict import WAITS, verdict
 
 from .step_waits import Waits
@@ -51,7 +51,7 @@ def summary(sums: Waits, figures: Figures | None, *, fits: bool, asked_in_vain: 
 
 
 def figures_of_training(
-    first: dict[str, Any] | None, last: dict[str, Any] | None, feed: str, rank: int | None, waiting: float
+    first: Status | None, last: Status | None, feed: str, rank: int | None, waiting: float
 ) -> Figures | None:
     """Return a consumer's figures between two statuses, or None if these lack them or come from different daemons.
 
@@ -62,11 +62,11 @@ def figures_of_training(
         rank: the rank of the consumer, which is in this process, or None.
         waiting: the share of its time that the trainer really waits.
     """
-    if first is None or last is None or first["id"] != last["id"]:
+    if first is None or last is None or first.id != last.id:
         return None
     span, here = Span(first, last), f"{socket.gethostname()}:{os.getpid()}"
     for key, stream in span.after.items():
-        mine = stream["client"].partition(" ")[0] == here and (stream["feed"], stream["rank"]) == (feed, rank)
+        mine = stream.client.partition(" ")[0] == here and (stream.feed, stream.rank) == (feed, rank)
         if mine and (seen := figures_of(span, key)) is not None:
             return dataclasses.replace(seen, waiting=waiting, step=1 - waiting)
     return None

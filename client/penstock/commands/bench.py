@@ -22,6 +22,7 @@ from penstock_proto import EndOfStream
 from penstock_proto.spec import leaf_list
 from penstock_proto.status.figures import Figures, joined
 from penstock_proto.status.status_history import lanes_of, worker_shares
+from penstock_proto.status.status_shape import Status
 
 from .._adapters.connection import Connection, connect
 from .._transport.ragged import Ragged
@@ -37,7 +38,7 @@ SHORTEST = 0.5
 def measure(
     url: str,
     *,
-    status: Callable[[str], dict[str, Any]],
+    status: Callable[[str], Status],
     workers: int | None = None,
     keys: str | None = None,
     transport: str = "auto",
@@ -100,7 +101,7 @@ class _Taken:
 def _measure(
     connection: Connection,
     stream: Iterator[Any],
-    status: Callable[[str], dict[str, Any]],
+    status: Callable[[str], Status],
     seconds: float,
     batches: int | None,
     warmup: float,
@@ -145,7 +146,7 @@ class _Moment:
     """The counters of all processes at one moment."""
 
     stats: dict[str, Any]
-    state: dict[str, Any]
+    state: Status
     cpu: float
     host: CpuTimes | None
     at: float
@@ -154,7 +155,7 @@ class _Moment:
 def _slices(
     connection: Connection,
     stream: Iterator[Any],
-    status: Callable[[str], dict[str, Any]],
+    status: Callable[[str], Status],
     seconds: float,
     batches: int | None,
     step: float,
@@ -176,7 +177,7 @@ def _slices(
             return
         taken_so_far += taken.batches
         after = now()
-        if before.state["id"] == after.state["id"]:  # otherwise a new daemon counts from 0: measure again
+        if before.state.id == after.state.id:  # otherwise a new daemon counts from 0: measure again
             past += taken.seconds
             count = count - 1 if past < seconds else 0
             yield _figures(connection, taken, before, after)
@@ -188,19 +189,19 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
     waited = stats["wait_seconds"] - before.stats["wait_seconds"]
     waiting = min(taken.taking, waited)
     coming = stats["waits"]["transfer"] - before.stats["waits"]["transfer"]
-    apart = state["seconds"] - before.state["seconds"]
-    feed = next(feed for feed in state["feeds"] if feed["name"] == connection.info.name)
+    apart = state.seconds - before.state.seconds
+    feed = next(feed for feed in state.feeds if feed.name == connection.info.name)
     workers = tuple(worker_shares(before.state, state))
     consumer_cpu = (after.cpu - before.cpu) / (after.at - before.at)
-    daemon_cpu = (state["cpu_seconds"] - before.state["cpu_seconds"]) / apart
+    daemon_cpu = (state.cpu_seconds - before.state.cpu_seconds) / apart
     other_cpu = stolen = None
     if stats["transport"] == "local" and before.host is not None and after.host is not None:
         here = (after.host.busy - before.host.busy) / (after.at - before.at)
         other_cpu = max(0.0, here - sum(worker.cpu for worker in workers) - consumer_cpu - daemon_cpu)
         stolen = (after.host.stolen - before.host.stolen) / (after.at - before.at)
-    memory, info = state["memory"], connection.info
+    memory, info = state.memory, connection.info
     client = f"{socket.gethostname()}:{os.getpid()}"
-    own = [one for one in state["streams"] if (one["feed"], one["client"]) == (info.name, client)]
+    own = [one for one in state.streams if (one.feed, one.client) == (info.name, client)]
     return Figures(
         url=_url(connection),
         transport=stats["transport"],
@@ -216,17 +217,17 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         workers=workers,
         daemon_cpu=daemon_cpu,
         consumer_cpu=consumer_cpu,
-        cpus=state["cpus"],
+        cpus=state.cpus,
         lanes=lanes_of(feed),
-        others=max(0, len(state["streams"]) + state["more_streams"] - 1),
+        others=max(0, len(state.streams) + state.more_streams - 1),
         other_cpu=other_cpu,
         stolen=stolen,
         fast=info.order == "fast",
         whole_batches=info.batch_size is None,
         bytes_only=all(leaf.dtype in ("bool", "int8", "uint8") for leaf in leaf_list(info.spec)),
-        memory_full=2 * memory["reserved"] >= memory["allowed"],
-        slots=own[0]["production"]["slots"] if own else None,
-        memory=memory["allowed"],
+        memory_full=2 * memory.reserved >= memory.allowed,
+        slots=own[0].production.slots if own else None,
+        memory=memory.allowed,
         sending_share=min(1.0, coming / waited) if waited > 0 else 0.0,
     )
 

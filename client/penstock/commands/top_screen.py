@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct, to_builtins
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -14,6 +15,8 @@ from rich.text import Text
 
 from penstock_proto import PenstockError
 from penstock_proto.status.figures import count, number, percent, size
+from penstock_proto.status.status_shape import Status
+from penstock_proto.status.worker_status import Shares, Worker
 
 from .top import Looks
 
@@ -24,6 +27,7 @@ _FILLED = {"generating": "█", "collating": "▓", "cpu_wait": "▒", "idle": "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 32
 _MOST_HOST = 16
+_OF_FEED = "name rates consumers".split()
 _OF_HOST = "name state workers lanes rates awaited".split()
 _OF_WORKER = "number name host restarts shares".split()
 _OF_CONSUMER = "feed client transport rank epoch reading waiting limit headline verdict".split()
@@ -37,7 +41,7 @@ def show(looks: Looks) -> None:
     console.print(screen(looks, _draws_blocks(console)))
 
 
-def watch(status: Callable[[], dict[str, Any]], every: float, *, live: bool = False) -> Looks:
+def watch(status: Callable[[], Status], every: float, *, live: bool = False) -> Looks:
     """Ask for the status every `every` seconds.
 
     Args:
@@ -79,12 +83,12 @@ def screen(looks: Looks, unicode: bool = True) -> RenderableType:
     status = looks.latest
     parts: list[RenderableType] = [_head(status), ""]
     parts += [_feeds(looks, unicode), ""]
-    if status["hosts"]:
+    if status.hosts:
         parts += [_hosts(status), ""]
     parts += [_workers(status, unicode), "", _consumers(status)]
-    for stream in status["streams"]:
-        if stream["verdict"]:
-            parts += ["", Text.assemble((f"{stream['client']}: ", "bold"), stream["verdict"])]
+    for stream in status.streams:
+        if stream.verdict:
+            parts += ["", Text.assemble((f"{stream.client}: ", "bold"), stream.verdict)]
     return Group(*parts)
 
 
@@ -92,79 +96,83 @@ def as_json(looks: Looks) -> dict[str, Any]:
     """Return the figures of the screen as JSON types."""
     status = looks.latest
     return {
-        "endpoint": status["endpoint"],
-        "seconds": status["window_seconds"],
-        "feeds": [{name: feed[name] for name in ("name", "rates", "consumers")} for feed in status["feeds"]],
-        "hosts": [{name: host[name] for name in _OF_HOST} for host in status["hosts"]],
-        "workers": [{name: one[name] for name in _OF_WORKER} for one in status["workers"]],
+        "endpoint": status.endpoint,
+        "seconds": status.window_seconds,
+        "feeds": [_chosen(feed, _OF_FEED) for feed in status.feeds],
+        "hosts": [_chosen(host, _OF_HOST) for host in status.hosts],
+        "workers": [_chosen(one, _OF_WORKER) for one in status.workers],
         "consumers": [
-            {**{name: stream[name] for name in _OF_CONSUMER}, "queued": stream["sent"] - stream["handed"]}
-            for stream in status["streams"]
+            {**_chosen(stream, _OF_CONSUMER), "queued": stream.sent - stream.handed} for stream in status.streams
         ],
     }
 
 
-def _head(status: dict[str, Any]) -> Text:
-    memory = status["memory"]
-    state = "draining" if status["draining"] else "ready" if status["ready"] else "starting"
+def _chosen(thing: Struct, names: list[str]) -> dict[str, Any]:
+    """Return figures of a struct as JSON types."""
+    return {name: to_builtins(getattr(thing, name)) for name in names}
+
+
+def _head(status: Status) -> Text:
+    memory = status.memory
+    state = "draining" if status.draining else "ready" if status.ready else "starting"
     text = Text.assemble(
-        (status["endpoint"], "bold"),
-        f"  pid {status['pid']}, up {_ago(status['seconds'])}, ",
+        (status.endpoint, "bold"),
+        f"  pid {status.pid}, up {_ago(status.seconds)}, ",
         (state, "green" if state == "ready" else "yellow"),
-        f", {count(status['cpus'], 'CPU')}. Memory: {size(memory['arena'])} in slots, "
-        f"{size(memory['reserved'])} reserved of {size(memory['allowed'])}",
+        f", {count(status.cpus, 'CPU')}. Memory: {size(memory.arena)} in slots, "
+        f"{size(memory.reserved)} reserved of {size(memory.allowed)}",
     )
-    if engine := status["engine"]:
-        joined = sum(host["name"].startswith(f"{engine['name']}-") for host in status["hosts"])
-        text.append(f"\n{joined} of {count(engine['hosts'], 'host')} on {engine['name'].capitalize()} joined")
-    for failing in status["failing"]:
-        text.append(f"\nfeed {failing['feed']} cannot start, trying again: {failing['error']}", "red")
+    if engine := status.engine:
+        joined = sum(host.name.startswith(f"{engine.name}-") for host in status.hosts)
+        text.append(f"\n{joined} of {count(engine.hosts, 'host')} on {engine.name.capitalize()} joined")
+    for failing in status.failing:
+        text.append(f"\nfeed {failing.feed} cannot start, trying again: {failing.error}", "red")
     return text
 
 
 def _feeds(looks: Looks, unicode: bool) -> Table:
     table = _table("feed", "batches/s", "samples/s", "MB/s", "consumers", "")
-    for feed in looks.latest["feeds"]:
-        rates = feed["rates"]
-        figures = (number(rates["batches"]), number(rates["samples"]), number(rates["bytes"] / 1e6))
-        drawn = Text(_sparkline(looks.rates(feed["name"]), unicode), "cyan")
-        table.add_row(feed["name"], *figures, str(feed["consumers"]), drawn)
+    for feed in looks.latest.feeds:
+        rates = feed.rates
+        figures = (number(rates.batches), number(rates.samples), number(rates.bytes / 1e6))
+        drawn = Text(_sparkline(looks.rates(feed.name), unicode), "cyan")
+        table.add_row(feed.name, *figures, str(feed.consumers), drawn)
     return table
 
 
-def _hosts(status: dict[str, Any]) -> Table:
+def _hosts(status: Status) -> Table:
     table = _table("host", "workers", "lanes", "MB/s", "waited for", "")
-    hosts = status["hosts"]
+    hosts = status.hosts
     for host in hosts[:_MOST_ROWS]:
-        awaited = "" if host["awaited"] is None else percent(host["awaited"])
-        state = "" if host["state"] == "working" else host["state"]
-        figures = (str(host["workers"]), str(host["lanes"]), number(host["rates"]["bytes"] / 1e6), awaited)
-        table.add_row(_shortened(host["name"]), *figures, Text(state, "yellow"))
-    if (more := len(hosts) - _MOST_ROWS + status.get("more_hosts", 0)) > 0:
+        awaited = "" if host.awaited is None else percent(host.awaited)
+        state = "" if host.state == "working" else host.state
+        figures = (str(host.workers), str(host.lanes), number(host.rates.bytes / 1e6), awaited)
+        table.add_row(_shortened(host.name), *figures, Text(state, "yellow"))
+    if (more := len(hosts) - _MOST_ROWS + status.more_hosts) > 0:
         table.add_row(f"and {more} more")
     return table
 
 
-def _workers(status: dict[str, Any], unicode: bool) -> Table:
+def _workers(status: Status, unicode: bool) -> Table:
     table = _table("worker", "", "generating", "collating", "no CPU", "idle", "doing")
-    workers = status["workers"]
+    workers = status.workers
     for worker in workers[:_MOST_ROWS]:
-        shares, doing = worker["shares"], worker["doing"]
+        shares, doing = worker.shares, worker.doing
         figures = [Text("")] + [Text("")] * 4
         if shares is not None:
-            figures = [_bar(shares, unicode), *(Text(percent(shares[name])) for name, _ in _STATES)]
-        what = _state_of(worker) or (Text(doing["what"]) if doing else Text("idle", "bright_black"))
-        if worker["restarts"]:
-            what = Text.assemble(what, (f" (restarted {count(worker['restarts'], 'time')})", "yellow"))
+            figures = [_bar(shares, unicode), *(Text(percent(getattr(shares, name))) for name, _ in _STATES)]
+        what = _state_of(worker) or (Text(doing.what) if doing else Text("idle", "bright_black"))
+        if worker.restarts:
+            what = Text.assemble(what, (f" (restarted {count(worker.restarts, 'time')})", "yellow"))
         table.add_row(_name_of(worker), *figures, what)
-    if (more := len(workers) - _MOST_ROWS + status.get("more_workers", 0)) > 0:
+    if (more := len(workers) - _MOST_ROWS + status.more_workers) > 0:
         table.add_row("", f"and {more} more")
     return table
 
 
-def _name_of(worker: dict[str, Any]) -> str:
+def _name_of(worker: Worker) -> str:
     """Return a worker's name, in which a long host name is shortened."""
-    host, slash, number = str(worker.get("name", worker["number"])).rpartition("/")
+    host, slash, number = worker.name.rpartition("/")
     return _shortened(host) + slash + number
 
 
@@ -172,27 +180,27 @@ def _shortened(host: str) -> str:
     return host if len(host) <= _MOST_HOST else host[: _MOST_HOST - 1] + "…"
 
 
-def _state_of(worker: dict[str, Any]) -> Text | None:
+def _state_of(worker: Worker) -> Text | None:
     """Return the state of a worker, or None if it is simply working."""
     for name, said in (("given_up", "given up: see the log"), ("stopped", "stopped by a signal")):
-        if worker[name]:
+        if getattr(worker, name):
             return Text(said, "red")
-    if not worker["ready"]:
-        return Text("importing" if worker["pid"] else "starting", "yellow")
-    return Text("leaving", "yellow") if worker["leaving"] else None
+    if not worker.ready:
+        return Text("importing" if worker.pid else "starting", "yellow")
+    return Text("leaving", "yellow") if worker.leaving else None
 
 
-def _consumers(status: dict[str, Any]) -> Table:
+def _consumers(status: Status) -> Table:
     table = _table("consumer", "feed", "over", "epoch", "queued", "waits", "")
-    streams = status["streams"]
+    streams = status.streams
     for one in streams[:_MOST_ROWS]:
-        waits = "" if one["waiting"] is None else percent(one["waiting"])
-        epoch = "" if one["epoch"] is None else str(one["epoch"])
-        style = "red" if one["waiting"] is not None and one["waiting"] >= 0.5 else ""
-        reading = "" if one["reading"] else Text("between epochs", "bright_black")
-        queued = str(one["sent"] - one["handed"])
-        table.add_row(one["client"], one["feed"], one["transport"], epoch, queued, Text(waits, style), reading)
-    more = len(streams) - _MOST_ROWS + status["more_streams"]
+        waits = "" if one.waiting is None else percent(one.waiting)
+        epoch = "" if one.epoch is None else str(one.epoch)
+        style = "red" if one.waiting is not None and one.waiting >= 0.5 else ""
+        reading = "" if one.reading else Text("between epochs", "bright_black")
+        queued = str(one.sent - one.handed)
+        table.add_row(one.client, one.feed, one.transport, epoch, queued, Text(waits, style), reading)
+    more = len(streams) - _MOST_ROWS + status.more_streams
     if more > 0:
         table.add_row(f"and {more} more")
     if not streams:
@@ -208,11 +216,11 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _bar(shares: dict[str, float], unicode: bool) -> Text:
+def _bar(shares: Shares, unicode: bool) -> Text:
     """Return a bar of all states, in their order and colours. Each state has its own character."""
     text, drawn, total = Text(), 0, 0.0
     for name, style in _STATES:
-        total += shares[name]
+        total += getattr(shares, name)
         until = round(_BAR * min(1.0, total))
         text.append((_FILLED[name] if unicode else name[0]) * (until - drawn), style)
         drawn = until

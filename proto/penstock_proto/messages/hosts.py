@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
+from ..declarations import figure
 from .base import Count, Index, Line, Message, clean
 from .server import Failed
 from .watching import (
@@ -215,38 +216,46 @@ class Leaving(Message, frozen=True):
 
 
 class Doing(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker's current work, as in the status."""
+    """A worker's current work. This struct and the next two are also parts of the status: they declare its figures."""
 
-    what: Line
-    split: Line | None
-    samples: Count
-    seconds: float
+    what: Annotated[Line, figure("The split, or a description of other work.")]
+    split: Annotated[Line | None, figure("The split that it reads, if it reads one.")]
+    samples: Annotated[Count, figure("Samples of the split so far.")]
+    seconds: Annotated[float, figure("Seconds since its last progress.")]
 
     def __post_init__(self) -> None:
         clean(self, "what", "split")
 
 
 class TimeSpent(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a worker's time went, in seconds, as in the status."""
+    """Where a worker's time went since it was ready."""
 
-    seconds: float
-    idle_seconds: float
-    user_seconds: float
-    cpu_seconds: float
-    cpu_wait_seconds: float
+    seconds: Annotated[float, figure("Seconds in total.")]
+    idle_seconds: Annotated[float, figure("Seconds without work.")]
+    user_seconds: Annotated[float, figure("Seconds in user code, including the time without a CPU there.")]
+    cpu_seconds: Annotated[float, figure("CPU time of the worker's process.", "penstock_worker_cpu_seconds_total")]
+    cpu_wait_seconds: Annotated[
+        float,
+        figure(
+            "Seconds in which the worker could have run, and no CPU was free.",
+            "penstock_worker_cpu_wait_seconds_total",
+        ),
+    ]
 
 
 class WorkerReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker, as in the status."""
+    """The figures of a worker that its own host knows. Those that the head adds are in status/worker_status.py."""
 
-    number: Index
-    pid: Index | None
-    restarts: Count
-    ready: bool
-    given_up: bool
-    stopped: bool
-    doing: Doing | None
-    spent: TimeSpent | None
+    number: Annotated[Index, figure("Its number.")]
+    pid: Annotated[Index | None, figure("Its process. None if there is none at the moment.")]
+    restarts: Annotated[Count, figure("How often the worker's process was replaced.", "penstock_worker_restarts_total")]
+    ready: Annotated[
+        bool, figure("Whether the worker has imported the feeds and can be given work.", "penstock_worker_ready")
+    ]
+    given_up: Annotated[bool, figure("Whether no further process is started for it: too many have died.")]
+    stopped: Annotated[bool, figure("Whether a signal has stopped its process.")]
+    doing: Annotated[Doing | None, figure("Its current work, if it has any.")]
+    spent: Annotated[TimeSpent | None, figure("Where its time went since it was ready.")]
 
 
 class HostReport(Message, frozen=True):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ProtocolError
-from ..messages import VERSION, Failed, Status, StatusRequest
+from ..messages import VERSION, Failed, StatusRequest
+from ..messages import Status as StatusReply
 from ..transport import one_answer
 from . import status_text
 
 if TYPE_CHECKING:
     from ..transport.libzmq import LibzmqDealer
     from ..transport.zmtp_dealer import Dealer
+    from .status_shape import Status
 
 
-def status(dealer: Dealer | LibzmqDealer, deadline: float) -> dict[str, Any] | None:
+def status(dealer: Dealer | LibzmqDealer, deadline: float) -> Status | None:
     """Return the status, whose texts are safe to print, or None if it does not come before `deadline` (monotonic). The
     caller closes the connection.
 
@@ -24,7 +26,7 @@ def status(dealer: Dealer | LibzmqDealer, deadline: float) -> dict[str, Any] | N
         PenstockError: the daemon's answer, if it was an error.
     """
     reply = one_answer.ask(dealer, StatusRequest(VERSION), deadline)
-    if isinstance(reply, Status):
+    if isinstance(reply, StatusReply):
         return status_text.parse(reply.json)
     if isinstance(reply, Failed):
         raise reply.error.error()

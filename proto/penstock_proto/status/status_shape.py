@@ -1,225 +1,102 @@
-"""The types of the fields that commands and clients read in a daemon's status, which may have others too.
-docs/monitoring.md documents the fields, and penstock_server/status/status.py fills them in."""
+"""The status of a daemon: a tree of structs. Each figure is declared once, here or in the file of its part.
+
+A declaration has the figure's type, what it means, and the metric that shows it. penstock_server/status/status.py fills
+the figures in. Then they are in `penstock status --json`, in `/api/status`, in the metrics, and in the tables of
+docs/monitoring.md.
+
+A field with averages has a default, because a status is made without them (status_history.py). So does a figure that
+daemons of an earlier release with the same version of the protocol do not send.
+"""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Annotated
+
+from msgspec import Struct
+
+from ..declarations import figure
+from .feed_status import Feed
+from .host_status import Host
+from .stream_status import Stream
+from .worker_status import Worker
 
 
-class Numbers(TypedDict):
-    """How much was sent, or is sent in a second."""
-
-    batches: float
-    samples: float
-    bytes: float
-
-
-class Skipped(TypedDict):
-    """A split that was skipped."""
-
-    epoch: int | None
-    split: str | None
-    samples: int
-    why: str
-
-
-class Cache(TypedDict):
-    """The use of a cache."""
-
-    directory: str
-    bytes: int
-    hits: int
-    misses: int
-    problem: str | None
-
-
-class Feed(TypedDict):
-    """A feed."""
-
-    name: str
-    url: str
-    spec: str
-    batch_size: int | None
-    batches: int | None
-    lanes: int
-    splits: int | None
-    segment: int | None
-    indexable: bool
-    consumers: int
-    sent: Numbers
-    rates: Numbers
-    cache: Cache | None
-    part_caches: dict[str, Cache | None]
-    skipped_count: int
-    skipped: list[Skipped]
-
-
-class Doing(TypedDict):
-    """A worker's work."""
-
-    what: str
-    split: str | None
-    samples: int
-    seconds: float
-
-
-class Spent(TypedDict):
-    """Where a worker's time went, in seconds."""
-
-    seconds: float
-    idle_seconds: float
-    user_seconds: float
-    cpu_seconds: float
-    cpu_wait_seconds: float
-
-
-class Shares(TypedDict):
-    """The shares of a worker's time."""
-
-    generating: float
-    collating: float
-    cpu_wait: float
-    idle: float
-
-
-class Worker(TypedDict):
-    """A worker."""
-
-    number: int
-    name: str
-    host: str | None
-    makes_batches: bool
-    pid: int | None
-    restarts: int
-    ready: bool
-    leaving: bool
-    given_up: bool
-    stopped: bool
-    doing: Doing | None
-    memory: int | None
-    spent: Spent | None
-    shares: Shares | None
-
-
-class Used(TypedDict):
-    """Memory that is used and allowed."""
-
-    used: int
-    allowed: int
-
-
-class InBytes(TypedDict):
-    """Bytes a second."""
-
-    bytes: float
-
-
-class Host(TypedDict):
-    """A joined host."""
-
-    name: str
-    address: str
-    state: str
-    workers: int
-    ready: int
-    lanes: int
-    slots: int
-    rates: InBytes
-    awaited: float | None
-    received_bytes: int
-    fetched_bytes: int
-    lent_bytes: int
-    silent_seconds: float
-    memory: Used | None
-    unsent_bytes: int | None
-
-
-class Production(TypedDict):
-    """The slots that a stream has for production."""
-
-    slots: int
-
-
-class Waits(TypedDict):
-    """Seconds for which a consumer read, and waited for each cause, and held up other ranks."""
-
-    reading: float
-    production: float
-    ranks: float
-    sending: float
-    holding_up: float
-
-
-class Stream(TypedDict):
-    """A consumer, and the stream that it reads."""
-
-    stream: int
-    feed: str
-    client: str
-    key: str | None
-    transport: str
-    epoch: int | None
-    reading: bool
-    batches: int
-    sent: int
-    handed: int
-    slots: int
-    production: Production
-    rank: int | None
-    made_near: bool
-    made_anywhere_because: str | None
-    error: str | None
-    unsent: bool
-    waits: Waits
-    waiting: float | None
-    limit: str | None
-    headline: str
-    verdict: str
-
-
-class Failing(TypedDict):
+class Failing(Struct, frozen=True, kw_only=True):
     """A feed that cannot start."""
 
-    feed: str
-    times: int
-    error: str
+    feed: Annotated[str, figure("Its name.")]
+    times: Annotated[int, figure("How often it was tried.")]
+    error: Annotated[str, figure("The latest error.")]
 
 
-class Memory(TypedDict):
-    """Bytes of all streams."""
+class Memory(Struct, frozen=True, kw_only=True):
+    """Memory of all streams."""
 
-    allowed: int
-    reserved: int
-    arena: int
-
-
-class Engine(TypedDict):
-    """What runs hosts."""
-
-    name: str
-    hosts: int
-    adjusts: tuple[int, int] | None
+    allowed: Annotated[
+        int, figure("Bytes that slots and shuffle blocks may take (--memory).", "penstock_memory_allowed_bytes")
+    ]
+    reserved: Annotated[
+        int, figure("Bytes of slots and shuffle blocks that streams have reserved.", "penstock_memory_reserved_bytes")
+    ]
+    arena: Annotated[int, figure("Bytes of the slots that exist now.", "penstock_memory_slots_bytes")]
+    positions: Annotated[int, figure("Bytes of positions that consumers are sending.")]
 
 
-class Status(TypedDict):
-    """A status."""
+class HostEngine(Struct, frozen=True, kw_only=True):
+    """What runs hosts (`serve --on`)."""
 
-    id: str
-    pid: int
-    endpoint: str
-    unix: str
-    seconds: float
-    window_seconds: float
-    cpus: int
-    cpu_seconds: float
-    ready: bool
-    draining: bool
-    failing: list[Failing]
-    adjusts_workers: bool
-    engine: Engine | None
-    memory: Memory
-    feeds: list[Feed]
-    workers: list[Worker]
-    hosts: list[Host]
-    streams: list[Stream]
-    more_streams: int
+    name: Annotated[str, figure("Its name.")]
+    hosts: Annotated[
+        int,
+        figure("Hosts that the engine (serve --on) is to run; some may not have joined yet.", "penstock_engine_hosts"),
+    ]
+    adjusts: Annotated[
+        tuple[int, int] | None, figure("The least and the most hosts, if their number is adjusted to the load.")
+    ]
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """A daemon at one moment."""
+
+    id: Annotated[
+        str, figure("Differs from daemon to daemon, even if process ids are the same. Each counts from its own start.")
+    ]
+    pid: Annotated[int, figure("Its process.")]
+    version: Annotated[int, figure("Its version of the protocol.")]
+    endpoint: Annotated[str, figure("Its address over TCP.")]
+    unix: Annotated[str, figure("Its address for consumers on its host.")]
+    seconds: Annotated[float, figure("Seconds since the daemon was started.", "penstock_daemon_uptime_seconds")]
+    cpus: Annotated[int, figure("CPUs that the daemon and its workers may use.", "penstock_daemon_cpus")]
+    cpu_seconds: Annotated[
+        float,
+        figure("CPU time of the daemon's own process, without its workers.", "penstock_daemon_cpu_seconds_total"),
+    ]
+    ready: Annotated[bool, figure("Whether all feeds can be consumed.", "penstock_daemon_ready")]
+    malformed: Annotated[
+        int,
+        figure("Messages from peers that could not be decoded.", "penstock_daemon_malformed_messages_total"),
+    ]
+    greeted: Annotated[int, figure("Peers that have connected and do not read yet.")]
+    internal_errors: Annotated[
+        int,
+        figure(
+            "Bugs in Penstock that the daemon survived; the log has tracebacks.",
+            "penstock_daemon_internal_errors_total",
+        ),
+    ]
+    draining: Annotated[
+        bool,
+        figure("Whether the daemon stops when the epochs that are being read have ended.", "penstock_daemon_draining"),
+    ]
+    failing: Annotated[list[Failing], figure("Feeds that cannot start yet.")]
+    adjusts_workers: Annotated[bool, figure("Whether the number of workers follows the load.")]
+    engine: Annotated[HostEngine | None, figure("What runs hosts, with `serve --on`.")]
+    memory: Annotated[Memory, figure("Memory of all streams.")]
+    feeds: Annotated[list[Feed], figure("The feeds.")]
+    workers: Annotated[list[Worker], figure("The workers: first the daemon's own, then those of hosts.")]
+    hosts: Annotated[list[Host], figure("The hosts that have joined.")]
+    streams: Annotated[list[Stream], figure("The consumers, up to 200.")]
+    more_streams: Annotated[int, figure("Consumers that are left out.")]
+    more_workers: Annotated[int, figure("Workers that are left out, beyond 400.")] = 0
+    more_hosts: Annotated[int, figure("Hosts that are left out, beyond 100.")] = 0
+    window_seconds: Annotated[float, figure("Length of the time that averages are over: ten seconds at most.")] = 0.0

@@ -15,18 +15,17 @@ MAX_DEPTH = 32
 """How deep a status may be nested. Penstock's own is nested 6 deep."""
 
 
-def parse(text: str) -> dict[str, Any]:
-    """Return a daemon's status, with all of its texts safe to print (text.py).
+def parse(text: str) -> Status:
+    """Return a daemon's status, with all of its texts safe to print (text.py). Leave out figures that are unknown
+    here.
 
     Raises:
         ProtocolError: it is not JSON, is nested too deep, or lacks something that readers need.
     """
     try:
-        state: dict[str, Any] = _cleaned(json.loads(text), MAX_DEPTH)
-        msgspec.convert(state, Status)
+        return msgspec.convert(_cleaned(json.loads(text), MAX_DEPTH), Status)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the daemon's status cannot be read: {str(error)[:200]}") from None
-    return state
 
 
 def _cleaned(value: Any, depth: int) -> Any:

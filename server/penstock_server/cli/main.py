@@ -39,6 +39,8 @@ from .ray_command import hosts as engine_hosts
 from .scale_command import scale
 
 if TYPE_CHECKING:
+    from penstock_proto.status.status_shape import Status
+
     from ..daemon.config import DaemonConfig
 
 
@@ -265,11 +267,13 @@ def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
       penstock status tcp://127.0.0.1:5555
       penstock status tcp://loader:5555/train --json
     """  # noqa: D301
+    import msgspec
+
     from ..to_daemon import control
     from .status_lines import status_lines
 
     state = control.status(url, timeout, any_keys(keys))
-    click.echo(json.dumps(state, indent=2) if as_json else "\n".join(status_lines(state)))
+    click.echo(json.dumps(msgspec.to_builtins(state), indent=2) if as_json else "\n".join(status_lines(state)))
 
 
 @main.command()
@@ -303,11 +307,11 @@ def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
 
     line = Line()
 
-    def still_waiting(state: dict[str, Any]) -> None:
+    def still_waiting(state: Status) -> None:
         if line.drawn:
             line.show(f"{words(state)}; Ctrl-C stops waiting")
         else:
-            streams = len(state["streams"]) + state["more_streams"]
+            streams = len(state.streams) + state.more_streams
             why = f" ({hosts})" if (hosts := needs_hosts(state)) else ""
             waits = f"still waiting for {count(streams, 'stream')}{why}"
             click.echo(f"{waits}; `penstock stop {url} --now` does not wait", err=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock_proto.status.figures import count
+from penstock_proto.status.status_shape import Status
 from penstock_proto.text import printable
 
 from .service_manager import Phase, ServiceManager
@@ -22,7 +23,7 @@ class Progressing(Protocol):
 
     renewing: bool
 
-    def status(self) -> dict[str, Any]: ...
+    def status(self) -> Status: ...
 
 
 class Progress:
@@ -47,48 +48,48 @@ class Progress:
         self._line.show(text + then if waits else "")
 
 
-def words(state: dict[str, Any]) -> str:
+def words(state: Status) -> str:
     """Return in words what a daemon with this status waits for, or what it does if it waits for nothing."""
-    if state["draining"]:
+    if state.draining:
         return _finishing(state)
-    if not state["ready"]:
+    if not state.ready:
         return _starting(state)
-    return f"serving {count(len(state['feeds']), 'feed')} to {count(_consumers(state), 'consumer')}"
+    return f"serving {count(len(state.feeds), 'feed')} to {count(_consumers(state), 'consumer')}"
 
 
-def _finishing(state: dict[str, Any]) -> str:
-    reading = [stream for stream in state["streams"] if stream["reading"]]
+def _finishing(state: Status) -> str:
+    reading = [stream for stream in state.streams if stream.reading]
     if not reading:
         return f"stopping, {count(_consumers(state), 'consumer')} left"
     if hosts := needs_hosts(state):
         return hosts
-    batches = {feed["name"]: feed["batches"] for feed in state["feeds"]}
-    known = [wanted for stream in reading if (wanted := batches.get(stream["feed"])) is not None]
-    sent = sum(stream["batches"] for stream in reading)
+    batches = {feed.name: feed.batches for feed in state.feeds}
+    known = [wanted for stream in reading if (wanted := batches.get(stream.feed)) is not None]
+    sent = sum(stream.batches for stream in reading)
     of = f" of {sum(known)}" if len(known) == len(reading) else ""
     whose = "the epoch of 1 consumer" if len(reading) == 1 else f"the epochs of {len(reading)} consumers"
     return f"finishing {whose}: {sent}{of} batches sent"
 
 
-def needs_hosts(state: dict[str, Any]) -> str:
+def needs_hosts(state: Status) -> str:
     """Return that no worker makes batches, and what to do. Return "" if some do."""
-    makers = any(worker["makes_batches"] for worker in state["workers"])
+    makers = any(worker.makes_batches for worker in state.workers)
     return "" if makers else "no worker makes batches: run `penstock join`"
 
 
-def _starting(state: dict[str, Any]) -> str:
-    workers = state["workers"]
-    ready = sum(worker["ready"] for worker in workers)
+def _starting(state: Status) -> str:
+    workers = state.workers
+    ready = sum(worker.ready for worker in workers)
     text = f"starting: {ready} of {count(len(workers), 'worker')} ready"
     for worker in workers:
-        doing = worker["doing"]
-        if worker["ready"] and doing is not None and doing.get("what"):
-            first = "" if doing["split"] is None else "a first sample of split "
-            return f"{text}, {first}{printable(doing['what'])} ({doing['seconds']:.0f} s)"
-    for failing in state["failing"]:
-        return f"{text}, feed {failing['feed']} failed {count(failing['times'], 'time')} and is tried again"
+        doing = worker.doing
+        if worker.ready and doing is not None and doing.what:
+            first = "" if doing.split is None else "a first sample of split "
+            return f"{text}, {first}{printable(doing.what)} ({doing.seconds:.0f} s)"
+    for failing in state.failing:
+        return f"{text}, feed {failing.feed} failed {count(failing.times, 'time')} and is tried again"
     return text
 
 
-def _consumers(state: dict[str, Any]) -> int:
-    return len(state["streams"]) + int(state["more_streams"])
+def _consumers(state: Status) -> int:
+    return len(state.streams) + state.more_streams

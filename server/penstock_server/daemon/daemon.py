@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError
 from penstock_proto import messages as m
+from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec
 
 from .. import http as http_server
@@ -230,8 +231,8 @@ class Daemon:
         consumers = self._coordinator.consumers.values()
         return not any(consumer.reading and not read(consumer).feed.plan.endless for consumer in consumers)
 
-    def status(self) -> dict[str, object]:
-        """Return the answer to `penstock status`, as JSON types."""
+    def status(self) -> Status:
+        """Return the status, with averages."""
         return self._parts.status.described()
 
     # --- called by the parts ---

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Any
+
+from penstock_proto.status.status_shape import Status
 
 from ..status.json_text import json_text
 from ..workers.worker_looks import EVERY, WorkerLooks
@@ -36,7 +37,7 @@ class Live:
         self._notices = Notices()
         self._timeline = Timeline(watched.feed_of)
         self._own = WorkerLooks()
-        self._status: dict[str, Any] = {}
+        self._status: Status | None = None
         self._asked = 0.0
         self._task: asyncio.Task[None] | None = None
 

@@ -12,12 +12,12 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from penstock_proto import StartError
+from penstock_proto.status.status_shape import Status
 
 from ..logs.rate_limited_log import RateLimitedLog
 from ..net.addresses import is_loopback
@@ -64,7 +64,7 @@ class HttpService:
         self._answers = 0
         """How many answers were given to pages in this second."""
         self._read_text = ""
-        self._status: dict[str, Any] = {}
+        self._status: Status | None = None
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._connections = Connections(self._answerer, self._budget.admits, HEADERS, self._refused, watched.bugs)
@@ -199,10 +199,10 @@ class HttpService:
 
     async def _ready(self, request: web.Request) -> web.Response:
         status = self._read()
-        if status["draining"]:
+        if status.draining:
             return web.Response(status=503, text="the daemon is stopping\n")
-        if not status["ready"]:
-            failing = [f"feed {one['feed']}: {one['error']}" for one in status["failing"]]
+        if not status.ready:
+            failing = [f"feed {one.feed}: {one.error}" for one in status.failing]
             return web.Response(status=503, text="\n".join(failing or ["the feeds are being started"]) + "\n")
         return web.Response(text="ready\n")
 
@@ -217,11 +217,12 @@ class HttpService:
             text = self._watched.status_text()
         return web.json_response(text=text)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> Status:
         """Return the status. It is decoded only once for each text, since a text answers many requests."""
         text = self._watched.status_text()
         if text is not self._read_text:
-            self._read_text, self._status = text, msgspec.json.decode(text)
+            self._read_text, self._status = text, msgspec.json.decode(text, type=Status)
+        assert self._status is not None
         return self._status
 
 

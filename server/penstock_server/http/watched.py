@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from penstock_proto.status.status_shape import Status
 
 from ..coordinator.vocabulary.commands import SendSlab
 from ..coordinator.vocabulary.feeds import ServedFeed
@@ -37,7 +39,7 @@ class Watched:
         bugs: notes unexpected errors.
     """
 
-    status: Callable[[], dict[str, Any]]
+    status: Callable[[], Status]
     status_text: Callable[[], str]
     waits: Callable[[str], Waits]
     seconds: Callable[[], float]

@@ -17,7 +17,6 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
 from msgspec import structs
 
 from penstock_proto import PenstockError, ProtocolError
@@ -352,15 +351,9 @@ class Membership:
         first = self._reported % max(1, len(workers))
         told = workers[first : first + _MOST_REPORTED]
         self._reported = first + len(told)
-        reports = []
-        for worker in told:
-            described = {**status.of_worker(worker), "number": self._numbers[worker.number]}
-            for name in ("leaving", "host", "name", "makes_batches", "memory", "processes"):
-                del described[name]
-            reports.append(msgspec.convert(described, m.WorkerReport))
         building = self._building
         report = m.HostReport(
-            workers=tuple(reports),
+            workers=tuple(status.reported(worker, self._numbers[worker.number]) for worker in told),
             memory=building.used,
             allowed=building.allowed,
             unsent=self._link.unsent_bytes,

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from typing import Any
 
 from penstock_proto import ProtocolError
 from penstock_proto import messages as m
+from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec, seqpacket
 
 from ..to_daemon import control
@@ -40,7 +40,7 @@ class OfHosts:
         records: those of all processes so far.
     """
 
-    def __init__(self, url: str, state: dict[str, Any], seconds: float, rate: float, timeout: float) -> None:
+    def __init__(self, url: str, state: Status, seconds: float, rate: float, timeout: float) -> None:
         self.hosts: dict[str, str] = {}
         self._sampling: set[str] = set()
         self._records: dict[tuple[int, int], Sampled] = {}

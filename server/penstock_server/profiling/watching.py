@@ -12,10 +12,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from penstock_proto import PenstockError, StartError
 from penstock_proto.security.keys import ClientKeys
+from penstock_proto.status.status_shape import Status
 
 from ..to_daemon import control
 from .of_hosts import OfHosts
@@ -58,7 +58,7 @@ def profile(
         raise StartError("profiling needs /proc, which is hidden here: mount it (a proc file system)")
     state = control.status(url, ANSWER, keys)
     result = Profile(url)
-    rate = rate_of(seconds, len(state["workers"]))
+    rate = rate_of(seconds, len(state.workers))
     with contextlib.closing(SampledWorkers()) as own, OfHosts(url, state, seconds, rate, ANSWER) as others:
         result.workers, result.hosts = own.records, others.hosts
         own.found(control.stacks(url, state, ANSWER))
@@ -81,7 +81,7 @@ def profile(
     return result
 
 
-def _stacks(url: str, state: dict[str, Any]) -> list[tuple[int, int, int]]:
+def _stacks(url: str, state: Status) -> list[tuple[int, int, int]]:
     try:
         return control.stacks(url, state, 1.0)
     except PenstockError:  # it is busy, or stops just now

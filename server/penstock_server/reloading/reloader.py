@@ -7,9 +7,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock_proto import PenstockError
+from penstock_proto.status.status_shape import Status
 
 from ..targets import saved_sources
 from .sources import Contents, Sources, changed, digests
@@ -34,7 +35,7 @@ class Renewable(Protocol):
 
     def renew(self) -> None: ...
 
-    def status(self) -> dict[str, Any]: ...
+    def status(self) -> Status: ...
 
 
 class Reloader:
@@ -125,7 +126,7 @@ class Reloader:
 
     def _compare_specs(self, daemon: Renewable) -> None:
         self._compared = True
-        specs = {feed["name"]: feed["spec"] for feed in daemon.status()["feeds"]}
+        specs = {feed.name: feed.spec for feed in daemon.status().feeds}
         for name, spec in specs.items():
             before = self._specs.get(name, spec)
             if spec != before:

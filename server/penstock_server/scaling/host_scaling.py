@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from penstock_proto import StartError
+from penstock_proto.status.status_shape import HostEngine
 
 from ..coordinator.vocabulary.workers import Workers
 from ..hosts.joined_host import JoinedHost
@@ -83,12 +84,12 @@ class HostScaling:
         self.off()
         return self._scale(self._engine, hosts), hosts
 
-    def described(self) -> dict[str, object] | None:
+    def described(self) -> HostEngine | None:
         """Describe the engine for the status, or return None without one."""
         if self._engine is None:
             return None
-        least, most = self._engine.bounds
-        return {"name": self._engine.name, "hosts": self._engine.hosts, "adjusts": [least, most] if self.on else None}
+        bounds = self._engine.bounds if self.on else None
+        return HostEngine(name=self._engine.name, hosts=self._engine.hosts, adjusts=bounds)
 
     def off(self) -> None:
         """Stop adjusting the number of hosts."""

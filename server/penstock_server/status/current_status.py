@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
+from penstock_proto.messages import VERSION
 from penstock_proto.status.figures import Figures
 from penstock_proto.status.status_history import History, Key
+from penstock_proto.status.status_shape import HostEngine, Status
+from penstock_proto.status.worker_status import Worker
 
 from ..consumers.sessions import Sessions
 from ..consumers.starting_feeds import StartingFeeds
 from ..coordinator import Coordinator
 from ..hosts.hosts import Hosts
 from ..logs.bugs import Bugs
+from ..machine import cpus
 from ..net.network import Router
 from ..shared_memory.arena import Arena
 from ..worker_state.cache_usage import CacheUsages
@@ -43,7 +47,7 @@ class CurrentStatus:
         *,
         draining: Callable[[], bool],
         adjusting: Callable[[], bool],
-        engine: Callable[[], dict[str, object] | None],
+        engine: Callable[[], HostEngine | None],
         feeds: StartingFeeds,
         sessions: Sessions,
         looks: Looks,
@@ -85,11 +89,11 @@ class CurrentStatus:
         """Seconds since the daemon was started."""
         return time.monotonic() - self._started
 
-    def described(self) -> dict[str, Any]:
-        """Return the answer to `penstock status`, as JSON types."""
+    def described(self) -> Status:
+        """Return the status, with averages."""
         return self._history.described(self._counts())
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Status:
         """Return the same for others than this process: a large cluster's is shortened."""
         return self._history.described(status.shortened(self._counts()))
 
@@ -108,16 +112,29 @@ class CurrentStatus:
         if seconds % (1 + len(self._supervisor.workers) // 32) == 0:  # each worker takes some 70 us
             self._history.add(self._counts())
 
-    def _counts(self) -> dict[str, Any]:
+    def _counts(self) -> Status:
         """Return the current state, and the totals since the start."""
         coordinator, sessions = self._coordinator, self._sessions
-        return {
-            **status.of_process(self._id, self._router.endpoint, self._unix, self.seconds),
-            **status.of_service(coordinator, sessions, self._bugs, ready=self._feeds.ready, draining=self._draining()),
-            "adjusts_workers": self._adjusting(),
-            "engine": self._engine(),
-            "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
-            "feeds": [
+        streams, more_streams = status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of)
+        return Status(
+            id=self._id,
+            pid=os.getpid(),
+            version=VERSION,
+            endpoint=self._router.endpoint,
+            unix=self._unix,
+            seconds=round(self.seconds, 3),
+            cpus=cpus.usable(),
+            cpu_seconds=time.process_time(),
+            ready=self._feeds.ready,
+            malformed=sessions.malformed.count,
+            greeted=len(sessions.opening.greeted),
+            internal_errors=self._bugs.count,
+            draining=self._draining(),
+            failing=status.of_failing(coordinator),
+            adjusts_workers=self._adjusting(),
+            engine=self._engine(),
+            memory=status.of_memory(coordinator, self._arena, sessions.opening.greeted),
+            feeds=[
                 status.of_feed(
                     feed,
                     self._feeds.url(feed.name),
@@ -128,20 +145,22 @@ class CurrentStatus:
                 )
                 for feed in coordinator.feeds.values()
             ],
-            "workers": [
-                status.of_worker(
-                    worker,
-                    leaving=worker.number in coordinator.workers.leaving,
-                    makes_batches=worker.number not in coordinator.workers.idle,
-                    memory=self._memory.of(worker.pid),
-                )
-                for worker in self._supervisor.workers.values()
-            ]
-            + [
-                described
-                for host in self._hosts
-                for described in status.of_workers_of(host, coordinator.workers.leaving)
-            ],
-            "hosts": [status.of_host(host, coordinator.streams.values()) for host in self._hosts],
-            **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
-        }
+            workers=[*self._own_workers(), *self._workers_of_hosts()],
+            hosts=[status.of_host(host, coordinator.streams.values()) for host in self._hosts],
+            streams=streams,
+            more_streams=more_streams,
+        )
+
+    def _own_workers(self) -> Iterator[Worker]:
+        workers = self._coordinator.workers
+        for worker in self._supervisor.workers.values():
+            yield status.of_worker(
+                worker,
+                leaving=worker.number in workers.leaving,
+                makes_batches=worker.number not in workers.idle,
+                memory=self._memory.of(worker.pid),
+            )
+
+    def _workers_of_hosts(self) -> Iterator[Worker]:
+        for host in self._hosts:
+            yield from status.of_workers_of(host, self._coordinator.workers.leaving)

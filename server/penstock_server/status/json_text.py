@@ -15,4 +15,4 @@ def json_text(value: object) -> str:
     try:
         return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
     except (UnicodeEncodeError, OverflowError, TypeError):
-        return json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode(errors="replace").decode()

@@ -1,35 +1,42 @@
-"""Describes the daemon, its feeds, workers and streams for `penstock status`, as JSON types."""
+"""Fills in the figures of the status: describes the daemon, its feeds, workers, hosts and consumers.
+
+penstock_proto/status/status_shape.py declares the figures.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
-from typing import Any
+from typing import TypeVar
 
-import msgspec
+from msgspec.structs import asdict, replace
 
 from penstock_proto import PenstockError
-from penstock_proto.messages import VERSION, WorkerReport
+from penstock_proto.messages import WorkerReport
+from penstock_proto.status import stream_status
+from penstock_proto.status.feed_status import Checks, Feed, FeedWaits, Sent, Skipped
+from penstock_proto.status.host_status import Host, HostMemory
+from penstock_proto.status.status_shape import Failing, Memory, Status
+from penstock_proto.status.stream_status import Production
+from penstock_proto.status.worker_status import Worker
 
 from ..consumers.greeted import Greeted
 from ..consumers.session import Session
-from ..consumers.sessions import Sessions
 from ..coordinator import Coordinator
 from ..coordinator.stream.stream import Stream
 from ..coordinator.vocabulary.consumer import Consumer
 from ..coordinator.vocabulary.feeds import ServedFeed
 from ..hosts.joined_host import JoinedHost
-from ..logs.bugs import Bugs
-from ..machine import cpus, orphans
+from ..machine import orphans
 from ..shared_memory.arena import Arena
 from ..worker_state.cache_usage import CacheUsages
 from ..workers.worker_handle import WorkerHandle
 from .json_text import json_text
 from .waits import Waits
+
+AnyWaits = TypeVar("AnyWaits", bound=FeedWaits)
 
 _MOST_STREAMS = 200
 _MOST_SPEC = 1000
@@ -56,14 +63,14 @@ class Text:
     """The status as text, which clients may request often.
 
     Args:
-        status: returns the status as JSON types.
+        status: returns the status.
         clock: returns the time in seconds.
         cpu: returns the CPU time of this thread in seconds.
     """
 
     def __init__(
         self,
-        status: Callable[[], dict[str, object]],
+        status: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -94,126 +101,107 @@ class Text:
         self._asked = 0
 
 
-def shortened(status: dict[str, Any]) -> dict[str, Any]:
+def shortened(status: Status) -> Status:
     """Return a status with at most `MOST_WORKERS` workers and `MOST_HOSTS` hosts, and the numbers of those left out."""
-    workers, hosts = status["workers"], status["hosts"]
-    return {
-        **status,
-        "workers": [_shortened_worker(worker) for worker in workers[:MOST_WORKERS]],
-        "more_workers": max(0, len(workers) - MOST_WORKERS),
-        "hosts": hosts[:MOST_HOSTS],
-        "more_hosts": max(0, len(hosts) - MOST_HOSTS),
-    }
+    return replace(
+        status,
+        workers=[_shortened_worker(worker) for worker in status.workers[:MOST_WORKERS]],
+        more_workers=max(0, len(status.workers) - MOST_WORKERS),
+        hosts=status.hosts[:MOST_HOSTS],
+        more_hosts=max(0, len(status.hosts) - MOST_HOSTS),
+    )
 
 
-def _shortened_worker(worker: dict[str, Any]) -> dict[str, Any]:
-    doing = worker["doing"]
-    if doing is None:
+def _shortened_worker(worker: Worker) -> Worker:
+    doing = worker.doing
+    if doing is None or (len(doing.what) <= _MOST_TEXT and len(doing.split or "") <= _MOST_TEXT):
         return worker
-    split = doing["split"]
-    short = {"what": doing["what"][:_MOST_TEXT], "split": None if split is None else split[:_MOST_TEXT]}
-    return {**worker, "doing": {**doing, **short}}
+    split = None if doing.split is None else doing.split[:_MOST_TEXT]
+    return replace(worker, doing=replace(doing, what=doing.what[:_MOST_TEXT], split=split))
 
 
-def of_process(daemon: str, endpoint: str, unix: str, seconds: float) -> dict[str, object]:
-    """Describe the daemon and its process: its id, its two addresses, and how long it has run."""
-    return {
-        "id": daemon,
-        "pid": os.getpid(),
-        "version": VERSION,
-        "endpoint": endpoint,
-        "unix": unix,
-        "seconds": round(seconds, 3),
-        "cpus": cpus.usable(),
-        "cpu_seconds": time.process_time(),
-    }
+def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> Memory:
+    """Count the bytes of all streams."""
+    return Memory(
+        allowed=coordinator.budget.memory,
+        reserved=coordinator.budget.reserved,
+        arena=arena.nbytes,
+        positions=greeted.nbytes,
+    )
 
 
-def of_service(
-    coordinator: Coordinator, sessions: Sessions, bugs: Bugs, *, ready: bool, draining: bool
-) -> dict[str, object]:
-    """Describe the daemon's progress, and count its problems."""
-    return {
-        "ready": ready,
-        "malformed": sessions.malformed.count,
-        "greeted": len(sessions.opening.greeted),
-        "internal_errors": bugs.count,
-        "draining": draining,
-        "failing": [
-            {"feed": name, "times": failing.times, "error": failing.error.message}
-            for name, failing in coordinator.starting.failing.items()
-        ],
-    }
-
-
-def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[str, int]:
-    """Count bytes: those that `--memory` allows, that streams have reserved, that memfds take, and that positions in
-    transit take."""
-    return {
-        "allowed": coordinator.budget.memory,
-        "reserved": coordinator.budget.reserved,
-        "arena": arena.nbytes,
-        "positions": greeted.nbytes,
-    }
+def of_failing(coordinator: Coordinator) -> list[Failing]:
+    """Describe the feeds that cannot start yet."""
+    return [
+        Failing(feed=name, times=failing.times, error=failing.error.message)
+        for name, failing in coordinator.starting.failing.items()
+    ]
 
 
 def of_feed(
-    feed: ServedFeed, url: str, streams: Iterable[Stream], caches: CacheUsages, waits: Waits, checks: dict[str, int]
-) -> dict[str, object]:
+    feed: ServedFeed, url: str, streams: Iterable[Stream], caches: CacheUsages, waits: Waits, checks: Checks
+) -> Feed:
     """Describe a feed with the URL `url`: its plan, its figures over all `streams`, the use of its caches, the waits of
     all its consumers, and the spot checks of its samples."""
     own = [stream for stream in streams if stream.feed is feed]
-    return {
-        "name": feed.name,
-        "url": url,
-        "spec": str(feed.info.spec)[:_MOST_SPEC],
-        "batch_size": feed.info.batch_size,
-        "batches": feed.info.batches,
-        "samples": feed.info.samples,
-        "turn": feed.info.turn,
-        "lanes": feed.info.lanes,
-        "order": feed.info.order,
-        "splits": feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
-        "segment": feed.plan.segment,
-        "indexable": feed.plan.length is not None,
-        "on_error": feed.plan.on_error,
-        "consumers": sum(len(stream.consumers) for stream in own),
-        "slots": sum(len(stream.slots) for stream in own),
-        "sent": {"batches": feed.sent.batches, "samples": feed.sent.samples, "bytes": feed.sent.nbytes},
-        "errors": feed.errors,
-        "replays": feed.replays,
-        "waits": {name: value for name, value in _rounded(waits).items() if name != "holding_up"},
-        "cache": caches.status(feed.name, "", feed.plan.cache),
-        "part_caches": {part: caches.status(feed.name, part, path) for part, path in feed.plan.part_caches},
-        "checks": checks,
-        "skipped_count": feed.skipped_count,
-        "skipped": [
-            {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:_MOST_TEXT]}
+    return Feed(
+        name=feed.name,
+        url=url,
+        spec=str(feed.info.spec)[:_MOST_SPEC],
+        batch_size=feed.info.batch_size,
+        batches=feed.info.batches,
+        samples=feed.info.samples,
+        turn=feed.info.turn,
+        lanes=feed.info.lanes,
+        order=feed.info.order,
+        splits=feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
+        segment=feed.plan.segment,
+        indexable=feed.plan.length is not None,
+        on_error=feed.plan.on_error,
+        consumers=sum(len(stream.consumers) for stream in own),
+        slots=sum(len(stream.slots) for stream in own),
+        sent=Sent(batches=feed.sent.batches, samples=feed.sent.samples, bytes=feed.sent.nbytes),
+        errors=feed.errors,
+        replays=feed.replays,
+        waits=_rounded(waits, FeedWaits),
+        cache=caches.status(feed.name, "", feed.plan.cache),
+        part_caches={part: caches.status(feed.name, part, path) for part, path in feed.plan.part_caches},
+        checks=checks,
+        skipped_count=feed.skipped_count,
+        skipped=[
+            Skipped(epoch=one.epoch, split=one.split, samples=one.samples, why=one.why[:_MOST_TEXT])
             for one in feed.skipped
         ],
-    }
+    )
+
+
+def reported(worker: WorkerHandle, number: int) -> WorkerReport:
+    """Return the figures of a worker that its own host knows, for the head, which calls the worker `number`."""
+    return WorkerReport(
+        number=number,
+        pid=worker.pid,
+        restarts=worker.restarts,
+        ready=worker.ready,
+        given_up=worker.given_up,
+        stopped=worker.stopped,
+        doing=worker.doing,
+        spent=worker.spent,
+    )
 
 
 def of_worker(
     worker: WorkerHandle, *, leaving: bool = False, makes_batches: bool = True, memory: int | None = None
-) -> dict[str, object]:
-    """Describe a worker, its activity, and the memory of its process in bytes."""
-    return {
-        "number": worker.number,
-        "name": str(worker.number),
-        "host": None,
-        "makes_batches": makes_batches,
-        "pid": worker.pid,
-        "restarts": worker.restarts,
-        "ready": worker.ready,
-        "leaving": leaving,
-        "given_up": worker.given_up,
-        "stopped": worker.stopped,
-        "doing": worker.doing,
-        "memory": memory,
-        "processes": 0 if worker.pid is None else _processes_of(worker.pid),
-        "spent": worker.spent,
-    }
+) -> Worker:
+    """Describe a worker of the daemon, its activity, and the memory of its process in bytes."""
+    return Worker(
+        **asdict(reported(worker, worker.number)),
+        name=str(worker.number),
+        host=None,
+        makes_batches=makes_batches,
+        leaving=leaving,
+        memory=memory,
+        processes=0 if worker.pid is None else _processes_of(worker.pid),
+    )
 
 
 def _processes_of(worker: int) -> int:
@@ -221,52 +209,50 @@ def _processes_of(worker: int) -> int:
     return sum(not orphans.has_ended(pid) for pid in found)
 
 
-def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, object]]:
+def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[Worker]:
     """Describe the workers of a joined host, as the host has reported them."""
     return [
-        {
-            **_as_reported(*host.said[worker]),
-            "name": host.name_of(worker),
-            "host": host.name,
-            "makes_batches": True,
-            "processes": 0,
-            "memory": host.view.memory.get(worker),
-            "leaving": worker in leaving,
-            "ready": worker in host.there,
-        }
+        Worker(
+            **asdict(_as_of_now(*host.said[worker], ready=worker in host.there)),
+            name=host.name_of(worker),
+            host=host.name,
+            makes_batches=True,
+            leaving=worker in leaving,
+            memory=host.view.memory.get(worker),
+            processes=0,
+        )
         for worker in sorted(host.workers & host.said.keys())
     ]
 
 
-def _as_reported(worker: WorkerReport, at: float) -> dict[str, Any]:
-    """Return a report as JSON types. It arrived at `at`, in monotonic seconds, so the worker's activity is that much
-    older."""
-    described: dict[str, Any] = msgspec.to_builtins(worker)
-    if described["doing"] is not None:
-        described["doing"]["seconds"] = round(described["doing"]["seconds"] + time.monotonic() - at, 1)
-    return described
+def _as_of_now(worker: WorkerReport, at: float, *, ready: bool) -> WorkerReport:
+    """Return a report that arrived at `at`, in monotonic seconds: the worker's activity is that much older."""
+    doing = worker.doing
+    if doing is not None:
+        doing = replace(doing, seconds=round(doing.seconds + time.monotonic() - at, 1))
+    return replace(worker, doing=doing, ready=ready)
 
 
-def of_host(host: JoinedHost, streams: Iterable[Stream]) -> dict[str, object]:
+def of_host(host: JoinedHost, streams: Iterable[Stream]) -> Host:
     """Describe a joined host, and the lanes that it makes for these streams."""
     report = host.report
-    return {
-        "name": host.name,
-        "address": host.address,
-        "state": "leaving" if host.leaving else "working" if host.working else "starting",
-        "workers": len(host.workers),
-        "ready": len(host.there),
-        "lanes": sum(stream.view.lanes_of(host.workers) for stream in streams),
-        "slots": host.slots,
-        "awaited_seconds": round(host.awaited, 3),
-        "received_bytes": host.received,
-        "fetched_bytes": host.fetched,
-        "lent_bytes": 0 if report is None else report.lent,
-        "silent_seconds": round(time.monotonic() - host.heard, 1),
-        "memory": None if report is None else {"used": report.memory, "allowed": report.allowed},
-        "unsent_bytes": None if report is None else report.unsent,
-        "cpus": None if report is None else report.cpus,
-    }
+    return Host(
+        name=host.name,
+        address=host.address,
+        state="leaving" if host.leaving else "working" if host.working else "starting",
+        workers=len(host.workers),
+        ready=len(host.there),
+        lanes=sum(stream.view.lanes_of(host.workers) for stream in streams),
+        slots=host.slots,
+        awaited_seconds=round(host.awaited, 3),
+        received_bytes=host.received,
+        fetched_bytes=host.fetched,
+        lent_bytes=0 if report is None else report.lent,
+        silent_seconds=round(time.monotonic() - host.heard, 1),
+        memory=None if report is None else HostMemory(used=report.memory, allowed=report.allowed),
+        unsent_bytes=None if report is None else report.unsent,
+        cpus=None if report is None else report.cpus,
+    )
 
 
 def of_streams(
@@ -274,50 +260,54 @@ def of_streams(
     coordinator: Coordinator,
     unsent: Callable[[bytes], bool],
     waits: Callable[[int], Waits],
-) -> dict[str, object]:
+) -> tuple[list[stream_status.Stream], int]:
     """Describe the first `_MOST_STREAMS` consumers that read a stream, and count the others.
 
     `unsent` returns whether bytes wait for a connection over TCP, and `waits` returns a consumer's waits.
     """
     consumers = coordinator.consumers
     reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]
-    return {
-        "streams": [
-            {
-                **_stream(session, consumer, coordinator.stream_read_by(consumer)),
-                "unsent": session.peer is None and unsent(session.routing_id),
-                "waits": _rounded(waits(consumer.number)),
-            }
-            for session, consumer in reading[:_MOST_STREAMS]
-        ],
-        "more_streams": max(0, len(reading) - _MOST_STREAMS),
-    }
+    described = [
+        _stream(
+            session,
+            consumer,
+            coordinator.stream_read_by(consumer),
+            unsent=session.peer is None and unsent(session.routing_id),
+            waits=waits(consumer.number),
+        )
+        for session, consumer in reading[:_MOST_STREAMS]
+    ]
+    return described, max(0, len(reading) - _MOST_STREAMS)
 
 
-def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, object]:
-    return {
-        "stream": stream.number,
-        "feed": session.feed,
-        "client": session.client,
-        "key": None if session.key is None else session.key.name,
-        "transport": session.transport,
-        "epoch": consumer.begun,
-        "reading": consumer.reading,
-        "batches": stream.view.batches,
-        "sent": consumer.sent,
-        "handed": consumer.handed,
-        "slots": len(stream.slots),
-        "production": {"slots": stream.share.production, "used": stream.production.turns.held},
-        "slot_bytes": stream.slots.slot_nbytes,
-        "rank": consumer.rank if stream.share.consumers > 1 else None,
-        "made_near": stream.view.made_near,
-        "made_anywhere_because": stream.view.why_made_anywhere,
-        "error": _short(stream.error),
-    }
+def _stream(
+    session: Session, consumer: Consumer, stream: Stream, *, unsent: bool, waits: Waits
+) -> stream_status.Stream:
+    return stream_status.Stream(
+        stream=stream.number,
+        feed=session.feed,
+        client=session.client,
+        key=None if session.key is None else session.key.name,
+        transport=session.transport,
+        epoch=consumer.begun,
+        reading=consumer.reading,
+        batches=stream.view.batches,
+        sent=consumer.sent,
+        handed=consumer.handed,
+        slots=len(stream.slots),
+        production=Production(slots=stream.share.production, used=stream.production.turns.held),
+        slot_bytes=stream.slots.slot_nbytes,
+        rank=consumer.rank if stream.share.consumers > 1 else None,
+        made_near=stream.view.made_near,
+        made_anywhere_because=stream.view.why_made_anywhere,
+        error=_short(stream.error),
+        unsent=unsent,
+        waits=_rounded(waits, stream_status.Waits),
+    )
 
 
-def _rounded(waits: Waits) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in dataclasses.asdict(waits).items()}
+def _rounded(waits: Waits, kind: type[AnyWaits]) -> AnyWaits:
+    return kind(**{name: round(getattr(waits, name), 3) for name in kind.__struct_fields__})
 
 
 def _short(error: PenstockError | None) -> str | None:

@@ -18,6 +18,7 @@ from penstock_proto import messages as m
 from penstock_proto.security import unix_address
 from penstock_proto.security.keys import ClientKeys, needs_key
 from penstock_proto.status import asking
+from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec, libzmq, seqpacket, urls, zmtp_dealer
 from penstock_proto.transport.urls import Address
 
@@ -28,7 +29,7 @@ _AGAIN = 0.1
 """Seconds between two attempts to connect."""
 
 
-def status(url: str, timeout: float, keys: ClientKeys | None = None) -> dict[str, Any]:
+def status(url: str, timeout: float, keys: ClientKeys | None = None) -> Status:
     """Return the daemon's status, whose texts are safe to print.
 
     Args:
@@ -98,7 +99,7 @@ def stop(
     *,
     now: bool,
     timeout: float | None,
-    still_waiting: Callable[[dict[str, Any]], None],
+    still_waiting: Callable[[Status], None],
     every: float = 10.0,
     keys: ClientKeys | None = None,
 ) -> None:
@@ -126,14 +127,14 @@ def stop(
         while not _ended(process, connection, every if deadline is None else min(every, deadline - time.monotonic())):
             if deadline is not None and time.monotonic() >= deadline:
                 hint = "" if now else ": it lets epochs that are being read finish, `penstock stop --now` does not wait"
-                raise Unreachable(f"the daemon at {url} (pid {state['pid']}) did not stop within {timeout:g} s{hint}")
+                raise Unreachable(f"the daemon at {url} (pid {state.pid}) did not stop within {timeout:g} s{hint}")
             with contextlib.suppress(Unreachable):  # it may be stopping just now
                 state = status(url, patience, keys)
             if not _ended(process, connection, 0):
                 still_waiting(state)
 
 
-def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, int, int]]:
+def stacks(url: str, state: Status, timeout: float) -> list[tuple[int, int, int]]:
     """Return, for each worker of a daemon that is ready, its number, its process id and the fd of its stacks file.
 
     Args:
@@ -175,9 +176,7 @@ def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, i
 
 
 @contextlib.contextmanager
-def profile_hosts(
-    url: str, state: dict[str, Any], seconds: float, rate: float, timeout: float
-) -> Iterator[socket.socket]:
+def profile_hosts(url: str, state: Status, seconds: float, rate: float, timeout: float) -> Iterator[socket.socket]:
     """Tell joined hosts to sample the stacks of their workers until the context ends. Yield a non-blocking connection
     that delivers the samples (see ProfileHosts).
 
@@ -206,24 +205,24 @@ def _is_of(pid: int, user: int) -> bool:
         return True
 
 
-def _check_processes(url: str, state: dict[str, Any], connection: socket.socket) -> None:
+def _check_processes(url: str, state: Status, connection: socket.socket) -> None:
     """Refuse a daemon whose processes have other ids here: signals would go to other processes.
 
     Raises:
         Unreachable: the daemon is in another PID namespace.
     """
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if pid != state["pid"]:
+    if pid != state.pid:
         raise Unreachable(
             f"cannot profile the daemon at {url} from here: it runs in another container, whose processes cannot be "
             "signalled; run this there (docker exec)"
         )
 
 
-def _check_feed(address: Address, state: dict[str, Any]) -> None:
+def _check_feed(address: Address, state: Status) -> None:
     """Refuse an address with a feed that the daemon does not serve. Accept any name until the daemon is ready."""
-    served = [one["name"] for one in state["feeds"]]
-    if address.feed and state["ready"] and address.feed not in served:
+    served = [one.name for one in state.feeds]
+    if address.feed and state.ready and address.feed not in served:
         said = f"no feed {address.feed!r} is served at {address.endpoint}; there are: {', '.join(sorted(served))}"
         raise UnknownFeed(said)
 
@@ -252,12 +251,12 @@ def _ended(process: int, connection: socket.socket, timeout: float) -> bool:
 
 
 @contextlib.contextmanager
-def _beside(url: str, state: dict[str, Any], verb: str, signals: str, timeout: float) -> Iterator[socket.socket]:
+def _beside(url: str, state: Status, verb: str, signals: str, timeout: float) -> Iterator[socket.socket]:
     """Connect to a daemon on this host, read its greeting, and yield the unix connection."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(timeout)
-            unix_address.connect(connection, state["unix"], None if os.geteuid() == 0 else {0, os.geteuid()})
+            unix_address.connect(connection, state.unix, None if os.geteuid() == 0 else {0, os.geteuid()})
             greeting, ledger = seqpacket.receive(connection)
             if ledger is not None:
                 os.close(ledger)
@@ -265,7 +264,7 @@ def _beside(url: str, state: dict[str, Any], verb: str, signals: str, timeout: f
                 raise PermissionError("it belongs to another user")
             yield connection
     except OSError as error:
-        or_signals = f", or send {signals} to its process {state['pid']}" if signals else ""
+        or_signals = f", or send {signals} to its process {state.pid}" if signals else ""
         raise Unreachable(
             f"cannot {verb} the daemon at {url} from here ({error}): run this on the daemon's host, as root or as the "
             f"user who started the daemon{or_signals}"
@@ -285,7 +284,7 @@ def _process_behind(connection: socket.socket) -> Iterator[int]:
         os.close(process)
 
 
-def _asked(address: Address, keys: ClientKeys | None, deadline: float) -> dict[str, Any] | None:
+def _asked(address: Address, keys: ClientKeys | None, deadline: float) -> Status | None:
     """Return the daemon's status, or None if it cannot be reached now or closes the connection."""
     endpoint = address.endpoint
     # Without keys anybody may be there, and libzmq collects a message of many frames without limit.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock_proto.messages import CacheUsed
+from penstock_proto.status.feed_status import Cache
 
 
 @dataclass(slots=True)
@@ -39,8 +40,8 @@ class CacheUsages:
         self._warn_once = warn_once
         self._used: dict[tuple[str, str], CacheUsage] = {}
 
-    def status(self, feed: str, part: str, directory: str | None) -> dict[str, object] | None:
-        """Describe the cache of a feed as JSON types. Return None if it has none (no `directory`).
+    def status(self, feed: str, part: str, directory: str | None) -> Cache | None:
+        """Describe the cache of a feed for the status. Return None if it has none (no `directory`).
 
         Args:
             feed: name of the feed.
@@ -50,14 +51,14 @@ class CacheUsages:
         if directory is None:
             return None
         used = self._used.get((feed, part), CacheUsage())
-        return {
-            "directory": directory,
-            "bytes": used.nbytes,
-            "hits": used.hits,
-            "misses": used.misses,
-            "written": used.written,
-            "problem": used.problem or None,
-        }
+        return Cache(
+            directory=directory,
+            bytes=used.nbytes,
+            hits=used.hits,
+            misses=used.misses,
+            written=used.written,
+            problem=used.problem or None,
+        )
 
     def note(self, said: CacheUsed) -> None:
         """Add a worker's report."""

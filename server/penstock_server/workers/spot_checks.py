@@ -16,6 +16,7 @@ from msgspec import structs
 
 from penstock_proto import FeedError
 from penstock_proto import messages as m
+from penstock_proto.status.feed_status import Checks
 
 from ..coordinator import Coordinator
 from ..coordinator.vocabulary import events as on
@@ -68,9 +69,9 @@ class SpotChecks:
         self._compared: Counter[str] = Counter()
         self._different: Counter[str] = Counter()
 
-    def figures(self, feed: str) -> dict[str, int]:
+    def figures(self, feed: str) -> Checks:
         """Return how many samples of the feed were compared, and how many checks have found a difference."""
-        return {"samples": self._compared[feed], "different": self._different[feed]}
+        return Checks(samples=self._compared[feed], different=self._different[feed])
 
     def report(self, worker: int, check: m.SpotCheck) -> None:
         """Ask another worker to make samples again that `worker` has made, if one has time."""

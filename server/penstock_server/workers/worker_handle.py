@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock_proto.messages import Doing, TimeSpent
+
 from ..net.peer import Peer
 from ..worker_state import activity, stacks
 from ..worker_state.activity import Activity, Spent
@@ -72,18 +74,18 @@ class WorkerHandle:
         return None if self.process is None else self.process.pid
 
     @property
-    def doing(self) -> dict[str, object] | None:
+    def doing(self) -> Doing | None:
         """For status: what it works on, the samples read so far if that is a split, and the seconds since its last
         progress; None if it has no work."""
         now = self.look()
         if now is None or now.run < 0 or now.waits:
             return None
-        return {
-            "what": now.split,
-            "split": now.split if now.number >= 0 else None,
-            "samples": now.samples,
-            "seconds": round(now.since_seconds, 1),
-        }
+        return Doing(
+            what=now.split,
+            split=now.split if now.number >= 0 else None,
+            samples=now.samples,
+            seconds=round(now.since_seconds, 1),
+        )
 
     @property
     def stopped(self) -> bool:
@@ -103,13 +105,13 @@ class WorkerHandle:
         return 0.0 if self._unread_since is None else now - self._unread_since
 
     @property
-    def spent(self) -> dict[str, float] | None:
+    def spent(self) -> TimeSpent | None:
         """For status: where the process's time went since it was ready, and how long it had, or waited for, a CPU."""
         spent, pid = self.time_spent(), self.pid
         if spent is None or pid is None:
             return None
         had, wanted = _cpu_seconds(pid)
-        return {**dataclasses.asdict(spent), "cpu_seconds": had, "cpu_wait_seconds": wanted}
+        return TimeSpent(**dataclasses.asdict(spent), cpu_seconds=had, cpu_wait_seconds=wanted)
 
     @property
     def stacks(self) -> tuple[int, int] | None:

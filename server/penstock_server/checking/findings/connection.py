@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import zmq
 
@@ -21,6 +20,7 @@ from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.security import trusted, unix_address
 from penstock_proto.security.keys import client_keys
+from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec, seqpacket, urls
 
 from ...to_daemon import control
@@ -91,7 +91,7 @@ class Connection:
     connected: float = 0.0
     same_host: bool = False
     error: PenstockError | None = None
-    state: dict[str, Any] | None = None
+    state: Status | None = None
     unix: str = ""
     encrypted: bool = False
     trips: list[float] = field(default_factory=list)
@@ -129,9 +129,9 @@ def attempt(
     except PenstockError as error:
         seen.error = error
         return seen
-    seen.unix = _unix(seen.state["unix"], None if own else trusted.users(None))
-    feeds = [feed["name"] for feed in seen.state["feeds"]]
-    if not seen.state["ready"] or not feeds:
+    seen.unix = _unix(seen.state.unix, None if own else trusted.users(None))
+    feeds = [feed.name for feed in seen.state.feeds]
+    if not seen.state.ready or not feeds:
         return seen
     feed = seen.feed or feeds[0]
     seen.encrypted = own is not None

@@ -43,11 +43,11 @@ def rows(seen: Connection) -> Iterator[tuple[str, str]]:
         yield "tcp", f"{seen.reached} ({where}) answers in {_ms(seen.connected)}"
     state = seen.state
     if state is not None:
-        feeds = ", ".join(feed["name"] for feed in state["feeds"]) or "none yet"
+        feeds = ", ".join(feed.name for feed in state.feeds) or "none yet"
         yield (
             "daemon",
-            f"process {state['pid']}, up {state['seconds']:,.0f} s, protocol version {state['version']} (here: "
-            f"{VERSION}), {len(state['workers'])} workers, feeds: {feeds}",
+            f"process {state.pid}, up {state.seconds:,.0f} s, protocol version {state.version} (here: "
+            f"{VERSION}), {len(state.workers)} workers, feeds: {feeds}",
         )
         if seen.encrypted:
             yield "keys", "the daemon accepts them, and TCP is encrypted"
@@ -79,8 +79,8 @@ def as_json(seen: Connection) -> dict[str, Any]:
         "connect_seconds": seen.connected,
         "daemon": None
         if state is None
-        else {key: state[key] for key in ("pid", "version", "seconds", "ready")}
-        | {"feeds": [feed["name"] for feed in state["feeds"]], "workers": len(state["workers"])},
+        else {"pid": state.pid, "version": state.version, "seconds": state.seconds, "ready": state.ready}
+        | {"feeds": [feed.name for feed in state.feeds], "workers": len(state.workers)},
         "transport": _transport(seen) if state is not None else None,
         "why": _transport_in_words(seen) if state is not None else None,
         "trip_seconds": seen.trips,
@@ -183,22 +183,22 @@ def _daemon(seen: Connection) -> Iterator[Finding]:
     state = seen.state
     if state is None:
         return
-    for failing in state.get("failing", []):
+    for failing in state.failing:
         yield Finding(
-            WARNING, "daemon", f"feed {failing['feed']} cannot be started; the daemon tries again: {failing['error']}"
+            WARNING, "daemon", f"feed {failing.feed} cannot be started; the daemon tries again: {failing.error}"
         )
-    if not state["ready"] and not state.get("failing"):
+    if not state.ready and not state.failing:
         yield Finding(WARNING, "daemon", "its feeds are not ready yet", fix="see its log; trainers wait meanwhile")
-    if state.get("draining"):
+    if state.draining:
         yield Finding(WARNING, "daemon", "it stops when the current epochs have ended, and begins no new ones")
-    if state.get("internal_errors"):
+    if state.internal_errors:
         yield Finding(
             WARNING,
             "daemon",
-            f"it has counted {state['internal_errors']} internal errors",
+            f"it has counted {state.internal_errors} internal errors",
             fix="report them; their tracebacks are in its log",
         )
-    lost = [worker for worker in state["workers"] if worker.get("given_up")]
+    lost = [worker for worker in state.workers if worker.given_up]
     if lost:
         yield Finding(
             WARNING,
