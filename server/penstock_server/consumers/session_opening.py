@@ -14,7 +14,7 @@ from penstock_proto import ConnectionLost, PenstockError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.batches.position import unpack
 
-from ..coordinator import Coordinator
+from ..coordinator import CoordinatorView
 from ..coordinator.vocabulary import events as on
 from ..coordinator.vocabulary.ask import Ask
 from ..logs.rate_limited_log import RateLimitedLog
@@ -35,7 +35,7 @@ class Opening:
     """Takes the messages of clients that are not consumers yet.
 
     Args:
-        coordinator: makes the decisions; only read here.
+        coordinator: makes the decisions.
         tell: tells the coordinator of an event, and carries out its commands.
         table: the sessions.
         out: sends answers.
@@ -52,7 +52,7 @@ class Opening:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         tell: Callable[[on.Event], None],
         table: SessionTable,
         out: ToConsumers,

@@ -19,7 +19,7 @@ from penstock_proto import ConnectionLost, KeyRefused, PenstockError, ProtocolEr
 from penstock_proto import messages as m
 from penstock_proto.transport import codec
 
-from ..coordinator import Coordinator, a_bug
+from ..coordinator import CoordinatorView, a_bug
 from ..coordinator.vocabulary import events as on
 from ..coordinator.vocabulary.commands import SendSlab
 from ..logs.bugs import Bugs
@@ -51,7 +51,7 @@ class Sessions:
     """All sessions.
 
     Args:
-        coordinator: makes the decisions; only read here.
+        coordinator: makes the decisions.
         tell: tells the coordinator of an event, and carries out its commands.
         router: the connections over ZeroMQ.
         unix: the abstract unix address for consumers on this host.
@@ -73,7 +73,7 @@ class Sessions:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         tell: Callable[[on.Event], None],
         router: Router,
         unix: str,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from penstock_proto.status.figures import size
 
-from ..coordinator import Coordinator
+from ..coordinator import CoordinatorView
 from ..feed.feed_warnings import mixing_warning, workers_warning
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class StartingFeeds:
     """Follows each feed from the daemon's start until its URL is logged.
 
     Args:
-        coordinator: makes the decisions; only read here.
+        coordinator: makes the decisions.
         feeds: number of feeds that the daemon is to serve.
         endpoint: the `tcp://address:port` at which the daemon listens.
         advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `endpoint`.
@@ -35,7 +35,7 @@ class StartingFeeds:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         *,
         feeds: int,
         endpoint: str,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
 
-from ..coordinator import Coordinator, wire
+from ..coordinator import CoordinatorView, wire
 from ..coordinator.vocabulary import events as on
 from ..coordinator.vocabulary.commands import SendSlab
 from ..net.addresses import is_loopback
@@ -30,7 +30,7 @@ class ToConsumers:
     """The way to each consumer, with the slabs that wait for their bytes.
 
     Args:
-        coordinator: makes the decisions; only read here.
+        coordinator: makes the decisions.
         tell: tells the coordinator of an event.
         router: the connections over ZeroMQ.
         kept: the batches that other hosts keep.
@@ -42,7 +42,7 @@ class ToConsumers:
     look: Callable[[str, SendSlab, Memfd], None] | None = None
 
     def __init__(
-        self, coordinator: Coordinator, tell: Callable[[on.Event], None], router: Router, kept: KeptBatches
+        self, coordinator: CoordinatorView, tell: Callable[[on.Event], None], router: Router, kept: KeptBatches
     ) -> None:
         self._coordinator = coordinator
         self._tell = tell

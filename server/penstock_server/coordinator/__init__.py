@@ -2,5 +2,6 @@
 
 from .coordinator import Coordinator
 from .stream.affected import a_bug
+from .view import CoordinatorView
 
-__all__ = ["Coordinator", "a_bug"]
+__all__ = ["Coordinator", "CoordinatorView", "a_bug"]

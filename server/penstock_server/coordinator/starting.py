@@ -6,7 +6,7 @@ not start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -74,6 +74,11 @@ class Starting:
         return bool(self._listings) and all(
             self._plans[feed].on_error == "retry" for _, feed in self._listings.values()
         )
+
+    @property
+    def first_samples(self) -> Mapping[str, do.Compare]:
+        """The comparisons that each joining host makes, by feed."""
+        return self.checks.of_hosts
 
     def imported(self, worker: int, plans: Iterable[FeedPlan]) -> bool:
         """Note that a worker has imported the feeds. The first one to do so is asked for splits and samples.

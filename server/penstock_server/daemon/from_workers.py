@@ -11,7 +11,7 @@ from penstock_proto import messages as m
 from penstock_proto.transport import codec
 
 from ..consumers.starting_feeds import StartingFeeds
-from ..coordinator import Coordinator, wire
+from ..coordinator import CoordinatorView, wire
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary import events as on
 from ..coordinator.vocabulary.feeds import SplitsInfo
@@ -31,7 +31,7 @@ class FromWorkers:
     """Receives the messages of all workers, the daemon's own and those of hosts.
 
     Args:
-        coordinator: makes the decisions; only read here.
+        coordinator: makes the decisions.
         dispatch: passes events to it.
         supervisor: the worker processes.
         to_workers: sends messages to them.
@@ -49,7 +49,7 @@ class FromWorkers:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         dispatch: Dispatch,
         *,
         supervisor: Supervisor,

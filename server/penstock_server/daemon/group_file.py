@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock_proto import DaemonStopped, PenstockError, StartError
 
 from ..consumers.sessions import Sessions
-from ..coordinator import Coordinator
+from ..coordinator import CoordinatorView
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary import events as on
 from ..logs.rate_limited_log import RateLimitedLog
@@ -30,7 +30,7 @@ class GroupFile:
 
     Args:
         state: the file.
-        coordinator: makes the decisions; only read here.
+        coordinator: makes the decisions.
         sessions: the consumers.
         tell: tells the coordinator of an event.
         fail: called with the error if the file cannot even be read: the daemon ends.
@@ -39,7 +39,7 @@ class GroupFile:
     def __init__(
         self,
         state: StateFile,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         sessions: Sessions,
         *,
         tell: Callable[[on.Event], None],

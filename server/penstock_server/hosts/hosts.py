@@ -13,7 +13,7 @@ from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 from penstock_proto.status.figures import size
 
-from ..coordinator import Coordinator, a_bug
+from ..coordinator import CoordinatorView, a_bug
 from ..coordinator.stream.budget import enough
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary import events as on
@@ -59,7 +59,7 @@ class Hosts:
 
     Args:
         feeds: MODULE:ATTR of each feed.
-        coordinator: the coordinator, whose state is only read here.
+        coordinator: makes the decisions.
         router: the connections.
         tell: passes an event to the coordinator.
         take: handles a message from a worker.
@@ -81,7 +81,7 @@ class Hosts:
     def __init__(
         self,
         feeds: Sequence[str],
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         router: Router,
         tell: Callable[[on.Event], None],
         *,
@@ -346,7 +346,7 @@ class Hosts:
     @property
     def first_samples(self) -> Mapping[str, do.Compare]:
         """The commands to compare the feeds' first samples."""
-        return self._coordinator.starting.checks.of_hosts
+        return self._coordinator.starting.first_samples
 
     def came(self, worker: int, message: m.Imported) -> None:
         """Handle a worker that has imported the feeds."""

@@ -7,7 +7,7 @@ from collections import deque
 
 from penstock_proto.status.status_history import WINDOW
 
-from ..coordinator.vocabulary.workers import Workers
+from ..coordinator.view import WorkersView
 from ..machine import cpus
 from ..status.current_status import CurrentStatus
 from .auto_workers import LOOKED, AutoWorkers
@@ -28,7 +28,7 @@ class AutoScaling:
         on: whether the number follows the load. False once a user has asked for a number.
     """
 
-    def __init__(self, scaling: Scaling, status: CurrentStatus, workers: Workers) -> None:
+    def __init__(self, scaling: Scaling, status: CurrentStatus, workers: WorkersView) -> None:
         self.on = True
         self._scaling = scaling
         self._status = status

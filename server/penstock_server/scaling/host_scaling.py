@@ -10,7 +10,7 @@ from typing import Protocol
 from penstock_proto import StartError
 from penstock_proto.status.status_shape import HostEngine
 
-from ..coordinator.vocabulary.workers import Workers
+from ..coordinator.view import WorkersView
 from ..hosts.joined_host import JoinedHost
 from ..status.current_status import CurrentStatus
 from .auto_workers import LOOKED, AutoWorkers
@@ -55,7 +55,7 @@ class HostScaling:
     """
 
     def __init__(
-        self, engine: Engine | None, status: CurrentStatus, workers: Workers, joined: Iterable[JoinedHost]
+        self, engine: Engine | None, status: CurrentStatus, workers: WorkersView, joined: Iterable[JoinedHost]
     ) -> None:
         self._engine = engine
         self._status = status

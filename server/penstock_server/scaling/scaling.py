@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ..coordinator import Coordinator
+from ..coordinator import CoordinatorView
 from ..coordinator.vocabulary import events as on
 from ..machine import descriptors
 from ..workers.supervisor import Supervisor
@@ -18,7 +18,7 @@ class Scaling:
     """Starts and retires workers until there are as many as are wanted.
 
     Args:
-        coordinator: makes the decisions; only read here.
+        coordinator: makes the decisions.
         tell: tells the coordinator of an event.
         supervisor: starts the worker processes.
         to_workers: sends messages to workers.
@@ -28,7 +28,7 @@ class Scaling:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         tell: Callable[[on.Event], None],
         supervisor: Supervisor,
         to_workers: ToWorkers,

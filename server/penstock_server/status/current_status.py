@@ -15,7 +15,7 @@ from penstock_proto.status.worker_status import Worker
 
 from ..consumers.sessions import Sessions
 from ..consumers.starting_feeds import StartingFeeds
-from ..coordinator import Coordinator
+from ..coordinator import CoordinatorView
 from ..hosts.hosts import Hosts
 from ..logs.bugs import Bugs
 from ..machine import cpus
@@ -43,7 +43,7 @@ class CurrentStatus:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         *,
         draining: Callable[[], bool],
         adjusting: Callable[[], bool],

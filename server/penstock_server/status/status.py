@@ -24,7 +24,7 @@ from penstock_proto.status.worker_status import Worker
 
 from ..consumers.greeted import Greeted
 from ..consumers.session import Session
-from ..coordinator import Coordinator
+from ..coordinator import CoordinatorView
 from ..coordinator.stream.stream import Stream
 from ..coordinator.vocabulary.consumer import Consumer
 from ..coordinator.vocabulary.feeds import ServedFeed
@@ -120,7 +120,7 @@ def _shortened_worker(worker: Worker) -> Worker:
     return replace(worker, doing=replace(doing, what=doing.what[:_MOST_TEXT], split=split))
 
 
-def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> Memory:
+def of_memory(coordinator: CoordinatorView, arena: Arena, greeted: Greeted) -> Memory:
     """Count the bytes of all streams."""
     return Memory(
         allowed=coordinator.budget.memory,
@@ -130,7 +130,7 @@ def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> Memor
     )
 
 
-def of_failing(coordinator: Coordinator) -> list[Failing]:
+def of_failing(coordinator: CoordinatorView) -> list[Failing]:
     """Describe the feeds that cannot start yet."""
     return [
         Failing(feed=name, times=failing.times, error=failing.error.message)
@@ -257,7 +257,7 @@ def of_host(host: JoinedHost, streams: Iterable[Stream]) -> Host:
 
 def of_streams(
     sessions: Iterable[Session],
-    coordinator: Coordinator,
+    coordinator: CoordinatorView,
     unsent: Callable[[bytes], bool],
     waits: Callable[[int], Waits],
 ) -> tuple[list[stream_status.Stream], int]:
@@ -266,7 +266,11 @@ def of_streams(
     `unsent` returns whether bytes wait for a connection over TCP, and `waits` returns a consumer's waits.
     """
     consumers = coordinator.consumers
-    reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]
+    reading = [
+        (session, consumers[session.consumer])
+        for session in sessions
+        if session.consumer is not None and session.consumer in consumers
+    ]
     described = [
         _stream(
             session,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..consumers.session import Session
 from ..consumers.session_table import SessionTable
-from ..coordinator import Coordinator
+from ..coordinator import CoordinatorView
 from ..coordinator.vocabulary.consumer import Consumer
 
 EVERY = 0.1
@@ -71,7 +71,7 @@ class Looks:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         table: SessionTable,
         unsent: Callable[[bytes], int],
         unfetched: Callable[[int], int],

@@ -18,7 +18,7 @@ from penstock_proto import FeedError
 from penstock_proto import messages as m
 from penstock_proto.status.feed_status import Checks
 
-from ..coordinator import Coordinator
+from ..coordinator import CoordinatorView
 from ..coordinator.vocabulary import events as on
 from ..feed.feed_warnings import MOST_DIFFERENT
 from .to_workers import ToWorkers
@@ -43,7 +43,7 @@ class SpotChecks:
     """The samples that are made again now, and what was found.
 
     Args:
-        coordinator: makes the decisions; only read here.
+        coordinator: makes the decisions.
         tell: passes events to it.
         to_workers: sends messages to workers.
         warn: logs a warning about a feed, once.
@@ -52,7 +52,7 @@ class SpotChecks:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorView,
         tell: Callable[[on.Event], None],
         to_workers: ToWorkers,
         *,
