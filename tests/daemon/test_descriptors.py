@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -331,11 +332,13 @@ def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up
         supervisor = Supervisor(
             WorkerConfig(feeds=(f"{tmp_path / 'feeds.py'}:feed",)),
             1,
-            lambda number, data, fd: heard.append(codec.from_worker(data)),
-            lambda number, how, doing: supervisor.send(0, codec.encode(m.Shutdown())) if wanting["left"] else None,
-            lambda number, why: heard.append(why),
         )
-        supervisor.start()
+        reports: Any = SimpleNamespace(
+            heard=lambda number, data, fd: heard.append(codec.from_worker(data)),
+            died=lambda number, how, doing: supervisor.send(0, codec.encode(m.Shutdown())) if wanting["left"] else None,
+            given_up=lambda number, why: heard.append(why),
+        )
+        supervisor.start(reports)
         try:
             while not heard:
                 await asyncio.sleep(0.01)

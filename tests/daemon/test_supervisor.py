@@ -51,8 +51,8 @@ class Watched:
         self.why: list[str] = []
         self.at_death: Callable[[int], None] = lambda number: None
         config = WorkerConfig(feeds=(feed,), hang_timeout=hang_timeout)
-        self.supervisor = Supervisor(config, count, self._data, self._death, self._given_up)
-        self.supervisor.start()
+        self.supervisor = Supervisor(config, count)
+        self.supervisor.start(self)
 
     def count(self, what: str, number: int) -> int:
         return self.told.count((what, number))
@@ -65,7 +65,7 @@ class Watched:
     async def imported(self, number: int, times: int = 1) -> None:
         await self.until(lambda: self.count("imported", number) >= times)
 
-    def _data(self, number: int, data: bytes, fd: int | None) -> None:
+    def heard(self, number: int, data: bytes, fd: int | None) -> None:
         if fd is not None:
             os.close(fd)
         message = codec.from_worker(data)
@@ -73,13 +73,13 @@ class Watched:
         if isinstance(message, m.Imported):
             self.supervisor.ready(number)
 
-    def _death(self, number: int, how: str, doing: Activity | None) -> None:
+    def died(self, number: int, how: str, doing: Activity | None) -> None:
         self.told.append(("died", number))
         self.how.append(how)
         self.did.append(doing)
         self.at_death(number)
 
-    def _given_up(self, number: int, why: str) -> None:
+    def given_up(self, number: int, why: str) -> None:
         self.told.append(("given up", number))
         self.why.append(why)
 

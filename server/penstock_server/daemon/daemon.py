@@ -151,7 +151,7 @@ class Daemon:
             if self._config.until_stdin_closes:
                 loop.add_reader(0, self._stdin)
             self.endpoint = self._router.endpoint
-            parts.supervisor.start()
+            parts.supervisor.start(parts.from_workers)
             parts.standing.start()
             clock = self._clock(listener)
             clock.start()

@@ -112,13 +112,7 @@ class Parts:
             fail_start=lifecycle.fail,
             idle=lifecycle.idle,
         )
-        self.supervisor = Supervisor(
-            config,
-            workers,
-            lambda worker, data, fd: self.from_workers.heard(worker, data, fd),
-            lambda worker, how, doing: self.from_workers.died(worker, how, doing),
-            lambda worker, how: self.from_workers.given_up(worker, how),
-        )
+        self.supervisor = Supervisor(config, workers)
         self.standing = Standing(self.supervisor.workers, coordinator.streams, self._tell_of_standing)
         self.kept = KeptBatches()
         self.hosts = Hosts(

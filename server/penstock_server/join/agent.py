@@ -60,7 +60,7 @@ class Agent:
         self._stopped = asyncio.Event()
         self._disconnected = asyncio.Event()
         self._error: PenstockError | None = None
-        self._supervisor = Supervisor(config, self._count, self._data, self._died, self._given_up)
+        self._supervisor = Supervisor(config, self._count)
         self._workers = LocalWorkers(self._supervisor, range(self._count))
 
     async def run(self) -> None:
@@ -76,7 +76,7 @@ class Agent:
         if self._config.until_stdin_closes:
             loop.add_reader(0, self._stdin)
         agreement.sources(self._config.feeds)  # raises if there is no such module
-        self._supervisor.start()
+        self._supervisor.start(self)
         tasks = [loop.create_task(work) for work in (self._stopped.wait(), self._keep_joined(), self._each_second())]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -283,7 +283,8 @@ class Agent:
 
     # --- workers ---
 
-    def _data(self, worker: int, data: bytes, fd: int | None) -> None:
+    def heard(self, worker: int, data: bytes, fd: int | None) -> None:
+        """Handle a worker's message. Kill the worker if it breaks the protocol."""
         if fd is not None:
             os.close(fd)
         try:
@@ -315,7 +316,8 @@ class Agent:
         text = "worker %d is ready: its imports took %.2f s"
         log.info(text, worker, message.imports_seconds, extra={"event": "worker_ready", "worker": worker})
 
-    def _died(self, worker: int, how: str, doing: Activity | None) -> None:
+    def died(self, worker: int, how: str, doing: Activity | None) -> None:
+        """Handle the end of a worker's process."""
         self._imported.pop(worker, None)
         self._workers.new_process(worker)
         if self._membership is not None:
@@ -323,7 +325,8 @@ class Agent:
             log.error(text, worker, how, extra={"event": "worker_died", "worker": worker})
             self._membership.ended(worker, how, doing)
 
-    def _given_up(self, worker: int, how: str) -> None:
+    def given_up(self, worker: int, how: str) -> None:
+        """Handle a worker that the supervisor does not start again."""
         if self._membership is not None:
             self._membership.given_up(worker, how)
         if all(handle.given_up for handle in self._supervisor.workers.values()):

@@ -16,7 +16,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from penstock_proto.messages import Environment
 
@@ -60,32 +60,33 @@ _DUMP_SECONDS = 0.5
 """Seconds that a hung worker has to write its stack."""
 
 
+class Reports(Protocol):
+    """Takes what happens to workers."""
+
+    def heard(self, worker: int, data: bytes, fd: int | None) -> None:
+        """Handle a datagram from a worker, perhaps with a file descriptor."""
+
+    def died(self, worker: int, how: str, doing: Activity | None) -> None:
+        """Handle the end of a worker's process, after its last datagram: how it ended, and its last activity."""
+
+    def given_up(self, worker: int, how: str) -> None:
+        """Handle a worker that died too often: no further process is started in its place. It stays in
+        `Supervisor.workers` until it is retired."""
+
+
 class Supervisor:
     """Keeps workers running, at first `count` of them.
 
     Args:
         config: the feeds, and what workers get.
         count: how many workers.
-        on_data: called with (worker number, datagram, fd).
-        on_death: called with (worker number, how it ended, its last activity), after its last datagram.
-        on_given_up: called with (worker number, why), after `on_death`: no further process is started in this place.
-            It stays in `workers` until it is retired.
     """
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        count: int,
-        on_data: Callable[[int, bytes, int | None], None],
-        on_death: Callable[[int, str, Activity | None], None],
-        on_given_up: Callable[[int, str], None],
-    ) -> None:
-        self.workers = {number: WorkerHandle(number, on_data) for number in range(count)}
+    def __init__(self, config: WorkerConfig, count: int) -> None:
+        self.workers = {number: WorkerHandle(number, self._heard) for number in range(count)}
         self._leaving: set[WorkerHandle] = set()
         self._config = config
-        self._on_data = on_data
-        self._on_death = on_death
-        self._on_given_up = on_given_up
+        self._reports: Reports
         self._loop = asyncio.get_running_loop()
         self._stopping = False
         self._watch_timer: asyncio.TimerHandle | None = None
@@ -100,8 +101,10 @@ class Supervisor:
         self._forking = True
         self._fork_server: ForkServer | None = None
 
-    def start(self) -> None:
-        """Start all workers. Must be called on the main thread: a worker dies with the thread that started it."""
+    def start(self, reports: Reports) -> None:
+        """Start all workers, and report what happens to them. Must be called on the main thread: a worker dies with the
+        thread that started it."""
+        self._reports = reports
         for worker in self.workers.values():
             self._spawn(worker)
         self._watched = self._awake = time.monotonic()
@@ -125,13 +128,12 @@ class Supervisor:
         """
         if number is None:
             number = next(number for number in range(len(self.workers) + 1) if number not in self.workers)
-        worker = self.workers[number] = WorkerHandle(number, self._on_data)
+        worker = self.workers[number] = WorkerHandle(number, self._heard)
         self._spawn(worker)
         return number
 
     def retire(self, number: int, farewell: bytes) -> None:
-        """Send `farewell` to a worker that has no work left, and remove its place. No callback is called for it after
-        this.
+        """Send `farewell` to a worker that has no work left, and remove its place. Nothing more is reported of it.
 
         If the process has not ended after `FAREWELL_SECONDS`, it is killed.
         """
@@ -219,6 +221,9 @@ class Supervisor:
         deadline = time.monotonic() + _LAST_SWEEP
         while not self._orphans.kill(()) and time.monotonic() < deadline:
             await asyncio.sleep(_SWEEP_SECONDS)
+
+    def _heard(self, number: int, data: bytes, fd: int | None) -> None:
+        self._reports.heard(number, data, fd)
 
     def _sweep(self) -> None:
         """Kill the processes that workers have left to this process."""
@@ -340,13 +345,13 @@ class Supervisor:
             worker.failures_in_a_row += 1
             worker.restarts += 1
             worker.timer = self._loop.call_later(delay, self._spawn, worker)
-        self._on_death(number, how, last)
+        self._reports.died(number, how, last)
         if worker.given_up and not worker.leaving:
             text = (
                 f"died {worker.starts_without_ready} times in a row before it was ready, and will not be started again"
             )
             log.error("worker %d %s", number, text, extra={"event": "worker_given_up", "worker": number})
-            self._on_given_up(number, text)
+            self._reports.given_up(number, text)
 
     # --- workers that hang ---
 
