@@ -269,7 +269,7 @@ class Host:
 def test_profiles_go_to_who_asked_until_the_connection_or_the_host_ends() -> None:
     a, b, late = Host("a"), Host("b"), Host("late")
     hosts = cast(list[JoinedHost], [a, b])
-    served = profiles.Profiles(list, lambda: hosts, "/head/")
+    served = profiles.Profiles(list, hosts, "/head/")
     one, other = Asker(), Asker()
     for asker in (one, other):
         served.begin(cast(LocalPeer, asker), m.ProfileHosts(60, 100))

@@ -38,14 +38,14 @@ class Profiles:
     Args:
         stacks: returns the number, the process id and the fd of the stacks file of each of the daemon's own workers
             that is ready.
-        hosts: returns the joined hosts.
+        hosts: the joined hosts.
         folder: the folder of the first feed's file, or empty.
     """
 
     def __init__(
         self,
         stacks: Callable[[], Iterable[tuple[int, int, int]]],
-        hosts: Callable[[], Iterable[JoinedHost]],
+        hosts: Iterable[JoinedHost],
         folder: str,
     ) -> None:
         self._stacks = stacks
@@ -78,7 +78,7 @@ class Profiles:
         peer.opened()  # the connection may stay open while the profile lasts
         number = next(self._numbers)
         profile = self._profiles[number] = _Profile(peer, message.rate, time.monotonic() + message.seconds)
-        for host in self._hosts():
+        for host in self._hosts:
             if host.working:
                 self._ask(number, profile, host)
 

@@ -25,11 +25,10 @@ from ..coordinator.vocabulary.commands import SendSlab
 from ..logs.bugs import Bugs
 from ..logs.rate_limited_log import RateLimitedLog
 from ..net.local import LocalPeer
-from ..net.network import Router
 from ..net.version import check_version
 from ..shared_memory.arena import Memfd
-from ..shared_memory.kept import KeptBatches
 from . import local_requests
+from .fetching import Fetching
 from .local_requests import LocalRequests
 from .malformed import Malformed
 from .session import Session
@@ -53,7 +52,9 @@ class Sessions:
     Args:
         coordinator: makes the decisions.
         tell: tells the coordinator of an event, and carries out its commands.
-        router: the connections over ZeroMQ.
+        table: where to keep the sessions.
+        out: sends messages to consumers.
+        fetching: tells consumers from which hosts they can fetch.
         unix: the abstract unix address for consumers on this host.
         ready: returns whether all feeds are ready; until then Hellos wait.
         status: returns the text that answers a StatusRequest.
@@ -61,8 +62,6 @@ class Sessions:
             are.
         requests: answers the requests of programs on this host.
         join: called with a peer's id and its Join when a host asks to join; may raise an error.
-        kept: the batches that other hosts keep.
-        hosts: returns the addresses of the hosts from which consumers can fetch.
         bugs: notes unexpected errors.
 
     Attributes:
@@ -75,19 +74,19 @@ class Sessions:
         self,
         coordinator: CoordinatorView,
         tell: Callable[[on.Event], None],
-        router: Router,
-        unix: str,
+        table: SessionTable,
+        out: ToConsumers,
+        fetching: Fetching,
         *,
+        unix: str,
         ready: Callable[[], bool],
         status: Callable[[], str],
         fresh: Callable[[], bool],
         requests: LocalRequests,
         join: Callable[[bytes, m.Join], None],
-        kept: KeptBatches,
-        hosts: Callable[[], Iterable[m.HostAt]],
         bugs: Bugs,
     ) -> None:
-        self.table = SessionTable()
+        self.table = table
         self._log = RateLimitedLog(log)
         self.malformed = Malformed(self._log)
         self._coordinator = coordinator
@@ -95,8 +94,8 @@ class Sessions:
         self._join = join
         self._requests = requests
         self._bugs = bugs
-        self._hosts = hosts
-        self._out = ToConsumers(coordinator, tell, router, kept)
+        self._out = out
+        self._fetching = fetching
         self._status = StatusRequests(self._out, status, fresh)
         self.opening = Opening(
             coordinator,
@@ -162,7 +161,8 @@ class Sessions:
                 self.opening.position_part(message, session)
             case m.Open():
                 self.opening.open(message, routing_id, None)
-                self._tell_of_hosts(session, message)
+                if session is not None and session.opened and message.fetches:
+                    self._fetching.opened(session)
             case m.Join() if session is None:
                 self._join(routing_id, message)
             case m.StatusRequest():
@@ -285,28 +285,6 @@ class Sessions:
         if session is not None:
             self._out.send(session, message)
 
-    def host_at(self, where: m.HostAt) -> None:
-        """Tell consumers that they can fetch slabs from this host."""
-        for session in self.table:
-            if session.fetches:
-                self._out.host_at(session, where)
-
-    def _tell_of_hosts(self, session: Session | None, opened: m.Open) -> None:
-        if session is not None and session.opened and opened.fetches:
-            session.fetches = True
-            for where in self._hosts():
-                self._out.host_at(session, where)
-
-    def reach(self, stream: int, reader: int | None, host: int) -> bool:
-        """Return whether this consumer of a stream, or each of them if `reader` is None, can fetch slabs from the host.
-        No consumer can while a preview looks at slabs."""
-        if self._out.look is not None:
-            return False
-        reads = self._coordinator.streams.get(stream)
-        readers = [one.number for one in reads.consumers] if reads is not None else []
-        sessions = [self.table.by_consumer.get(one) for one in (readers if reader is None else [reader])]
-        return bool(sessions) and all(session is not None and host in session.reached for session in sessions)
-
     def refuse(self, consumer: int, error: PenstockError) -> None:
         """End the session of a consumer whose request the coordinator refuses."""
         session = self.table.by_consumer.get(consumer)
@@ -366,10 +344,7 @@ class Sessions:
                 while session.fetching and (seq := next(iter(session.fetching))) < message.handed:
                     del session.fetching[seq]
             case m.Reaches() if session.fetches:
-                if message.reached and any(message.host == where.host for where in self._hosts()):
-                    session.reached.add(message.host)
-                else:
-                    session.reached.discard(message.host)
+                self._fetching.said(session, message)
             case m.Resend():
                 self._out.resend(session, message.seq)
             case m.Leave():

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Protocol
 from penstock_proto import PenstockError
 from penstock_proto import messages as m
 
+from ..consumers.fetching import Fetching
 from ..consumers.local_requests import LocalRequests
 from ..consumers.profiles import Profiles
+from ..consumers.session_table import SessionTable
 from ..consumers.sessions import Sessions
 from ..consumers.starting_feeds import StartingFeeds
+from ..consumers.to_consumers import ToConsumers
 from ..coordinator import Coordinator
 from ..coordinator.vocabulary import events as on
 from ..hosts import agreement
+from ..hosts.host_table import HostTable
 from ..hosts.hosts import Hosts
-from ..hosts.joined_host import JoinedHost
 from ..http.watched import Watched
 from ..logs.bugs import Bugs
 from ..net.local import Listener
@@ -115,26 +118,8 @@ class Parts:
         self.supervisor = Supervisor(config, workers)
         self.standing = Standing(self.supervisor.workers, coordinator.streams, self._tell_of_standing)
         self.kept = KeptBatches()
-        self.hosts = Hosts(
-            config.feeds,
-            coordinator,
-            router,
-            dispatch.tell,
-            take=lambda worker, message: self.from_workers.take(worker, message),
-            died=lambda worker, how, doing: self.from_workers.died(worker, how, doing),
-            given_up=lambda worker, how: self.from_workers.given_up(worker, how),
-            list_of=lambda number: self.to_workers.list_of(number),
-            may_join=may_join,
-            ready=lambda: self.feeds.ready,
-            works=self._host_works,
-            grown=self.feeds.look_at_workers,
-            lost=lambda host, how: self.profiles.host_lost(host, how),
-            sampled=lambda host, message: self.profiles.sampled(host, message),
-            kept=self.kept,
-            reached=lambda stream, reader, host: self.sessions.reach(stream, reader, host.number),
-            bugs=self.bugs,
-        )
-        self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
+        self.joined = joined = HostTable()
+        self.to_workers = ToWorkers(self.supervisor, range(workers), joined)
         self.causes = Causes(
             lambda: dict(zip(self.from_workers.names, config.feeds, strict=False)),
             config.environment,
@@ -148,7 +133,7 @@ class Parts:
             to_workers=self.to_workers,
             feeds=self.feeds,
             fail=lifecycle.fail,
-            name_of=self.hosts.name_of,
+            name_of=joined.name_of,
             stale=stale,
             find_cause=self.causes.find,
         )
@@ -164,25 +149,42 @@ class Parts:
             lambda: [worker.pid for worker in self.supervisor.workers.values() if worker.pid is not None],
             lambda: self.sessions.status_fresh(),
             self.bugs,
-            lambda: [host.view for host in self.hosts],
+            lambda: [host.view for host in joined],
         )
-        self.profiles = Profiles(self.supervisor.stacks, lambda: self.hosts, agreement.folder(config.feeds))
+        self.profiles = Profiles(self.supervisor.stacks, joined, agreement.folder(config.feeds))
+        table = SessionTable()
+        out = ToConsumers(coordinator, dispatch.tell, router, self.kept)
+        fetching = Fetching(coordinator, table, out, joined)
+        self.hosts = Hosts(
+            config.feeds,
+            coordinator,
+            dispatch.tell,
+            router,
+            joined,
+            may_join=may_join,
+            list_of=self.to_workers.list_of,
+            from_workers=self.from_workers,
+            feeds=self.feeds,
+            consumers=fetching,
+            profiles=self.profiles,
+            kept=self.kept,
+            bugs=self.bugs,
+        )
         self.sessions = Sessions(
             coordinator,
             self._tell_of_consumer,
-            router,
-            listener.name,
+            table,
+            out,
+            fetching,
+            unix=listener.name,
             ready=lambda: self.feeds.ready,
             status=lambda: self.status.text(),
             fresh=self.memory.fresh,
             requests=LocalRequests(lifecycle.stop_asked, self._scale, self.profiles),
             join=self.hosts.join,
-            kept=self.kept,
-            hosts=lambda: [host.where for host in self.hosts if host.fetchable],
             bugs=self.bugs,
         )
-        hosts = self.hosts
-        self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes, hosts.unfetched, hosts.awaited)
+        self.looks = Looks(coordinator, table, router.unsent_bytes, joined.unfetched, joined.awaited)
         arena = Arena()
         self.slots = Slots(
             arena,
@@ -206,7 +208,7 @@ class Parts:
             sessions=self.sessions,
             looks=self.looks,
             supervisor=self.supervisor,
-            hosts=self.hosts,
+            hosts=joined,
             caches=self.from_workers.caches,
             spot_checks=self.from_workers.spot_checks,
             memory=self.memory,
@@ -217,7 +219,7 @@ class Parts:
         )
         follows_load = config.workers == "auto"
         self.auto_scaling = AutoScaling(self.scaling, self.status, coordinator.workers) if follows_load else None
-        self.host_scaling = HostScaling(engine, self.status, coordinator.workers, self.hosts)
+        self.host_scaling = HostScaling(engine, self.status, coordinator.workers, joined)
         dispatch.connect(
             slots=self.slots,
             sessions=self.sessions,
@@ -235,7 +237,7 @@ class Parts:
             seconds=lambda: self.status.seconds,
             feeds=self._coordinator.feeds,
             workers=self.supervisor.workers.values,
-            hosts=self.hosts,
+            hosts=self.joined,
             memory=self.memory,
             feed_of=self._feed_of,
             look_at_slabs=self.sessions.look_at_slabs,
@@ -266,12 +268,6 @@ class Parts:
         if isinstance(event, on.WorkerStands):
             self.from_workers.spot_checks.stands(event.worker)
         self.dispatch.tell(event)
-
-    def _host_works(self, host: JoinedHost) -> None:
-        self.feeds.look_at_workers()
-        self.profiles.host_works(host)
-        if host.fetchable:
-            self.sessions.host_at(host.where)
 
     def _all_ready(self) -> None:
         self.sessions.feeds_ready()

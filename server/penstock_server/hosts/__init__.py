@@ -17,5 +17,6 @@ All slots are at the head, and a worker builds batches in memory of its host. Th
 When a host is lost, other workers continue its lanes from their last restart records, and make the batches that it kept
 again (coordinator/production/remaking.py).
 
-Begin with `hosts.py`.
+Other rooms see the joined hosts as a `HostTable`, which also passes on what their workers are told. `Hosts` admits
+hosts, and takes their messages. Begin with `hosts.py`.
 """

@@ -1,4 +1,4 @@
-"""All hosts that have joined: admits them, passes on their messages, and notices when they are lost."""
+"""Admits hosts, passes on their messages, and notices when they are lost."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock_proto import DaemonStopped, MemoryBound, PenstockError, ProtocolError, StartError
 from penstock_proto import messages as m
-from penstock_proto.spec import Spec
 from penstock_proto.status.figures import size
 
 from ..coordinator import CoordinatorView, a_bug
@@ -22,10 +21,10 @@ from ..logs.bugs import Bugs
 from ..net.keys import ClientKey
 from ..net.network import Router
 from ..net.version import check_version
-from ..shared_memory.arena import Memfd
 from ..shared_memory.kept import KeptBatches
 from ..worker_state.activity import Activity
 from . import agreement
+from .host_table import HostTable
 from .joined_host import SILENT, JoinedHost
 
 log = logging.getLogger(__name__)
@@ -54,100 +53,107 @@ class _Channel(NamedTuple):
         return self.router.piece(self.peer)
 
 
+class FromWorkers(Protocol):
+    """Takes what happens to workers (daemon/from_workers.py)."""
+
+    def take(self, worker: int, message: m.FromWorker) -> None: ...
+
+    def died(self, worker: int, how: str, doing: Activity | None) -> None: ...
+
+    def given_up(self, worker: int, how: str) -> None: ...
+
+
+class Feeds(Protocol):
+    """Knows which feeds can be read, and whether they suit the number of workers (consumers/starting_feeds.py)."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def look_at_workers(self) -> None: ...
+
+
+class Consumers(Protocol):
+    """Knows which consumers can fetch batches from which hosts (consumers/fetching.py)."""
+
+    def reach(self, stream: int, reader: int | None, host: int) -> bool: ...
+
+    def host_at(self, where: m.HostAt) -> None: ...
+
+
+class Profiles(Protocol):
+    """Takes hosts' samples of their workers' stacks (consumers/profiles.py)."""
+
+    def host_works(self, host: JoinedHost) -> None: ...
+
+    def host_lost(self, host: JoinedHost, how: str) -> None: ...
+
+    def sampled(self, host: JoinedHost, message: m.StacksSampled | m.SamplingEnded) -> None: ...
+
+
 class Hosts:
-    """The joined hosts by number. It also implements joined_host.Head.
+    """Admits hosts to the table, and takes what they say. It also implements joined_host.Head.
 
     Args:
-        feeds: MODULE:ATTR of each feed.
+        targets: MODULE:ATTR of each feed.
         coordinator: makes the decisions.
-        router: the connections.
         tell: passes an event to the coordinator.
-        take: handles a message from a worker.
-        died: called when a worker's process has ended, with how it ended and its last activity.
-        given_up: called when no further process takes a worker's place, with the reason.
-        list_of: returns the fd and the size of a list of splits.
+        router: the connections.
+        table: the joined hosts.
         may_join: raises an error unless the peer with this id may join.
-        ready: returns whether all feeds can be served.
-        works: called when a host begins to work.
-        grown: called when all workers that a host was asked for are there.
-        lost: called when a host is lost, with how it was lost.
-        sampled: called with a host's samples of its workers' stacks.
+        list_of: returns the fd and the size of a list of splits.
+        from_workers: takes what happens to workers.
+        feeds: knows which feeds can be read.
+        consumers: knows which consumers can fetch from hosts.
+        profiles: takes samples of workers' stacks.
         kept: the batches that hosts keep.
-        reached: takes the number of a stream, the number of one of its consumers (None: all of them), and a host;
-            returns whether they can reach the host, so that they can fetch there.
         bugs: notes unexpected errors.
     """
 
     def __init__(
         self,
-        feeds: Sequence[str],
+        targets: Sequence[str],
         coordinator: CoordinatorView,
-        router: Router,
         tell: Callable[[on.Event], None],
+        router: Router,
+        table: HostTable,
         *,
-        take: Callable[[int, m.FromWorker], None],
-        died: Callable[[int, str, Activity | None], None],
-        given_up: Callable[[int, str], None],
-        list_of: Callable[[int], tuple[int, int]],
         may_join: Callable[[bytes], None],
-        ready: Callable[[], bool],
-        works: Callable[[JoinedHost], None],
-        grown: Callable[[], None],
-        lost: Callable[[JoinedHost, str], None],
-        sampled: Callable[[JoinedHost, m.StacksSampled | m.SamplingEnded], None],
+        list_of: Callable[[int], tuple[int, int]],
+        from_workers: FromWorkers,
+        feeds: Feeds,
+        consumers: Consumers,
+        profiles: Profiles,
         kept: KeptBatches,
-        reached: Callable[[int, int | None, JoinedHost], bool],
         bugs: Bugs,
     ) -> None:
         self.kept = kept
-        self._reached = reached
-        self._sources = _sources(feeds)
-        self._coordinator = coordinator
-        self._router = router
-        self._tell = tell
-        self.said = take
-        self.died = died
-        self.given_up = given_up
-        self._may_join = may_join
-        self._ready = ready
-        self._works = works
-        self._grown = grown
-        self._lost = lost
-        self.sampled = sampled
-        self._bugs = bugs
+        self.said = from_workers.take
+        self.died = from_workers.died
+        self.given_up = from_workers.given_up
+        self.sampled = profiles.sampled
         self.list_of = list_of
+        self._sources = _sources(targets)
+        self._coordinator = coordinator
+        self._tell = tell
+        self._router = router
+        self._table = table
+        self._may_join = may_join
+        self._feeds = feeds
+        self._consumers = consumers
+        self._profiles = profiles
+        self._bugs = bugs
         self._next = REMOTE
         self._last = 0
-        self._hosts: dict[bytes, JoinedHost] = {}
-        self._by_worker: dict[int, JoinedHost] = {}
         self._waiting: dict[bytes, m.Join] = {}
         self._stopping = False
 
-    def __iter__(self) -> itertools.chain[JoinedHost]:
-        return itertools.chain(self._hosts.values())
-
     def __contains__(self, peer: bytes) -> bool:
-        return peer in self._hosts
-
-    def name_of(self, worker: int) -> str:
-        """Return the name of a worker, for the log: "worker 3", or "worker 3 of host b"."""
-        host = self._of(worker)
-        return f"worker {worker}" if host is None else f"worker {host.numbers[worker]} of host {host.name}"
+        return peer in self._table.by_peer
 
     def admit(self, admitted: Mapping[bytes, ClientKey]) -> None:
         """Let only clients with these keys fetch from hosts from now on."""
-        for host in self:
+        for host in self._table:
             host.admit(admitted)
-
-    def unfetched(self, number: int) -> int:
-        """Return how many bytes wait at host `number` until the connections of consumers take them."""
-        reports = (host.report for host in self if host.number == number)
-        return sum(report.unfetched for report in reports if report is not None)
-
-    def awaited(self, worker: int, seconds: float) -> None:
-        """Note that a consumer has waited `seconds` for batches of this worker."""
-        if (host := self._of(worker)) is not None:
-            host.awaited += seconds
 
     # --- joining ---
 
@@ -161,7 +167,7 @@ class Hosts:
         self._may_join(peer)
         if peer in self._waiting:
             raise ProtocolError("a second Join")
-        if not self._ready():
+        if not self._feeds.ready:
             if len(self._waiting) == MOST_WAITING:
                 raise StartError("the head is not ready, and too many hosts wait for it already")
             self._waiting[peer] = join
@@ -173,7 +179,7 @@ class Hosts:
             fields = {"event": "host_refused", "host": join.host}
             log.error("host %s at %s cannot join: %s", join.host, self._router.address(peer), differs, extra=fields)
             raise StartError(f"host {join.host} cannot join: {differs}")
-        for old_peer, old in list(self._hosts.items()):
+        for old_peer, old in list(self._table.by_peer.items()):
             if old.join.process == join.process:  # it noticed before us that its connection broke
                 self._lose(old_peer, "has joined again")
         numbers = self._new_numbers(join.workers)
@@ -189,8 +195,7 @@ class Hosts:
             key=b"" if (key := self._router.key(peer)) is None else key.public,
             head=self,
         )
-        self._hosts[peer] = host
-        self._by_worker.update(dict.fromkeys(numbers, host))
+        self._table.add(peer, host)
         self._router.receive_into(peer, lambda data: self._place(peer, data))
         host.joined()
         host.admit(self._router.admitted)
@@ -222,7 +227,7 @@ class Hosts:
         """Tell the hosts that the daemon ends. `again`: tell them nothing, as another daemon takes its place, which
         they can join."""
         self._stopping = True
-        for host in self:
+        for host in self._table:
             if not again:
                 host.refuse(error or DaemonStopped("the head was stopped"))
 
@@ -236,9 +241,9 @@ class Hosts:
         Raises:
             StartError: there is no such host, or it is leaving.
         """
-        host = next((host for host in self if host.name == name), None)
+        host = next((host for host in self._table if host.name == name), None)
         if host is None:
-            names = ", ".join(sorted(host.name for host in self))
+            names = ", ".join(sorted(host.name for host in self._table))
             there = f"there are: {names}" if names else "no host has joined: `penstock join` on a host lets it join"
             raise StartError(f"no host {name!r} has joined this daemon; {there}")
         if host.leaving:
@@ -249,7 +254,7 @@ class Hosts:
         before = len(staying)
         new = self._new_numbers(max(0, workers - before))
         host.scale(workers, new)
-        self._by_worker.update(dict.fromkeys(new, host))
+        self._table.add_workers(host, new)
         surplus = set(staying[workers:])
         for worker in sorted(surplus - host.there):  # they have no work yet
             host.retire(worker)
@@ -262,7 +267,7 @@ class Hosts:
 
     def heard(self, peer: bytes, data: bytes) -> None:
         """Handle a message from a host."""
-        host = self._hosts[peer]
+        host = self._table.by_peer[peer]
         worked = host.working
         try:
             host.take(data)
@@ -272,13 +277,16 @@ class Hosts:
         if host.working and not worked:
             text = "host %s works: its files, code and first samples match the head's"
             log.info(text, host.name, extra={"event": "host_works", "host": host.name})
-            self._works(host)
+            self._feeds.look_at_workers()
+            self._profiles.host_works(host)
+            if host.fetchable:
+                self._consumers.host_at(host.where)
 
     def ended(self, peer: bytes) -> bool:
         """Handle the end of a connection. Return whether it was a host's."""
         if self._waiting.pop(peer, None) is not None:
             return True
-        if peer not in self._hosts:
+        if peer not in self:
             return False
         self._lose(peer, "has ended, or its connection has")
         return True
@@ -286,7 +294,7 @@ class Hosts:
     def another_second(self) -> None:
         """Send each host a sign of life, and drop the hosts that have sent none for too long."""
         now = time.monotonic()
-        for peer, host in list(self._hosts.items()):
+        for peer, host in list(self._table.by_peer.items()):
             if now - host.heard > SILENT:
                 self._lose(peer, f"was silent for {SILENT:.0f} s")
             else:
@@ -294,7 +302,7 @@ class Hosts:
 
     def _place(self, peer: bytes, data: bytes) -> memoryview:
         try:
-            return self._hosts[peer].place(data)
+            return self._table.by_peer[peer].place(data)
         except Exception as error:
             raise ProtocolError(f"its batch cannot be received: {self._reason(error).message}") from None
 
@@ -315,7 +323,7 @@ class Hosts:
     def _lose(self, peer: bytes, how: str) -> None:
         if self._stopping:
             return
-        host = self._hosts[peer]
+        host = self._table.by_peer[peer]
         if host.leaving and not host.there:
             log.info("host %s has left", host.name, extra=_about(host, "host_lost"))
         else:
@@ -324,13 +332,11 @@ class Hosts:
         self._drop(peer, host, how)
 
     def _drop(self, peer: bytes, host: JoinedHost, how: str) -> None:
-        del self._hosts[peer]
-        for worker in host.numbers:
-            del self._by_worker[worker]
+        self._table.remove(peer)
         self._router.drop(peer)
         there = tuple(sorted(host.there))
         host.lost()
-        self._lost(host, how)
+        self._profiles.host_lost(host, how)
         if there:
             self._tell(on.WorkersLost(there, f"of host {host.name}, which {how}"))
         if lost := self.kept.lost(host):
@@ -351,14 +357,14 @@ class Hosts:
     def came(self, worker: int, message: m.Imported) -> None:
         """Handle a worker that has imported the feeds."""
         if worker not in self._coordinator.workers.numbers:
-            self._tell(on.WorkerAdded(worker, self._by_worker[worker].machine))
+            self._tell(on.WorkerAdded(worker, self._table.by_worker[worker].machine))
         self.said(worker, message)
-        if (host := self._by_worker[worker]).working and host.there == host.workers:
-            self._grown()
+        if (host := self._table.by_worker[worker]).working and host.there == host.workers:
+            self._feeds.look_at_workers()
 
     def keeps(self, host: JoinedHost, ticket: int, reader: int | None) -> bool:
         """Return whether the host should keep the batches that it makes for the ticket."""
-        return not host.leaving and self._reached(ticket // m.IDS_PER_STREAM, reader, host)
+        return not host.leaving and self._consumers.reach(ticket // m.IDS_PER_STREAM, reader, host.number)
 
     def leaves(self, host: JoinedHost) -> None:
         """Retire the workers of a host that wants to leave. They hand over their lanes as soon as others can take
@@ -368,63 +374,13 @@ class Hosts:
             host.retire(worker)
         self._tell(on.RetireWorkers(tuple(sorted(host.there))))
 
-    # --- what workers of hosts are told ---
-
-    def say(self, worker: int, message: m.Message) -> None:
-        """Send a message to a worker. If its host is lost, do nothing: others will do the work."""
-        if (host := self._of(worker)) is not None:
-            host.say(worker, message)
-
-    def fill(self, command: do.Fill, memfd: Memfd) -> None:
-        """Tell a worker to fill a turn, or a part of it, into `memfd`."""
-        if (host := self._of(command.worker)) is not None:
-            host.fill(command, memfd)
-
-    def measure_rows(self, command: do.MeasureRows) -> None:
-        """Tell a worker to measure leftover rows."""
-        if (host := self._of(command.worker)) is not None:
-            host.measure_rows(command)
-
-    def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
-        """Tell a worker to write leftover rows into `memfd`."""
-        if (host := self._of(command.worker)) is not None:
-            host.write_rows(command, memfd)
-
-    def start_run(self, command: do.StartRun, spec: Spec) -> None:
-        """Tell a worker to open a run of a feed with this spec."""
-        if (host := self._of(command.worker)) is not None:
-            host.start_run(command, spec)
-
-    def forget_list(self, splits: int) -> None:
-        """Forget a list of splits that no message will name again."""
-        for host in self:
-            host.forget_list(splits)
-
-    def accepted(self, worker: int) -> None:
-        """Note that the worker gets work from now on."""
-        if (host := self._of(worker)) is not None:
-            host.accepted(worker)
-
-    def retire(self, worker: int) -> None:
-        """End a worker that has no work left."""
-        if (host := self._of(worker)) is not None:
-            host.retire(worker)
-
-    def kill(self, worker: int) -> None:
-        """Kill the worker's process."""
-        if (host := self._of(worker)) is not None:
-            host.kill(worker)
-
-    def _of(self, worker: int) -> JoinedHost | None:
-        return self._by_worker.get(worker)
-
     def _new_numbers(self, count: int) -> range:
         numbers = range(self._next, self._next + count)
         self._next = numbers.stop
         return numbers
 
     def _new_name(self, wanted: str) -> str:
-        taken = {host.name for host in self}
+        taken = {host.name for host in self._table}
         names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
         return next(name for name in names if name not in taken)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from penstock_proto.messages import VERSION
 from penstock_proto.status.figures import Figures
@@ -16,7 +16,7 @@ from penstock_proto.status.worker_status import Worker
 from ..consumers.sessions import Sessions
 from ..consumers.starting_feeds import StartingFeeds
 from ..coordinator import CoordinatorView
-from ..hosts.hosts import Hosts
+from ..hosts.joined_host import JoinedHost
 from ..logs.bugs import Bugs
 from ..machine import cpus
 from ..net.network import Router
@@ -52,7 +52,7 @@ class CurrentStatus:
         sessions: Sessions,
         looks: Looks,
         supervisor: Supervisor,
-        hosts: Hosts,
+        hosts: Iterable[JoinedHost],
         caches: CacheUsages,
         spot_checks: SpotChecks,
         memory: WorkerMemory,

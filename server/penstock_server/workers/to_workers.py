@@ -18,7 +18,7 @@ from .supervisor import Supervisor
 
 
 class OtherHosts(Protocol):
-    """Sends messages to workers of other hosts (hosts/hosts.py)."""
+    """Sends messages to workers of other hosts (hosts/host_table.py)."""
 
     def say(self, worker: int, message: m.Message) -> None: ...
 
