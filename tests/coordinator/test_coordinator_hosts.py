@@ -454,14 +454,12 @@ class TestScale:
             told.append(event)
             daemon.tell(event)
 
-        by_hand: list[None] = []
         scaling = Scaling(
             daemon.coordinator,
             tell,
             supervisor,
             to_workers,  # type: ignore[arg-type]
             lambda: None,
-            by_hand=lambda: by_hand.append(None),
         )
         assert scaling.scale(wanted) == scaled
         assert [event.worker for event in told if isinstance(event, on.WorkerAdded)] == added
@@ -469,9 +467,6 @@ class TestScale:
         assert [event.workers for event in told if isinstance(event, on.RetireWorkers)] == (
             [tuple(added)] if added else []
         )
-        assert len(by_hand) == 2
-        scaling.adjust(0, "nobody reads")
-        assert len(by_hand) == 2
 
 
 def test_a_lane_that_has_no_run_yet_when_workers_come_goes_to_the_one_with_the_fewest() -> None:

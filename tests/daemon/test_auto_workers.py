@@ -11,6 +11,8 @@ import sys
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -18,11 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock_proto.messages import ScaleHostsRequest, ScaleRequest
 from penstock_proto.status.figures import Figures, WorkerShares
 from penstock_proto.status.status_history import History
 from penstock_proto.status.verdict import verdict
+from penstock_server.coordinator.vocabulary.workers import Workers
 from penstock_server.scaling import auto_workers
 from penstock_server.scaling.auto_workers import CALM, LOOKED, AutoWorkers, Decision, _useful
+from penstock_server.scaling.scale_requests import ScaleRequests
 from tests.conftest import Daemon, Serve, wait_until
 
 KEY = ("stream",)
@@ -275,6 +280,24 @@ FEED = """
 def tried(daemon: Daemon) -> list[int]:
     """Return the numbers of workers in the log."""
     return [int(after) for after in re.findall(r"workers: \d+, now (\d+): the trainer waits", daemon.stderr())]
+
+
+def test_a_number_that_a_user_asks_for_does_not_follow_the_load() -> None:
+    called: list[Any] = []
+    scaling = SimpleNamespace(
+        scale=lambda workers, now: called.append((workers, now)) or (3, workers),
+        off=lambda: called.append("off"),
+    )
+    hosts = SimpleNamespace(scale=lambda *asked: called.append(asked) or (1, 2))
+    engine = SimpleNamespace(off=lambda: called.append("off"), scale=lambda hosts: (4, hosts))
+    requests = ScaleRequests(cast(Any, scaling), cast(Any, scaling), cast(Any, engine), cast(Any, hosts), Workers(3))
+    assert requests.scale(ScaleRequest(5)) == (3, 5)
+    requests.scale_by(-1)
+    assert called == ["off", (5, False), "off", (2, False)]
+    called.clear()
+    assert requests.scale(ScaleRequest(2, now=True, host="b")) == (1, 2)
+    assert called == [("b", 2, True), "off"], "the workers of hosts are those of an engine's hosts"
+    assert requests.scale(ScaleHostsRequest(6)) == (4, 6)
 
 
 def test_a_daemon_adds_workers_while_its_trainer_waits_and_the_stream_is_the_same(serve: Serve) -> None:

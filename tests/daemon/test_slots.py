@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import uvloop
 
+from penstock_server.coordinator.vocabulary import events as on
 from penstock_server.coordinator.vocabulary.commands import FindSlot
 from penstock_server.shared_memory.arena import Arena
 from penstock_server.shared_memory.slots import Slots
 
 uvloop.new_event_loop().close()  # the first loop opens a pipe that stays
 TICKET = 1
+NOTHING: Any = SimpleNamespace(reserved=0, slots_reserved=0)
 
 
 @pytest.mark.parametrize("sizes", [[4096], [4096, 40960]], ids=["its first slot", "a larger one"])
 def test_a_ticket_that_is_freed_while_it_waits_for_a_slot_leaves_none_behind(sizes: list[int]) -> None:
-    async def play() -> tuple[int, list[int]]:
-        found: list[int] = []
+    async def play() -> tuple[int, list[on.Event]]:
+        found: list[on.Event] = []
         arena = Arena()
-        slots = Slots(
-            arena,
-            reserved=lambda: (0, 0),
-            found=found.append,
-            copied=found.append,
-            refused=lambda ticket, error: found.append(-ticket),
-            gone=lambda memfd: None,
-        )
+        slots = Slots(arena, NOTHING, found.append, [])
         for nbytes in sizes[:-1]:
             slots.request(FindSlot(TICKET, nbytes))
             while not found:
@@ -42,20 +39,18 @@ def test_a_ticket_that_is_freed_while_it_waits_for_a_slot_leaves_none_behind(siz
 
     nbytes, found = uvloop.run(play())
     assert nbytes == 0
-    assert found == [TICKET] * (len(sizes) - 1)
+    assert found == [on.SlotFound(TICKET)] * (len(sizes) - 1)
 
 
 def test_a_ticket_may_be_freed_as_soon_as_its_slot_is_found() -> None:
     async def play() -> int:
         arena = Arena()
-        slots = Slots(
-            arena,
-            reserved=lambda: (0, 0),
-            found=lambda ticket: slots.free(ticket),
-            copied=lambda ticket: None,
-            refused=lambda ticket, error: None,
-            gone=lambda memfd: None,
-        )
+
+        def tell(event: on.Event) -> None:
+            assert isinstance(event, on.SlotFound)
+            slots.free(event.ticket)
+
+        slots = Slots(arena, NOTHING, tell, [])
         for ticket in range(5):  # the first gets a new slot, the others reuse it
             slots.request(FindSlot(ticket, 4096))
         (serving,) = slots._tasks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,7 +112,8 @@ class Looking:
     def __init__(self, streams: int = 2) -> None:
         self.worker: Any = Worker()
         self.told: list[on.WorkerStands | on.WorkerGoesOn] = []
-        self._standing = Standing({0: self.worker}, range(streams), self.told.append)
+        checks: Any = SimpleNamespace(stands=lambda worker: None)
+        self._standing = Standing({0: self.worker}, range(streams), checks, self.told.append)
 
     def look(self, *calls: tuple[int, float], now: float = 0.0) -> list[on.WorkerStands | on.WorkerGoesOn]:
         """Return what the coordinator is told if the worker is found in these calls, one after another."""

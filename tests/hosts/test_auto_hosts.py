@@ -207,9 +207,7 @@ class World:
         self.joined: list[Any] = [self.host("ray-1"), self.host("rayleigh"), self.host("by-hand")]
         self.seconds = 0.0
         self.model = Hosts(demand=1000)
-        self.scaling = HostScaling(
-            self.engine, cast(CurrentStatus, self), self.workers, cast(list[JoinedHost], self.joined)
-        )
+        self.scaling = HostScaling(self.engine, self.workers, cast(list[JoinedHost], self.joined))
 
     @staticmethod
     def host(name: str) -> SimpleNamespace:
@@ -223,7 +221,7 @@ class World:
         self.engine.asked.clear()
         for _ in range(seconds):
             self.seconds += 1
-            self.scaling.another_second()
+            self.scaling.another_second(cast(CurrentStatus, self))
         return self.engine.asked
 
 
@@ -260,8 +258,8 @@ def test_a_number_that_a_user_asks_for_stays(caplog: pytest.LogCaptureFixture) -
 
 def test_without_an_engine_a_number_of_hosts_is_refused_with_what_to_do() -> None:
     world = World((1, 1))
-    none = HostScaling(None, cast(CurrentStatus, world), world.workers, [])
-    none.another_second()
+    none = HostScaling(None, world.workers, [])
+    none.another_second(cast(CurrentStatus, world))
     assert none.described() is None
     with pytest.raises(StartError, match=r"started without --on ray, .* run `penstock join` on further hosts"):
         none.scale(3)

@@ -313,6 +313,9 @@ class Workers:
     def stacks(self) -> list[tuple[int, int, int]]:
         return []
 
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self.workers.values()]
+
 
 def test_a_host_shows_its_workers_while_it_is_asked_with_times_of_the_heads_clock(
     monkeypatch: pytest.MonkeyPatch,

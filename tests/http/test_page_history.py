@@ -197,7 +197,7 @@ def test_readiness_and_the_verdicts_waits_come_from_the_same_counters() -> None:
         feeds={"train": SimpleNamespace(sent=SentTotals(0, 0, 0))},  # type: ignore[dict-item]
         workers=list,
         hosts=(),
-        memory=WorkerMemory(list, lambda: None, Bugs()),
+        memory=WorkerMemory(list, Bugs()),
         feed_of=str,
         look_at_slabs=lambda _: None,
         bugs=Bugs(),

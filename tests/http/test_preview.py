@@ -244,7 +244,7 @@ def test_a_look_that_fails_is_noted_and_harms_no_stream() -> None:
             feeds={},
             workers=list,
             hosts=(),
-            memory=WorkerMemory(list, lambda: None, Bugs()),
+            memory=WorkerMemory(list, Bugs()),
             feed_of=str,
             look_at_slabs=looks.append,
             bugs=bugs,

@@ -98,12 +98,12 @@ def test_a_connection_is_answered_once_a_second_and_every_message_is_counted(ser
 
 
 def test_after_a_second_a_connection_is_answered_again(caplog: pytest.LogCaptureFixture) -> None:
-    malformed = Malformed(RateLimitedLog(logging.getLogger("penstock_server.test")))
+    malformed, log = Malformed(), RateLimitedLog(logging.getLogger("penstock_server.test"))
     error = ProtocolError("malformed message")
-    assert malformed.came(b"one", "TCP", error)
-    assert malformed.came(b"other", "TCP", error)
-    assert not malformed.came(b"one", "TCP", error)
+    assert malformed.came(b"one", "TCP", error, log)
+    assert malformed.came(b"other", "TCP", error, log)
+    assert not malformed.came(b"one", "TCP", error, log)
     malformed.look_at_the_clock()
-    assert malformed.came(b"one", "TCP", error)
+    assert malformed.came(b"one", "TCP", error, log)
     assert malformed.count == 4
     assert len(caplog.records) == 4

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from penstock_proto import ProtocolError
 from penstock_proto import messages as m
@@ -15,24 +14,35 @@ from .to_consumers import failed
 Request: TypeAlias = m.StopRequest | m.ScaleRequest | m.ScaleHostsRequest | m.StacksRequest | m.ProfileHosts
 
 
+class Stops(Protocol):
+    """Stops at once if `now`, or else when the current epochs have ended (daemon/daemon.py)."""
+
+    def stop_asked(self, now: bool) -> None: ...
+
+
+class Scales(Protocol):
+    """Returns the old and the new number of workers or hosts, or raises an error (scaling/scale_requests.py)."""
+
+    def scale(self, request: m.ScaleRequest | m.ScaleHostsRequest) -> tuple[int, int]: ...
+
+
 class LocalRequests:
     """Carries out such a request if the daemon's own user or root has sent it.
 
     Args:
-        stop: called when the daemon's own user asks it to stop; the argument is True to stop at once.
-        scale: called when that user asks for a number of workers or hosts. Returns the old and the new number; may
-            raise an error.
+        daemon: stops when its own user asks it to.
+        scaling: changes the number of workers or hosts.
         profiles: profiles workers for users.
     """
 
     def __init__(
         self,
-        stop: Callable[[bool], None],
-        scale: Callable[[m.ScaleRequest | m.ScaleHostsRequest], tuple[int, int]],
+        daemon: Stops,
+        scaling: Scales,
         profiles: Profiles,
     ) -> None:
-        self._stop = stop
-        self._scale = scale
+        self._daemon = daemon
+        self._scaling = scaling
         self._profiles = profiles
 
     def came(self, peer: LocalPeer, request: Request) -> None:
@@ -45,9 +55,9 @@ class LocalRequests:
             case _ if not peer.trusted:
                 peer.send(failed(ProtocolError("only the daemon's own user and root may stop, scale and profile it")))
             case m.StopRequest():
-                self._stop(request.now)
+                self._daemon.stop_asked(request.now)
             case m.ScaleRequest() | m.ScaleHostsRequest():
-                peer.send(m.Scaled(*self._scale(request)))
+                peer.send(m.Scaled(*self._scaling.scale(request)))
             case m.StacksRequest():
                 self._profiles.send_stacks(peer)
             case m.ProfileHosts():

@@ -20,16 +20,15 @@ class Malformed:
         count: number of malformed messages so far.
     """
 
-    def __init__(self, log: RateLimitedLog) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self._log = log
         self._answered: set[Hashable] = set()
         """Connections that were answered in this second."""
 
-    def came(self, connection: Hashable, transport: str, error: ProtocolError) -> bool:
-        """Note a malformed message. Return whether to answer it with `error`."""
+    def came(self, connection: Hashable, transport: str, error: ProtocolError, log: RateLimitedLog) -> bool:
+        """Note and log a malformed message. Return whether to answer it with `error`."""
         self.count += 1
-        self._log.warning("refused a message over %s: %s", transport, error.message, event="message_refused")
+        log.warning("refused a message over %s: %s", transport, error.message, event="message_refused")
         answered = connection in self._answered
         self._answered.add(connection)
         return not answered

@@ -22,9 +22,9 @@ from ..net.keys import may_read
 from ..net.local import LocalPeer
 from ..net.version import check_version
 from . import greeted
-from .greeted import Greeted
 from .session import Session
 from .session_table import SessionTable
+from .starting_feeds import StartingFeeds
 from .to_consumers import ToConsumers, failed
 
 MOST_EARLY = 1024
@@ -40,14 +40,13 @@ class Opening:
         table: the sessions.
         out: sends answers.
         unix: the abstract unix address for consumers on this host.
-        ready: returns whether all feeds are ready; until then Hellos wait.
+        feeds: knows whether all feeds are ready; until then Hellos wait.
         fail: ends a session with an error.
         gone: removes a session that has ended; also gets how many of its slabs were handed over.
         log: gets a line for each session that opens.
 
     Attributes:
         early: the Hellos that wait for the feeds to be ready, by connection.
-        greeted: the sessions that are not open yet.
     """
 
     def __init__(
@@ -58,19 +57,18 @@ class Opening:
         out: ToConsumers,
         unix: str,
         *,
-        ready: Callable[[], bool],
+        feeds: StartingFeeds,
         fail: Callable[[Session, PenstockError], None],
         gone: Callable[[Session, int], None],
         log: RateLimitedLog,
     ) -> None:
         self.early: dict[bytes, m.Hello] = {}
-        self.greeted = Greeted()
         self._coordinator = coordinator
         self._tell = tell
         self._table = table
         self._out = out
         self._unix = unix
-        self._ready = ready
+        self._feeds = feeds
         self._fail = fail
         self._gone = gone
         self._log = log
@@ -91,7 +89,7 @@ class Opening:
         if routing_id in self._table.by_routing_id:
             return
         if hello.feed not in self._coordinator.feeds:
-            if self._ready():
+            if self._feeds.ready:
                 raise self._coordinator.unknown_feed(hello.feed)
             if len(self.early) >= MOST_EARLY and routing_id not in self.early:
                 raise ConnectionLost("too many clients wait for the daemon's feeds to be ready: connect again")
@@ -103,7 +101,7 @@ class Opening:
         welcome = m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix)
         if self._out.answer(routing_id, welcome):
             self._table.greet(session)
-            self._make_room(self.greeted.add(session, session.heard))
+            self._make_room(self._table.greeted.add(session, session.heard))
 
     def take_early(self) -> dict[bytes, m.Hello]:
         """Return the Hellos that came early, and forget them."""
@@ -112,7 +110,7 @@ class Opening:
 
     def end_late(self, now: float) -> None:
         """End the sessions that were not opened in time."""
-        for session in self.greeted.late(now):
+        for session in self._table.greeted.late(now):
             self._fail(session, greeted.too_late())
 
     def position_part(self, message: m.PositionPart, session: Session | None) -> None:
@@ -125,7 +123,7 @@ class Opening:
             raise ProtocolError("PositionPart without a session that waits for Open: send Hello first")
         info = self._coordinator.feeds[session.feed].info
         try:
-            self._make_room(self.greeted.sent(session, message.data, info))
+            self._make_room(self._table.greeted.sent(session, message.data, info))
         except ProtocolError:
             self._gone(session, 0)
             raise
@@ -153,7 +151,7 @@ class Opening:
         self._tell(on.Open(number, session.feed, ask))
         if session.consumer is None:  # the coordinator refused it
             return
-        self.greeted.remove(session)
+        self._table.greeted.remove(session)
         if message.world_size:
             group = f" of group {message.group!r}" if message.group else ""
             session.client += f" (rank {message.rank} of {message.world_size}{group})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..net.local import LocalPeer
+from .greeted import Greeted
 from .session import Session
 
 
@@ -16,6 +17,7 @@ class SessionTable:
         by_routing_id: those with a connection over ZeroMQ.
         by_peer: those with a connection on this host.
         by_consumer: those that were opened, by the consumer's number.
+        greeted: those that are not open yet.
     """
 
     def __init__(self) -> None:
@@ -23,6 +25,7 @@ class SessionTable:
         self.by_routing_id: dict[bytes, Session] = {}
         self.by_peer: dict[LocalPeer, Session] = {}
         self.by_consumer: dict[int, Session] = {}
+        self.greeted = Greeted()
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self.by_token.values()))

@@ -27,6 +27,7 @@ from ..logs.rate_limited_log import RateLimitedLog
 from ..net.local import LocalPeer
 from ..net.version import check_version
 from ..shared_memory.arena import Memfd
+from ..workers.worker_memory import WorkerMemory
 from . import local_requests
 from .fetching import Fetching
 from .local_requests import LocalRequests
@@ -34,7 +35,8 @@ from .malformed import Malformed
 from .session import Session
 from .session_opening import Opening, other_version
 from .session_table import SessionTable
-from .status_requests import StatusRequests
+from .starting_feeds import StartingFeeds
+from .status_requests import StatusRequests, StatusText
 from .to_consumers import ToConsumers, failed
 
 log = logging.getLogger(__name__)
@@ -56,18 +58,14 @@ class Sessions:
         out: sends messages to consumers.
         fetching: tells consumers from which hosts they can fetch.
         unix: the abstract unix address for consumers on this host.
-        ready: returns whether all feeds are ready; until then Hellos wait.
-        status: returns the text that answers a StatusRequest.
-        fresh: returns whether the figures in that text are fresh. If they are not, `status_fresh` is called once they
-            are.
+        feeds: knows whether all feeds are ready; until then Hellos wait.
+        status: makes the text that answers a StatusRequest.
+        memory: measures the workers' memory for that text.
         requests: answers the requests of programs on this host.
+        malformed: counts the messages that cannot be decoded.
         join: called with a peer's id and its Join when a host asks to join; may raise an error.
+        epoch_begins: called before a consumer begins an epoch.
         bugs: notes unexpected errors.
-
-    Attributes:
-        table: all sessions.
-        opening: the sessions that are not open yet.
-        malformed: messages that could not be decoded.
     """
 
     def __init__(
@@ -79,16 +77,19 @@ class Sessions:
         fetching: Fetching,
         *,
         unix: str,
-        ready: Callable[[], bool],
-        status: Callable[[], str],
-        fresh: Callable[[], bool],
+        feeds: StartingFeeds,
+        status: StatusText,
+        memory: WorkerMemory,
         requests: LocalRequests,
+        malformed: Malformed,
         join: Callable[[bytes, m.Join], None],
+        epoch_begins: Callable[[], None],
         bugs: Bugs,
     ) -> None:
-        self.table = table
+        self._table = table
         self._log = RateLimitedLog(log)
-        self.malformed = Malformed(self._log)
+        self._malformed = malformed
+        self._epoch_begins = epoch_begins
         self._coordinator = coordinator
         self._tell = tell
         self._join = join
@@ -96,14 +97,14 @@ class Sessions:
         self._bugs = bugs
         self._out = out
         self._fetching = fetching
-        self._status = StatusRequests(self._out, status, fresh)
-        self.opening = Opening(
+        self._status = StatusRequests(out, status, memory, self._measured)
+        self._opening = Opening(
             coordinator,
             tell,
-            self.table,
-            self._out,
+            table,
+            out,
             unix,
-            ready=ready,
+            feeds=feeds,
             fail=self._end,
             gone=self._gone,
             log=self._log,
@@ -113,14 +114,14 @@ class Sessions:
 
     def frame(self, routing_id: bytes, data: bytes) -> None:
         """Handle a message over ZeroMQ."""
-        session = self.table.by_routing_id.get(routing_id)
+        session = self._table.by_routing_id.get(routing_id)
         if session is not None:
             session.heard = time.monotonic()
         self._handle(session, routing_id, partial(self._from_network, session, routing_id, data))
 
     def datagram(self, peer: LocalPeer, data: bytes) -> None:
         """Handle a message over a connection on this host."""
-        session = self.table.by_peer.get(peer)
+        session = self._table.by_peer.get(peer)
         if session is None or not session.failed:
             self._handle(session, peer, partial(self._from_host, session, peer, data))
 
@@ -151,16 +152,16 @@ class Sessions:
         except ProtocolError as error:
             if session is None and (other := other_version(data)) is not None:
                 raise other from None
-            if self.malformed.came(routing_id, "TCP", error) or session is not None:
+            if self._malformed.came(routing_id, "TCP", error, self._log) or session is not None:
                 raise
             return
         match message:
             case m.Hello():
-                self.opening.hello(routing_id, message)
+                self._opening.hello(routing_id, message)
             case m.PositionPart():
-                self.opening.position_part(message, session)
+                self._opening.position_part(message, session)
             case m.Open():
-                self.opening.open(message, routing_id, None)
+                self._opening.open(message, routing_id, None)
                 if session is not None and session.opened and message.fetches:
                     self._fetching.opened(session)
             case m.Join() if session is None:
@@ -168,7 +169,7 @@ class Sessions:
             case m.StatusRequest():
                 check_version(message.version)
                 self._status.came(routing_id)
-            case m.Ping() if session is not None or routing_id in self.opening.early:
+            case m.Ping() if session is not None or routing_id in self._opening.early:
                 self._out.answer(routing_id, m.Pong())
             case m.StopRequest() | m.ScaleRequest() | m.ScaleHostsRequest() | m.StacksRequest() | m.ProfileHosts():
                 self._out.answer(routing_id, local_requests.refused())
@@ -183,14 +184,14 @@ class Sessions:
         try:
             message = codec.from_client(data)
         except ProtocolError as error:
-            if self.malformed.came(peer, "a unix connection", error) or session is not None:
+            if self._malformed.came(peer, "a unix connection", error, self._log) or session is not None:
                 raise
             return
         match message:
             case m.PositionPart() if session is None:
-                self.opening.position_part(message, self.table.by_token.get(message.session))
+                self._opening.position_part(message, self._table.by_token.get(message.session))
             case m.Open() if session is None:
-                self.opening.open(message, b"", peer)
+                self._opening.open(message, b"", peer)
             case m.StopRequest() | m.ScaleRequest() | m.ScaleHostsRequest() | m.StacksRequest():
                 self._requests.came(peer, message)
             case m.ProfileHosts() if session is None:
@@ -203,13 +204,13 @@ class Sessions:
                 early = ProtocolError(
                     f"{type(message).__name__} before Open: send Hello over TCP, and on this connection Open first"
                 )
-                if self.malformed.came(peer, "a unix connection", early):
+                if self._malformed.came(peer, "a unix connection", early, self._log):
                     raise early
 
     def peer_ended(self, peer: LocalPeer) -> None:
         """Handle a consumer on this host that is gone. Only this frees the slots under its tensors."""
         self._requests.peer_ended(peer)
-        session = self.table.by_peer.pop(peer, None)
+        session = self._table.by_peer.pop(peer, None)
         if session is not None:
             self._gone(session, self._handed(session))
 
@@ -220,9 +221,9 @@ class Sessions:
         a unix connection, and those of a group's members, because the consumer may come back and say which slabs were
         handed over.
         """
-        self.opening.early.pop(routing_id, None)
+        self._opening.early.pop(routing_id, None)
         self._status.forget(routing_id)
-        session = self.table.by_routing_id.get(routing_id)
+        session = self._table.by_routing_id.get(routing_id)
         if session is None:
             return
         if session.consumer is None or session.shares:
@@ -232,10 +233,10 @@ class Sessions:
 
     def feeds_ready(self) -> None:
         """Answer the Hellos that came before all feeds were ready."""
-        for routing_id, hello in self.opening.take_early().items():
-            self._handle(None, routing_id, partial(self.opening.hello, routing_id, hello))
+        for routing_id, hello in self._opening.take_early().items():
+            self._handle(None, routing_id, partial(self._opening.hello, routing_id, hello))
 
-    def status_fresh(self) -> None:
+    def _measured(self) -> None:
         """Answer the StatusRequests that waited for fresh figures."""
         self._answer(self._status.refreshed())
 
@@ -247,12 +248,12 @@ class Sessions:
         """End the sessions over ZeroMQ that were silent for `PATIENCE` seconds, and those that were not opened in time.
         Called once a second."""
         now = time.monotonic()
-        self.opening.end_late(now)
-        for session in self.table:
+        self._opening.end_late(now)
+        for session in self._table:
             if session.peer is None:
                 self._handle(session, session.routing_id, partial(self._look_for, session, now))
         self._answer(self._status.another_second())
-        self.malformed.look_at_the_clock()
+        self._malformed.look_at_the_clock()
         self._log.look_at_the_clock(now)
 
     def _look_for(self, session: Session, now: float) -> None:
@@ -271,7 +272,7 @@ class Sessions:
 
     def deliver(self, slab: SendSlab, memfd: Memfd) -> None:
         """Send one slab."""
-        session = self.table.by_consumer.get(slab.consumer)
+        session = self._table.by_consumer.get(slab.consumer)
         if session is not None:
             self._out.slab(session, slab, memfd)
 
@@ -281,20 +282,20 @@ class Sessions:
 
     def send(self, consumer: int, message: m.Message) -> None:
         """Send a message to a consumer."""
-        session = self.table.by_consumer.get(consumer)
+        session = self._table.by_consumer.get(consumer)
         if session is not None:
             self._out.send(session, message)
 
     def refuse(self, consumer: int, error: PenstockError) -> None:
         """End the session of a consumer whose request the coordinator refuses."""
-        session = self.table.by_consumer.get(consumer)
+        session = self._table.by_consumer.get(consumer)
         if session is None:
             return
         if session.opened:
             self._end(session, error)
             return
         self._out.answer(session.peer or session.routing_id, failed(error))
-        self.table.unbind(session)
+        self._table.unbind(session)
         self._gone(session, 0)
 
     def stream_of(self, consumer: int) -> int | None:
@@ -304,25 +305,25 @@ class Sessions:
     def mute(self, consumers: Iterable[int]) -> None:
         """Send these consumers nothing more, except why their stream failed. Their pending commands are ignored."""
         for consumer in consumers:
-            if (session := self.table.by_consumer.get(consumer)) is not None:
+            if (session := self._table.by_consumer.get(consumer)) is not None:
                 session.muted = True
 
-    def memfd_gone(self, memfd: Memfd) -> None:
+    def forget_memfd(self, memfd: Memfd) -> None:
         """Tell consumers on this host that the memfd no longer exists."""
-        for peer in list(self.table.by_peer):
+        for peer in list(self._table.by_peer):
             peer.gone(memfd)
 
     def revoke(self, keys: Collection[bytes]) -> None:
         """End the sessions of clients with these public keys, over a connection on this host too."""
-        for session in self.table:
+        for session in self._table:
             if session.key is not None and session.key.public in keys:
                 self._end(session, KeyRefused(f"the key {session.key.name} was removed from the daemon's keys"))
 
     def stop(self, error: PenstockError) -> None:
         """Tell every client why it gets nothing more."""
-        for session in self.table:
+        for session in self._table:
             self._out.send(session, failed(error))
-        for routing_id in self.opening.early:
+        for routing_id in self._opening.early:
             self._out.answer(routing_id, failed(error))
 
     # --- internals ---
@@ -336,6 +337,7 @@ class Sessions:
             return
         match message:
             case m.Begin():
+                self._epoch_begins()
                 self._tell(on.Begin(consumer, message.epoch))
             case m.Ack():
                 self._tell(on.Acknowledge(consumer, message.handed, message.released, message.ended))
@@ -371,8 +373,8 @@ class Sessions:
 
     def _gone(self, session: Session, handed: int) -> None:
         """Remove a session that has ended. Of the slabs that it was sent, the first `handed` were handed over."""
-        self.opening.greeted.remove(session)
-        consumer = self.table.remove(session)
+        self._table.greeted.remove(session)
+        consumer = self._table.remove(session)
         if consumer is not None:
             self._log.info("feed %s: %s is gone", session.feed, session.who, **_about(session, "stream_closed"))
             self._out.drop(session)

@@ -27,7 +27,6 @@ class StartingFeeds:
         endpoint: the `tcp://address:port` at which the daemon listens.
         advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `endpoint`.
         on_ready: called with the URL of each feed once it can be consumed.
-        all_ready: called when all feeds can be consumed.
 
     Attributes:
         count: the number of feeds.
@@ -41,13 +40,11 @@ class StartingFeeds:
         endpoint: str,
         advertise: str | None,
         on_ready: Callable[[str], None],
-        all_ready: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self.count = feeds
         self._splits: dict[str, int] = {}
         self._on_ready = on_ready
-        self._all_ready = all_ready
         self._warned: set[str] = set()
         address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         host = socket.gethostname() if address in ("0.0.0.0", "[::]", "*") else address
@@ -74,8 +71,6 @@ class StartingFeeds:
                 self.warn_once(text)
             self.look_at_workers()
         self._on_ready(self.url(name))
-        if self.ready:
-            self._all_ready()
 
     def look_at_workers(self) -> None:
         """Warn if a feed has too few lanes for the current number of workers."""

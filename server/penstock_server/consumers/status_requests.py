@@ -7,10 +7,18 @@ most until the end of the second.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from penstock_proto import messages as m
 
+from ..workers.worker_memory import WorkerMemory
 from .to_consumers import ToConsumers
+
+
+class StatusText(Protocol):
+    """Makes the daemon's status (status/current_status.py)."""
+
+    def text(self) -> str: ...
 
 
 class StatusRequests:
@@ -19,13 +27,17 @@ class StatusRequests:
     Args:
         out: sends the answers.
         status: makes the text of an answer.
-        fresh: returns whether the figures are fresh. If not, it starts a new measurement.
+        memory: measures the workers' memory.
+        measured: called when an answer may have waited for that.
     """
 
-    def __init__(self, out: ToConsumers, status: Callable[[], str], fresh: Callable[[], bool]) -> None:
+    def __init__(
+        self, out: ToConsumers, status: StatusText, memory: WorkerMemory, measured: Callable[[], None]
+    ) -> None:
         self._out = out
         self._status = status
-        self._fresh = fresh
+        self._memory = memory
+        self._measured = measured
         self._asked: dict[bytes, bool] = {}
         """Connections that asked in this second, and whether each has asked again after its answer."""
         self._waiting: set[bytes] = set()
@@ -38,14 +50,14 @@ class StatusRequests:
         again = self._asked[routing_id] = routing_id in self._asked
         if again:
             return
-        if self._fresh():
+        if self._memory.fresh(self._measured):
             self.answer(routing_id)
         else:
             self._waiting.add(routing_id)
 
     def answer(self, routing_id: bytes) -> None:
         """Answer the connection."""
-        self._out.answer(routing_id, m.Status(self._status()))
+        self._out.answer(routing_id, m.Status(self._status.text()))
 
     def forget(self, routing_id: bytes) -> None:
         """Forget a connection that has ended."""

@@ -6,7 +6,7 @@ not start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -57,6 +57,11 @@ class Starting:
         self._listings: dict[int, tuple[int, str]] = {}
         """By run, until the feed is ready: the worker that lists the splits, or NOBODY while the feed waits for its
         next attempt; and the feed."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all feeds, in the order of the command line; empty until a worker has imported them."""
+        return self._plans.keys()
 
     @property
     def begun(self) -> bool:

@@ -6,7 +6,7 @@ nothing. The streams and consumers that it returns are the coordinator's own: re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -62,6 +62,9 @@ class BudgetView(Protocol):
 
 class StartingView(Protocol):
     """How far the start of the feeds is; see starting.py."""
+
+    @property
+    def names(self) -> Collection[str]: ...
 
     @property
     def begun(self) -> bool: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from penstock_proto import messages as m
 
 from ..checking.observing.messages import CauseAsked, CauseFound
+from ..coordinator.view import StartingView
 from ..machine import memory_limits
 from ..targets.file_target import shown_target
 from ..workers.process import Process
@@ -28,21 +29,24 @@ class Causes:
     """Runs these processes, one at a time, and logs what they find.
 
     Args:
-        targets: returns the MODULE:ATTR of each feed, by name.
+        targets: MODULE:ATTR of each feed, in the order of the command line.
         environment: variables of the workers; None as a value removes one.
+        starting: knows the names of the feeds.
         workers: returns the process ids of the workers.
         warn: logs a warning about a feed, once.
     """
 
     def __init__(
         self,
-        targets: Callable[[], dict[str, str]],
+        targets: Sequence[str],
         environment: m.Environment,
+        starting: StartingView,
         workers: Callable[[], Iterable[int]],
         warn: Callable[[str], None],
     ) -> None:
         self._targets = targets
         self._environment = environment
+        self._starting = starting
         self._workers = workers
         self._warn = warn
         self._process: Process | None = None
@@ -50,7 +54,7 @@ class Causes:
     def find(self, feed: str, place: int, number: int) -> None:
         """Start to look for the cause of a difference at this place of the feed, unless another search is under way.
         The log gets the answer."""
-        target = self._targets().get(feed)
+        target = dict(zip(self._starting.names, self._targets, strict=False)).get(feed)
         if self._process is not None or target is None:
             return
         largest = max(map(_resident, self._workers()), default=0)

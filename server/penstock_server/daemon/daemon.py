@@ -142,8 +142,8 @@ class Daemon:
                 log.info("HTTP server: %s", await self._http.start(), extra={"event": "listening"})
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self.drain)
-            loop.add_signal_handler(signal.SIGTTIN, parts.scaling.scale_by, 1)
-            loop.add_signal_handler(signal.SIGTTOU, parts.scaling.scale_by, -1)
+            loop.add_signal_handler(signal.SIGTTIN, parts.scale_requests.scale_by, 1)
+            loop.add_signal_handler(signal.SIGTTOU, parts.scale_requests.scale_by, -1)
             if self._access.keys is not None:
                 loop.add_signal_handler(
                     signal.SIGHUP, self._access.read_again, parts.sessions, self._router, parts.hosts
@@ -261,6 +261,14 @@ class Daemon:
             self._error = error
         self.stop()
 
+    def may_join(self, routing_id: bytes) -> None:
+        """Raise an error unless the peer over TCP with this id may join as a host."""
+        may_join(self._router.key(routing_id), self._access.keys is not None)
+
+    def stale(self) -> bool:
+        """Return whether the feeds' code has changed since the daemon was started, if it watches for that."""
+        return self._reloader is not None and self._reloader.stale()
+
     # --- internals ---
 
     def _made(self, listener: Listener) -> Parts:
@@ -274,8 +282,6 @@ class Daemon:
             engine=self._engine,
             on_ready=self._on_ready,
             state=self._state,
-            may_join=self._may_join,
-            stale=lambda: self._reloader is not None and self._reloader.stale(),
         )
 
     def _frame(self, routing_id: bytes, data: bytes) -> None:
@@ -283,9 +289,6 @@ class Daemon:
             self._parts.hosts.heard(routing_id, data)
         else:
             self._parts.sessions.frame(routing_id, data)
-
-    def _may_join(self, routing_id: bytes) -> None:
-        may_join(self._router.key(routing_id), self._access.keys is not None)
 
     def _datagram(self, peer: LocalPeer, data: bytes) -> None:
         self._parts.sessions.datagram(peer, data)
@@ -314,11 +317,9 @@ class Daemon:
             self._look_at_the_group_file,
             lambda _: self._look_for_makers(time.monotonic()),
             lambda _: self._each_second(self),
-            lambda _: parts.host_scaling.another_second(),
+            lambda _: parts.host_scaling.another_second(parts.status),
+            lambda _: parts.auto_scaling.another_second(parts.status),
         ]
-        if parts.auto_scaling is not None:
-            scaling = parts.auto_scaling
-            look.append(lambda _: scaling.another_second())
         if self._http is not None:
             look.append(self._http.another_second)
         return Clock(look, parts.bugs, lambda error: self._broken_by("the clock stopped", error))

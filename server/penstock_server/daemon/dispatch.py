@@ -11,23 +11,28 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
 from penstock_proto import PenstockError
 from penstock_proto import messages as m
 
-from ..consumers.sessions import Sessions
 from ..coordinator import Coordinator, a_bug
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary import events as on
 from ..logs.bugs import Bugs
-from ..shared_memory.kept import KeptBatches
-from ..shared_memory.slots import Slots
-from ..workers.to_workers import ToWorkers
-from .group_file import GroupFile
 
 _DEBUG = os.environ.get("PENSTOCK_DEBUG") == "1"
 """Whether to check the coordinator's invariants after each event, which takes time."""
+
+
+class CarriesOut(Protocol):
+    """Carries out commands (executor.py)."""
+
+    def carry_out(self, command: do.Command) -> None:
+        """Carry out a command."""
+
+    def idle(self) -> None:
+        """Note that all commands are carried out."""
 
 
 class Dispatch:
@@ -36,55 +41,20 @@ class Dispatch:
     Args:
         coordinator: makes the decisions.
         bugs: notes unexpected errors.
-        feed_ready: called with the name of a feed that can be read now, and its number of splits.
-        accepted: called with the number of a worker that has imported the same feeds as the daemon serves.
-        rejected: called with the number of a worker that has imported other feeds than those.
-        skipped: called when the rest of a split is skipped.
-        fail_start: called with the error that keeps a feed from being served.
-        idle: called when all commands are carried out.
     """
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        *,
-        bugs: Bugs,
-        feed_ready: Callable[[str, int], None],
-        accepted: Callable[[int], None],
-        rejected: Callable[[int], None],
-        skipped: Callable[[do.ReportSkipped], None],
-        fail_start: Callable[[PenstockError], None],
-        idle: Callable[[], None],
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, bugs: Bugs) -> None:
         self._coordinator = coordinator
         self._bugs = bugs
-        self._feed_ready = feed_ready
-        self._accepted = accepted
-        self._rejected = rejected
-        self._skipped = skipped
-        self._fail_start = fail_start
-        self._idle = idle
         self._commands: deque[do.Command] = deque()
         self._carrying_out = False
         self._halted = False
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = 0.0
 
-    def connect(
-        self,
-        *,
-        slots: Slots,
-        sessions: Sessions,
-        to_workers: ToWorkers,
-        kept: KeptBatches,
-        group_file: GroupFile | None,
-    ) -> None:
-        """Connect the parts that carry out commands."""
-        self._slots = slots
-        self._sessions = sessions
-        self._to_workers = to_workers
-        self._kept = kept
-        self._group_file = group_file
+    def start(self, executor: CarriesOut) -> None:
+        """Let this object carry out commands. Before that, no event may come: each may lead to commands."""
+        self._executor = executor
 
     def halt(self) -> None:
         """Carry out no further commands."""
@@ -107,16 +77,13 @@ class Dispatch:
             while self._commands and not self._halted:
                 command = self._commands.popleft()
                 try:
-                    self._carry_out(command)
+                    self._executor.carry_out(command)
                 except Exception as error:
                     self._failed(command, error)
         finally:
             self._carrying_out = False
-        if self._group_file is not None:
-            self._group_file.idle()
-        self._slots.trim()
         self._schedule_tick()
-        self._idle()
+        self._executor.idle()
 
     def _schedule_tick(self) -> None:
         due = self._coordinator.next_tick
@@ -132,75 +99,17 @@ class Dispatch:
         self._tick = None
         self.tell(on.Tick())
 
-    def _carry_out(self, command: do.Command) -> None:
-        match command:
-            case do.FindSlot():
-                self._slots.request(command)
-            case do.Fill():
-                self._to_workers.fill(command, self._slots.memfd(command.ticket))
-            case do.MeasureRows():
-                self._to_workers.measure_rows(command)
-            case do.WriteRows():
-                self._to_workers.write_rows(command, self._slots.memfd(command.ticket))
-            case do.PoolRows():
-                memfds = [self._slots.memfd(ticket) for ticket in (command.ticket, *dict(command.sources))]
-                self._to_workers.pool_rows(
-                    command, memfds[0], memfds[1:], self._coordinator.feeds[command.feed].info.spec
-                )
-            case do.SendSlab():
-                self._sessions.deliver(command, self._slots.memfd(command.ticket))
-            case do.Copy():
-                self._kept.bring(command.source, lambda whole: self._slots.copy(command))  # a Copy must be answered
-            case do.Remade():
-                self._kept.there(command.ticket, command.whole)
-            case do.Free():
-                self._kept.freed(command.ticket)
-                self._slots.free(command.ticket)
-            case do.StartRun():
-                self._to_workers.start_run(command, self._coordinator.feeds[command.feed].info.spec)
-            case do.DropRun():
-                self._to_workers.say(command.worker, m.DropRun(command.run))
-            case do.Tell():
-                self._sessions.send(command.consumer, command.message)
-            case do.Refuse():
-                self._sessions.refuse(command.consumer, command.error)
-            case do.SaveGroup() | do.ForgetGroup():
-                assert self._group_file is not None
-                self._group_file.carry_out(command)
-            case do.ListSplits():
-                self._to_workers.say(command.worker, m.ListSplits(command.run, command.feed, command.epoch))
-            case do.Compare():
-                self._to_workers.compare(command)
-            case do.ForgetSplits():
-                self._to_workers.forget_list(command.splits)
-            case do.AcceptWorker():
-                self._accepted(command.worker)
-            case do.RejectWorker():
-                self._rejected(command.worker)
-            case do.Retire():
-                self._to_workers.retire(command.worker)
-            case do.KillWorker():
-                self._to_workers.kill(command.worker)
-            case do.FeedReady():
-                self._feed_ready(command.feed, command.splits)
-            case do.ReportSkipped():
-                self._skipped(command)
-            case do.FailStart():
-                self._fail_start(command.error)
-            case do.ReportBug():
-                self._bugs.note(command.error)
-
     def _failed(self, command: do.Command, error: Exception) -> None:
         """Fail the stream of the command."""
         match command:
             case do.StartRun() if isinstance(error, PenstockError):  # the worker was not told
                 self.tell(on.RunFailed(command.run, error))
             case do.SendSlab() | do.Tell():
-                stream = self._sessions.stream_of(command.consumer)
-                if stream is None:
+                consumer = self._coordinator.consumers.get(command.consumer)
+                if consumer is None:
                     self._bugs.note(error)
                 else:
-                    self.tell(on.StreamFailed(stream, error))
+                    self.tell(on.StreamFailed(consumer.stream, error))
             case do.Copy():
                 self._bugs.note(error)
                 self.tell(on.NoSlot(command.ticket, a_bug(error)))

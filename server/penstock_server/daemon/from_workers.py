@@ -44,7 +44,6 @@ class FromWorkers:
     Attributes:
         caches: the use of the feeds' caches.
         spot_checks: the samples that are made again.
-        names: the names of the feeds, in the order of the command line.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class FromWorkers:
         self._fail = fail
         self._stale = stale
         self.caches = CacheUsages(feeds.warn_once)
-        self.names: tuple[str, ...] = ()
         self.spot_checks = SpotChecks(
             coordinator, dispatch.tell, to_workers, warn=feeds.warn_once, find_cause=find_cause
         )
@@ -132,7 +130,6 @@ class FromWorkers:
         """Put a worker to use that has the same feeds as the others, and log warnings about its imports."""
         message = self._imports.pop(worker)
         self._to_workers.accepted(worker)
-        self.names = tuple(plan.name for plan in message.feeds)
         if any(plan.on_error == "retry" for plan in message.feeds):
             self._supervisor.give_nobody_up()
         for plan in message.feeds:

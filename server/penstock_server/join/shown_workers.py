@@ -45,11 +45,7 @@ class ShownWorkers:
         self._send = send
         self._numbers = numbers
         self._supervisor = supervisor
-        self._memory = WorkerMemory(
-            lambda: [worker.pid for worker in supervisor.workers.values() if worker.pid is not None],
-            self._send_memory,
-            bugs,
-        )
+        self._memory = WorkerMemory(supervisor.pids, bugs)
         self._bugs = bugs
         self._clocks: deque[float] = deque(maxlen=_QUESTIONS)
         """For each of the latest requests: how much the head's clock was ahead of ours, less the delay of the
@@ -59,7 +55,7 @@ class ShownWorkers:
 
     def measure_memory(self) -> None:
         """Answer the head's request for the memory of the workers."""
-        if self._memory.fresh():
+        if self._memory.fresh(self._send_memory):
             self._send_memory()
 
     def show_activity(self, message: m.ShowActivity) -> None:

@@ -21,17 +21,16 @@ class AutoScaling:
 
     Args:
         scaling: changes the number of workers.
-        status: knows the figures of the last seconds.
         workers: the current workers.
+        on: whether to adjust their number.
 
     Attributes:
         on: whether the number follows the load. False once a user has asked for a number.
     """
 
-    def __init__(self, scaling: Scaling, status: CurrentStatus, workers: WorkersView) -> None:
-        self.on = True
+    def __init__(self, scaling: Scaling, workers: WorkersView, *, on: bool) -> None:
+        self.on = on
         self._scaling = scaling
-        self._status = status
         self._workers = workers
         self._decides = AutoWorkers(cpus.usable())
         self._readings: deque[cpus.CpuReading] = deque(maxlen=1 + round(WINDOW))  # one reading a second
@@ -42,19 +41,19 @@ class AutoScaling:
             self.on = False
             log.info("the number of workers is no longer adjusted", extra={"event": "auto_scaling_off"})
 
-    def another_second(self) -> None:
-        """Read the figures, and perhaps change the number of workers. Called once a second."""
+    def another_second(self, status: CurrentStatus) -> None:
+        """Read the figures of the last seconds, and perhaps change the number of workers. Called once a second."""
         if not self.on:
             return
-        now = self._status.seconds
+        now = status.seconds
         self._readings.append(cpus.read(now))
         if self._workers.leaving:
             self._decides.changed(now)
             return
-        before, seen = len(self._workers.scaled), self._status.figures(self._decides.since, LOOKED)
+        before, seen = len(self._workers.scaled), status.figures(self._decides.since, LOOKED)
         decision = self._decides.decide(now, before, seen, self._idle_cpus())
         if decision is not None:
-            after = self._scaling.adjust(decision.workers, decision.why)
+            _, after = self._scaling.scale(decision.workers, why=decision.why)
             self._decides.changed(now)
             if after < decision.workers:
                 self._decides.limit(after)

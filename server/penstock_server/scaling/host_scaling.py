@@ -46,7 +46,6 @@ class HostScaling:
 
     Args:
         engine: runs the hosts, or None.
-        status: knows the figures of the last seconds.
         workers: the current workers.
         joined: the joined hosts.
 
@@ -54,11 +53,8 @@ class HostScaling:
         on: whether the number of hosts follows the load. False once a user has asked for a number.
     """
 
-    def __init__(
-        self, engine: Engine | None, status: CurrentStatus, workers: WorkersView, joined: Iterable[JoinedHost]
-    ) -> None:
+    def __init__(self, engine: Engine | None, workers: WorkersView, joined: Iterable[JoinedHost]) -> None:
         self._engine = engine
-        self._status = status
         self._workers = workers
         self._joined = joined
         least, most = (1, 1) if engine is None else engine.bounds
@@ -97,18 +93,18 @@ class HostScaling:
             self.on = False
             log.info("the number of hosts is no longer adjusted", extra={"event": "auto_scaling_off"})
 
-    def another_second(self) -> None:
-        """Read the figures, and perhaps change the number of hosts. Called once a second."""
+    def another_second(self, status: CurrentStatus) -> None:
+        """Read the figures of the last seconds, and perhaps change the number of hosts. Called once a second."""
         engine = self._engine
         if engine is None or not self.on:
             return
-        now, each = self._status.seconds, engine.workers
+        now, each = status.seconds, engine.workers
         hosts = [host for host in self._joined if host.name.startswith(f"{engine.name}-")]
         working = sum(host.working for host in hosts)
         if self._workers.leaving or working > engine.hosts:
             self._decides.changed(now)
             return
-        seen = self._status.figures(self._decides.since, LOOKED)
+        seen = status.figures(self._decides.since, LOOKED)
         coming = engine.hosts - working
         decision = self._decides.decide(now, working * each, seen, math.inf, coming * each)
         if decision is not None:

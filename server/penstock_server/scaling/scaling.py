@@ -23,7 +23,6 @@ class Scaling:
         supervisor: starts the worker processes.
         to_workers: sends messages to workers.
         scaled: called when the number of workers has changed.
-        by_hand: called when a user has asked for a number.
     """
 
     def __init__(
@@ -33,35 +32,21 @@ class Scaling:
         supervisor: Supervisor,
         to_workers: ToWorkers,
         scaled: Callable[[], None],
-        by_hand: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self._tell = tell
         self._supervisor = supervisor
         self._to_workers = to_workers
         self._scaled = scaled
-        self._by_hand = by_hand
 
-    def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
+    def scale(self, workers: int, now: bool = False, *, why: str = "") -> tuple[int, int]:
         """Run `workers` workers that make batches on this host from now on, as far as there are file descriptors.
         Surplus workers leave when their lanes come to a border, or at once if `now`. One stays, unless this host has
-        idle workers. Workers of other hosts do not count.
+        idle workers. Workers of other hosts do not count. The log gets the reason `why`.
 
         Returns:
             The old and the new number of workers.
         """
-        self._by_hand()
-        return self._scale(workers, now)
-
-    def scale_by(self, more: int) -> None:
-        """Add `more` workers, or remove some if it is negative."""
-        self.scale(len(self._coordinator.workers.scaled) + more)
-
-    def adjust(self, workers: int, why: str) -> int:
-        """Do the same as `scale`, without a user's request; log the reason `why`. Return the new number of workers."""
-        return self._scale(workers, why=f": {why}")[1]
-
-    def _scale(self, workers: int, now: bool = False, *, why: str = "") -> tuple[int, int]:
         there = self._coordinator.workers
         staying = there.scaled
         before, workers = len(staying), max(0 if there.idle else 1, workers)
@@ -83,6 +68,6 @@ class Scaling:
         if staying[workers:]:
             self._tell(on.RetireWorkers(tuple(staying[workers:]), now))
         self._tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.own))))
-        log.info("workers: %d, now %d%s", before, workers, why, extra={"event": "scaled"})
+        log.info("workers: %d, now %d%s", before, workers, why and f": {why}", extra={"event": "scaled"})
         self._scaled()
         return before, workers

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from penstock_proto import MemoryBound
 from penstock_proto.messages import IDS_PER_STREAM
 
+from ..coordinator.view import BudgetView
+from ..coordinator.vocabulary import events as on
 from ..coordinator.vocabulary.commands import Copy, FindSlot
 from .arena import Arena, Memfd
 
@@ -19,34 +21,35 @@ PATIENCE = 10.0
 """Seconds that a ticket waits for a slot to come free when the machine has no memory for a new one."""
 
 
+class MapsMemfds(Protocol):
+    """Processes that map memfds."""
+
+    def forget_memfd(self, memfd: Memfd) -> None:
+        """Tell them that the memfd was returned to the system."""
+
+
 class Slots:
     """The arena's memfds by ticket.
 
     Args:
         arena: where memfds come from.
-        reserved: returns the bytes and the slots that the streams' shares add up to.
-        found: called with a ticket when it has got its memfd.
-        copied: called with a ticket when the copy in its memfd is complete.
-        refused: called with (ticket, error) when there is no memory for it.
-        gone: called with each memfd that was returned to the system.
+        budget: knows the bytes and the slots that the streams' shares add up to.
+        tell: tells the coordinator that a ticket has got its memfd (`SlotFound`), that the copy in it is complete
+            (`Copied`), or that there is no memory for it (`NoSlot`).
+        processes: those that map memfds.
     """
 
     def __init__(
         self,
         arena: Arena,
-        *,
-        reserved: Callable[[], tuple[int, int]],
-        found: Callable[[int], None],
-        copied: Callable[[int], None],
-        refused: Callable[[int, MemoryBound], None],
-        gone: Callable[[Memfd], None],
+        budget: BudgetView,
+        tell: Callable[[on.Event], None],
+        processes: Sequence[MapsMemfds],
     ) -> None:
         self._arena = arena
-        self._reserved = reserved
-        self._found = found
-        self._copied = copied
-        self._refused = refused
-        self._gone = gone
+        self._budget = budget
+        self._tell = tell
+        self._processes = processes
         self._memfds: dict[int, Memfd] = {}
         self._waiting: dict[int, deque[FindSlot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -57,7 +60,7 @@ class Slots:
         return self._memfds[ticket]
 
     def request(self, wish: FindSlot) -> None:
-        """Find a memfd for the ticket, then call `found`; at once if a free one fits."""
+        """Find a memfd for the ticket; at once if a free one fits."""
         stream = wish.ticket // IDS_PER_STREAM
         queue = self._waiting.get(stream)
         if queue is not None:
@@ -67,8 +70,8 @@ class Slots:
             self._begin(self._serve(stream))
 
     def copy(self, command: Copy) -> None:
-        """Copy from one ticket's memfd to another's on a thread, then call `copied`. Both memfds must stay until
-        then."""
+        """Copy from one ticket's memfd to another's on a thread, and tell the coordinator. Both memfds must stay
+        until then."""
         self._begin(self._copy(command, self._memfds[command.source], self._memfds[command.ticket]))
 
     def free(self, ticket: int) -> None:
@@ -89,7 +92,7 @@ class Slots:
     def trim(self) -> None:
         """Return to the system the memory that the streams' shares do not need."""
         if self._arena.spare:
-            for memfd in self._arena.trim(*self._reserved()):
+            for memfd in self._arena.trim(self._budget.reserved, self._budget.slots_reserved):
                 self._gone(memfd)
 
     async def stop(self) -> None:
@@ -101,7 +104,7 @@ class Slots:
     def _reuse(self, wish: FindSlot) -> bool:
         old = self._memfds.get(wish.ticket)
         if old is not None and old.nbytes >= wish.nbytes:
-            self._found(wish.ticket)
+            self._tell(on.SlotFound(wish.ticket))
             return True
         memfd = self._arena.reuse(wish.nbytes)
         if memfd is None:
@@ -114,7 +117,11 @@ class Slots:
         if old is not None:
             self._arena.free(old)
         self._memfds[wish.ticket] = memfd
-        self._found(wish.ticket)
+        self._tell(on.SlotFound(wish.ticket))
+
+    def _gone(self, memfd: Memfd) -> None:
+        for processes in self._processes:
+            processes.forget_memfd(memfd)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -126,9 +133,9 @@ class Slots:
         try:
             await loop.run_in_executor(None, target.copy_from, source, command.regions)
         except (OSError, RuntimeError, MemoryError) as error:  # RuntimeError: no thread can be started
-            self._refused(command.ticket, MemoryBound(f"a slot could not be copied: {error}"))
+            self._tell(on.NoSlot(command.ticket, MemoryBound(f"a slot could not be copied: {error}")))
         else:
-            self._copied(command.ticket)
+            self._tell(on.Copied(command.ticket))
 
     async def _serve(self, stream: int) -> None:
         queue = self._waiting[stream]
@@ -140,7 +147,7 @@ class Slots:
                 continue
             queue.appendleft(wish)
             # If the machine has refused memory, first return the free slots of other sizes to it.
-            nbytes, count = self._reserved()
+            nbytes, count = self._budget.reserved, self._budget.slots_reserved
             for memfd in self._arena.trim(*(0, 0) if refused_at else (nbytes - wish.nbytes, count - 1)):
                 self._gone(memfd)
             try:
@@ -150,7 +157,7 @@ class Slots:
                 if wish in queue and not await self._slot_comes_free(stream, refused_at + PATIENCE):
                     queue.remove(wish)
                     refused_at = None
-                    self._refused(wish.ticket, error)
+                    self._tell(on.NoSlot(wish.ticket, error))
                 continue
             refused_at = None
             if wish in queue:

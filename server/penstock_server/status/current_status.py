@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from penstock_proto.messages import VERSION
 from penstock_proto.status.figures import Figures
@@ -13,7 +14,8 @@ from penstock_proto.status.status_history import History, Key
 from penstock_proto.status.status_shape import HostEngine, Status
 from penstock_proto.status.worker_status import Worker
 
-from ..consumers.sessions import Sessions
+from ..consumers.malformed import Malformed
+from ..consumers.session_table import SessionTable
 from ..consumers.starting_feeds import StartingFeeds
 from ..coordinator import CoordinatorView
 from ..hosts.joined_host import JoinedHost
@@ -29,12 +31,26 @@ from . import status
 from .waits import Looks
 
 
+class Drains(Protocol):
+    """The daemon."""
+
+    @property
+    def draining(self) -> bool: ...
+
+
+class Adjusts(Protocol):
+    """Automatic scaling."""
+
+    @property
+    def on(self) -> bool: ...
+
+
 class CurrentStatus:
     """Describes the daemon to users. The arguments are the parts that it reads.
 
     Args:
-        draining: returns whether the daemon stops when the epochs that are being read have ended.
-        adjusting: returns whether the number of workers follows the load.
+        daemon: knows whether it stops when the epochs that are being read have ended.
+        scaling: knows whether the number of workers follows the load.
         engine: returns the description of the engine that runs hosts, or None without one.
         caches: the use of the feeds' caches.
         spot_checks: the samples that are made again.
@@ -45,11 +61,12 @@ class CurrentStatus:
         self,
         coordinator: CoordinatorView,
         *,
-        draining: Callable[[], bool],
-        adjusting: Callable[[], bool],
+        daemon: Drains,
+        scaling: Adjusts,
         engine: Callable[[], HostEngine | None],
         feeds: StartingFeeds,
-        sessions: Sessions,
+        table: SessionTable,
+        malformed: Malformed,
         looks: Looks,
         supervisor: Supervisor,
         hosts: Iterable[JoinedHost],
@@ -62,11 +79,12 @@ class CurrentStatus:
         bugs: Bugs,
     ) -> None:
         self._coordinator = coordinator
-        self._draining = draining
-        self._adjusting = adjusting
+        self._daemon = daemon
+        self._scaling = scaling
         self._engine = engine
         self._feeds = feeds
-        self._sessions = sessions
+        self._table = table
+        self._malformed = malformed
         self._looks = looks
         self._supervisor = supervisor
         self._hosts = hosts
@@ -114,8 +132,8 @@ class CurrentStatus:
 
     def _counts(self) -> Status:
         """Return the current state, and the totals since the start."""
-        coordinator, sessions = self._coordinator, self._sessions
-        streams, more_streams = status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of)
+        coordinator, table = self._coordinator, self._table
+        streams, more_streams = status.of_streams(table, coordinator, self._router.unsent, self._looks.of)
         return Status(
             id=self._id,
             pid=os.getpid(),
@@ -126,14 +144,14 @@ class CurrentStatus:
             cpus=cpus.usable(),
             cpu_seconds=time.process_time(),
             ready=self._feeds.ready,
-            malformed=sessions.malformed.count,
-            greeted=len(sessions.opening.greeted),
+            malformed=self._malformed.count,
+            greeted=len(table.greeted),
             internal_errors=self._bugs.count,
-            draining=self._draining(),
+            draining=self._daemon.draining,
             failing=status.of_failing(coordinator),
-            adjusts_workers=self._adjusting(),
+            adjusts_workers=self._scaling.on,
             engine=self._engine(),
-            memory=status.of_memory(coordinator, self._arena, sessions.opening.greeted),
+            memory=status.of_memory(coordinator, self._arena, table.greeted),
             feeds=[
                 status.of_feed(
                     feed,

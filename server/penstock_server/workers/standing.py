@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sized
 
 from ..coordinator.vocabulary import events as on
+from .spot_checks import SpotChecks
 from .worker_handle import WorkerHandle
 
 STANDS = 0.4
@@ -38,6 +39,7 @@ class Standing:
     Args:
         workers: the daemon's own workers, by number.
         streams: all streams.
+        checks: the samples that workers make again.
         tell: passes an event to the coordinator.
     """
 
@@ -45,10 +47,12 @@ class Standing:
         self,
         workers: Mapping[int, WorkerHandle],
         streams: Sized,
+        checks: SpotChecks,
         tell: Callable[[on.WorkerStands | on.WorkerGoesOn], None],
     ) -> None:
         self._workers = workers
         self._streams = streams
+        self._checks = checks
         self._tell = tell
         self._stood: dict[int, float] = {}
         """When each worker was last seen standing, in monotonic seconds, unless it goes on since then."""
@@ -91,5 +95,6 @@ class Standing:
         worker.peer.drain()
         if not worker.peer.unsent and worker.call()[0] == run:
             self._told[worker.number] = seconds
+            self._checks.stands(worker.number)
             self._tell(on.WorkerStands(worker.number, run, seconds))
         return True

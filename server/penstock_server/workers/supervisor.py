@@ -155,6 +155,10 @@ class Supervisor:
         elif worker.starting is not None:
             self._not_started(worker, "was killed before it started")
 
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers that have a process."""
+        return [worker.pid for worker in self.workers.values() if worker.pid is not None]
+
     def stacks(self) -> list[tuple[int, int, int]]:
         """Return the number, the process id and the fd of the stacks file of each worker that is ready."""
         found = ((worker.number, worker.stacks) for worker in self.workers.values())

@@ -40,39 +40,43 @@ class OfHost(Protocol):
         """Ask the host to measure."""
 
 
+class Host(Protocol):
+    """A joined host."""
+
+    @property
+    def view(self) -> OfHost:
+        """What users see of its workers."""
+
+
 class WorkerMemory:
     """The last measurement, and the requests that wait for the next. Its methods are called on the event loop.
 
     Args:
         pids: the process ids of the workers.
-        looked: called after each measurement.
         bugs: counts and logs unexpected errors.
-        hosts: returns the joined hosts, which measure their workers themselves.
+        hosts: the joined hosts, which measure their workers themselves.
     """
 
-    def __init__(
-        self,
-        pids: Callable[[], Iterable[int]],
-        looked: Callable[[], None],
-        bugs: Bugs,
-        hosts: Callable[[], Iterable[OfHost]] = tuple,
-    ) -> None:
+    def __init__(self, pids: Callable[[], Iterable[int]], bugs: Bugs, hosts: Iterable[Host] = ()) -> None:
         self._pids = pids
         self._hosts = hosts
-        self._looked = looked
         self._bugs = bugs
         self._found: dict[int, int] = {}
         self._at = -EVERY
         self._look: asyncio.Task[None] | None = None
+        self._waiting: list[Callable[[], None]] = []
 
     def of(self, pid: int | None) -> int | None:
         """Return the bytes of a process according to the latest measurement, or None."""
         return None if pid is None else self._found.get(pid)
 
-    def fresh(self) -> bool:
-        """Return whether the figures are fresh. If not, begin a measurement, unless one is in progress."""
+    def fresh(self, then: Callable[[], None] | None = None) -> bool:
+        """Return whether the figures are fresh. If not, begin a measurement, unless one is in progress, and call `then`
+        once after it, even if it was given several times."""
         if self._look is None and time.monotonic() - self._at >= EVERY:
             self._look = asyncio.get_running_loop().create_task(self._look_now())
+        if self._look is not None and then is not None and then not in self._waiting:
+            self._waiting.append(then)
         return self._look is None
 
     async def wait(self) -> None:
@@ -82,7 +86,7 @@ class WorkerMemory:
 
     async def _look_now(self) -> None:
         try:
-            hosts = list(self._hosts())
+            hosts = [host.view for host in self._hosts]
             for host in hosts:
                 host.measure_memory()
             deadline = time.monotonic() + HOSTS_PATIENCE
@@ -90,7 +94,9 @@ class WorkerMemory:
             while any(host.measuring for host in hosts) and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
             self._at, self._look = time.monotonic(), None
-            self._looked()
+            waiting, self._waiting = self._waiting, []
+            for then in waiting:
+                then()
         except Exception as error:
             self._at, self._look = time.monotonic(), None
             self._bugs.note(error)
