@@ -448,7 +448,6 @@ class TestScale:
         told: list[on.Event] = []
         numbers = iter((1, 2))
         supervisor = SimpleNamespace(add=lambda: next(numbers))
-        to_workers = SimpleNamespace(new_process=lambda number: None)
 
         def tell(event: on.Event) -> None:
             told.append(event)
@@ -457,8 +456,7 @@ class TestScale:
         scaling = Scaling(
             daemon.coordinator,
             tell,
-            supervisor,
-            to_workers,  # type: ignore[arg-type]
+            supervisor,  # type: ignore[arg-type]
             lambda: None,
         )
         assert scaling.scale(wanted) == scaled

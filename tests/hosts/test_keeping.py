@@ -123,7 +123,7 @@ class TestAtTheHost:
             await world.fill(keep=True)
             await world.fill(ticket=8, keep=True)
             world.says(0, made(0, 1, last=False))
-            world.local.new_process(0)
+            world.workers.workers[0].shown.clear()
             world.membership.ended(0, "was killed", None)
             assert world.used == 1
             (secret,) = secrets_of(world)

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -61,7 +62,7 @@ class Workers:
     """Stands in for the supervisor: records messages to workers, and holds the memory that they are shown."""
 
     def __init__(self, count: int) -> None:
-        self.workers = dict.fromkeys(range(count))
+        self.workers = {number: SimpleNamespace(shown=set()) for number in range(count)}
         self.told: dict[int, list[m.ToWorker]] = {number: [] for number in range(count)}
         self.fds: dict[int, int] = {}
         self.retired: list[int] = []
@@ -76,7 +77,7 @@ class Workers:
     def add(self, number: int) -> int:
         if self.full:
             raise OSError(24, "Too many open files")
-        self.workers[number] = None
+        self.workers[number] = SimpleNamespace(shown=set())
         self.told[number] = []
         return number
 
@@ -101,7 +102,7 @@ class World:
         self.gone: list[Memfd] = []
         self.unlend: Callable[[Memfd], None] = lambda memfd: None
         supervisor = cast(Supervisor, self.workers)
-        self.local = LocalWorkers(supervisor, range(2))
+        self.local = LocalWorkers(supervisor)
         self.membership = Membership(
             self.link,
             m.Joined(FIRST),
@@ -223,7 +224,7 @@ def test_a_message_for_a_process_that_has_ended_is_dropped() -> None:
     async def play(world: World) -> None:
         await world.start()
         await world.fill()
-        world.local.new_process(0)
+        world.workers.workers[0].shown.clear()
         world.membership.ended(0, "was killed", None)
         assert world.used == 0
         assert world.link.sent[-1] == m.WorkerEnded(FIRST, "was killed", None)

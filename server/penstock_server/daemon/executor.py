@@ -16,6 +16,7 @@ from ..hosts.hosts import Hosts
 from ..logs.bugs import Bugs
 from ..shared_memory.kept import KeptBatches
 from ..shared_memory.slots import Slots
+from ..workers.own_workers import OwnWorkers
 from ..workers.to_workers import ToWorkers
 from .from_workers import FromWorkers
 from .group_file import GroupFile
@@ -32,6 +33,7 @@ class Executor:
     coordinator: CoordinatorView
     feeds: StartingFeeds
     from_workers: FromWorkers
+    own: OwnWorkers
     to_workers: ToWorkers
     slots: Slots
     sessions: Sessions
@@ -55,16 +57,14 @@ class Executor:
             case do.FindSlot():
                 self.slots.request(command)
             case do.Fill():
-                self.to_workers.fill(command, self.slots.memfd(command.ticket))
+                self.to_workers.way(command.worker).fill(command, self.slots.memfd(command.ticket))
             case do.MeasureRows():
-                self.to_workers.measure_rows(command)
+                self.to_workers.way(command.worker).measure_rows(command)
             case do.WriteRows():
-                self.to_workers.write_rows(command, self.slots.memfd(command.ticket))
+                self.to_workers.way(command.worker).write_rows(command, self.slots.memfd(command.ticket))
             case do.PoolRows():
                 memfds = [self.slots.memfd(ticket) for ticket in (command.ticket, *dict(command.sources))]
-                self.to_workers.pool_rows(
-                    command, memfds[0], memfds[1:], self.coordinator.feeds[command.feed].info.spec
-                )
+                self.own.pool_rows(command, memfds[0], memfds[1:], self.coordinator.feeds[command.feed].info.spec)
             case do.SendSlab():
                 self.sessions.deliver(command, self.slots.memfd(command.ticket))
             case do.Copy():
@@ -75,9 +75,9 @@ class Executor:
                 self.kept.freed(command.ticket)
                 self.slots.free(command.ticket)
             case do.StartRun():
-                self.to_workers.start_run(command, self.coordinator.feeds[command.feed].info.spec)
+                self.to_workers.way(command.worker).start_run(command, self.coordinator.feeds[command.feed].info.spec)
             case do.DropRun():
-                self.to_workers.say(command.worker, m.DropRun(command.run))
+                self.to_workers.way(command.worker).say(command.worker, m.DropRun(command.run))
             case do.Tell():
                 self.sessions.send(command.consumer, command.message)
             case do.Refuse():
@@ -86,9 +86,11 @@ class Executor:
                 assert self.group_file is not None
                 self.group_file.carry_out(command)
             case do.ListSplits():
-                self.to_workers.say(command.worker, m.ListSplits(command.run, command.feed, command.epoch))
+                self.to_workers.way(command.worker).say(
+                    command.worker, m.ListSplits(command.run, command.feed, command.epoch)
+                )
             case do.Compare():
-                self.to_workers.compare(command)
+                self.own.compare(command)
             case do.ForgetSplits():
                 self.to_workers.forget_list(command.splits)
             case do.AcceptWorker():
@@ -96,9 +98,9 @@ class Executor:
             case do.RejectWorker():
                 self.from_workers.rejected(command.worker)
             case do.Retire():
-                self.to_workers.retire(command.worker)
+                self.to_workers.way(command.worker).retire(command.worker)
             case do.KillWorker():
-                self.to_workers.kill(command.worker)
+                self.to_workers.way(command.worker).kill(command.worker)
             case do.FeedReady():
                 self.feeds.feed_ready(command.feed, command.splits)
                 if self.feeds.ready:

@@ -19,6 +19,7 @@ from ..coordinator.vocabulary.workers import REMOTE
 from ..logs.rate_limited_log import RateLimitedLog
 from ..worker_state.activity import Activity
 from ..worker_state.cache_usage import CacheUsages
+from ..workers.own_workers import OwnWorkers
 from ..workers.spot_checks import SpotChecks
 from ..workers.supervisor import Supervisor
 from ..workers.to_workers import ToWorkers
@@ -34,7 +35,8 @@ class FromWorkers:
         coordinator: makes the decisions.
         dispatch: passes events to it.
         supervisor: the worker processes.
-        to_workers: sends messages to them.
+        own: keeps their lists of splits, and has them make samples again.
+        to_workers: the ways to all workers.
         feeds: knows which feeds are ready, and logs warnings about them.
         fail: called with the error that keeps the daemon from serving.
         name_of: returns the name of a worker, for the log.
@@ -52,6 +54,7 @@ class FromWorkers:
         dispatch: Dispatch,
         *,
         supervisor: Supervisor,
+        own: OwnWorkers,
         to_workers: ToWorkers,
         feeds: StartingFeeds,
         fail: Callable[[PenstockError], None],
@@ -63,14 +66,13 @@ class FromWorkers:
         self._dispatch = dispatch
         self._name_of = name_of
         self._supervisor = supervisor
+        self._own = own
         self._to_workers = to_workers
         self._feeds = feeds
         self._fail = fail
         self._stale = stale
         self.caches = CacheUsages(feeds.warn_once)
-        self.spot_checks = SpotChecks(
-            coordinator, dispatch.tell, to_workers, warn=feeds.warn_once, find_cause=find_cause
-        )
+        self.spot_checks = SpotChecks(coordinator, dispatch.tell, own, warn=feeds.warn_once, find_cause=find_cause)
         self._imports: dict[int, m.Imported] = {}
         self._log = RateLimitedLog(log)
         """For lines that workers may cause often."""
@@ -98,7 +100,6 @@ class FromWorkers:
 
     def died(self, worker: int, how: str, doing: Activity | None) -> None:
         """Handle the end of a worker's process. `doing` is its last activity, or None."""
-        self._to_workers.new_process(worker)
         self.spot_checks.gone(worker)
         blamed = None
         where = ""
@@ -122,14 +123,13 @@ class FromWorkers:
 
     def given_up(self, worker: int, how: str) -> None:
         """Handle a worker that the supervisor does not start again."""
-        self._to_workers.gone(worker)
         self.spot_checks.gone(worker)
         self._dispatch.tell(on.WorkerGone(worker, how))
 
     def accepted(self, worker: int) -> None:
         """Put a worker to use that has the same feeds as the others, and log warnings about its imports."""
         message = self._imports.pop(worker)
-        self._to_workers.accepted(worker)
+        self._to_workers.way(worker).accepted(worker)
         if any(plan.on_error == "retry" for plan in message.feeds):
             self._supervisor.give_nobody_up()
         for plan in message.feeds:
@@ -155,7 +155,7 @@ class FromWorkers:
             },
         )
         log.error(text, worker, extra=fields)
-        self._to_workers.say(worker, m.Shutdown())
+        self._to_workers.way(worker).say(worker, m.Shutdown())
 
     def skipped(self, said: do.ReportSkipped) -> None:
         """Log that the rest of a split is skipped."""
@@ -203,7 +203,7 @@ class FromWorkers:
             case m.Imported() if worker >= REMOTE and self._stale():
                 text = "worker %d is not used: the code of its host is newer than that of the epochs being read"
                 log.error(text, worker, extra={"event": "worker_rejected", "worker": worker})
-                self._to_workers.say(worker, m.Shutdown())
+                self._to_workers.way(worker).say(worker, m.Shutdown())
             case m.Imported():
                 self._imports[worker] = message
                 tell(on.Imported(worker, message.feeds))
@@ -250,7 +250,7 @@ class FromWorkers:
         self._feeds.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
 
     def _splits_listed(self, message: m.SplitsListed, fd: int | None) -> None:
-        number = 0 if fd is None else self._to_workers.keep_list(fd, message.nbytes)
+        number = 0 if fd is None else self._own.keep_new_list(fd, message.nbytes)
         splits = SplitsInfo(number, message.count, message.digest)
         for text in (*message.warnings, *(message.first.warnings if message.first is not None else ())):
             self._feeds.warn_once(text)

@@ -39,6 +39,7 @@ from ..shared_memory.kept import KeptBatches
 from ..shared_memory.slots import Slots
 from ..status.current_status import CurrentStatus
 from ..status.waits import Looks
+from ..workers.own_workers import OwnWorkers
 from ..workers.standing import Standing
 from ..workers.supervisor import Supervisor
 from ..workers.to_workers import ToWorkers
@@ -115,12 +116,14 @@ class Parts:
         # workers
         self.supervisor = supervisor = Supervisor(config, workers)
         self.joined = joined = HostTable()
-        to_workers = ToWorkers(supervisor, range(workers), joined)
+        own = OwnWorkers(supervisor)
+        to_workers = ToWorkers(own, joined)
         self.causes = Causes(config.feeds, config.environment, coordinator.starting, supervisor.pids, feeds.warn_once)
         self.from_workers = FromWorkers(
             coordinator,
             self.dispatch,
             supervisor=supervisor,
+            own=own,
             to_workers=to_workers,
             feeds=feeds,
             fail=lifecycle.fail,
@@ -144,7 +147,7 @@ class Parts:
             router,
             joined,
             may_join=lifecycle.may_join,
-            list_of=to_workers.list_of,
+            list_of=own.list_of,
             from_workers=self.from_workers,
             feeds=feeds,
             consumers=fetching,
@@ -153,7 +156,7 @@ class Parts:
             bugs=bugs,
         )
         # numbers of workers and hosts
-        scaling = Scaling(coordinator, tell, supervisor, to_workers, feeds.look_at_workers)
+        scaling = Scaling(coordinator, tell, supervisor, feeds.look_at_workers)
         self.auto_scaling = AutoScaling(scaling, coordinator.workers, on=config.workers == "auto")
         self.host_scaling = HostScaling(engine, coordinator.workers, joined)
         self.scale_requests = ScaleRequests(
@@ -199,7 +202,7 @@ class Parts:
             epoch_begins=lifecycle.epoch_begins,
             bugs=bugs,
         )
-        self.slots = Slots(arena, coordinator.budget, tell, (sessions, to_workers))
+        self.slots = Slots(arena, coordinator.budget, tell, (sessions, own))
         self.group_file = (
             None if state is None else GroupFile(state, coordinator, sessions, tell=tell, fail=lifecycle.fail)
         )
@@ -207,6 +210,7 @@ class Parts:
             coordinator,
             feeds=feeds,
             from_workers=self.from_workers,
+            own=own,
             to_workers=to_workers,
             slots=self.slots,
             sessions=sessions,

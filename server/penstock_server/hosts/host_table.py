@@ -13,9 +13,9 @@ from .joined_host import JoinedHost
 
 
 class HostTable:
-    """All joined hosts.
+    """All joined hosts, and the way to their workers (workers/to_workers.py).
 
-    What it sends to a worker whose host is lost goes nowhere: others will do the work.
+    What is sent to a worker whose host is lost goes nowhere: others will do the work.
 
     Attributes:
         by_peer: the hosts, by the id of their connection.

@@ -61,7 +61,7 @@ class Agent:
         self._disconnected = asyncio.Event()
         self._error: PenstockError | None = None
         self._supervisor = Supervisor(config, self._count)
-        self._workers = LocalWorkers(self._supervisor, range(self._count))
+        self._workers = LocalWorkers(self._supervisor)
 
     async def run(self) -> None:
         """Work until the head stops, or this host is told to leave.
@@ -240,7 +240,6 @@ class Agent:
         """Run as many workers as the head asked for last, with the numbers from 0 on."""
         for worker in [worker for worker in self._supervisor.workers if worker >= self._count]:
             self._imported.pop(worker, None)
-            self._workers.gone(worker)
             self._supervisor.retire(worker, codec.encode(m.Shutdown()))
         for worker in range(self._count):
             if worker not in self._supervisor.workers:
@@ -252,7 +251,6 @@ class Agent:
                     log.error(text, worker, error, descriptors.HOW_TO_RAISE, extra=fields)
                     self._count = max(1, worker)
                     return
-                self._workers.new_process(worker)
 
     def _scaled(self, workers: int) -> None:
         log.info("workers: %d, now %d", self._count, workers, extra={"event": "scaled"})
@@ -319,7 +317,6 @@ class Agent:
     def died(self, worker: int, how: str, doing: Activity | None) -> None:
         """Handle the end of a worker's process."""
         self._imported.pop(worker, None)
-        self._workers.new_process(worker)
         if self._membership is not None:
             text = "worker %d %s; other workers take over its work"
             log.error(text, worker, how, extra={"event": "worker_died", "worker": worker})

@@ -154,7 +154,6 @@ class Membership:
             case m.Retire():
                 worker = self._worker(message.worker)
                 self._stop_passing_on(worker)
-                self._workers.gone(worker)
                 if worker in self._supervisor.workers:  # else it could not be started
                     self._supervisor.retire(worker, codec.encode(m.Shutdown()))
                 self._retired(worker)
@@ -209,13 +208,11 @@ class Membership:
         """Start another worker, which is worker `number` at the head."""
         worker = 1 + max(self._numbers)
         self._take_in(worker, number)
-        self._workers.new_process(worker)
         try:
             self._supervisor.add(worker)
         except OSError as error:
             text = f"cannot be started on its host ({error}): {descriptors.HOW_TO_RAISE}"
             log.error("worker %d %s", worker, text, extra={"event": "scale_limited"})
-            self._workers.gone(worker)
             self.given_up(worker, text)
 
     def _stop_passing_on(self, worker: int) -> None:

@@ -9,7 +9,6 @@ from ..coordinator import CoordinatorView
 from ..coordinator.vocabulary import events as on
 from ..machine import descriptors
 from ..workers.supervisor import Supervisor
-from ..workers.to_workers import ToWorkers
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +20,6 @@ class Scaling:
         coordinator: makes the decisions.
         tell: tells the coordinator of an event.
         supervisor: starts the worker processes.
-        to_workers: sends messages to workers.
         scaled: called when the number of workers has changed.
     """
 
@@ -30,13 +28,11 @@ class Scaling:
         coordinator: CoordinatorView,
         tell: Callable[[on.Event], None],
         supervisor: Supervisor,
-        to_workers: ToWorkers,
         scaled: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self._tell = tell
         self._supervisor = supervisor
-        self._to_workers = to_workers
         self._scaled = scaled
 
     def scale(self, workers: int, now: bool = False, *, why: str = "") -> tuple[int, int]:
@@ -63,7 +59,6 @@ class Scaling:
                 log.error(text, error, descriptors.HOW_TO_RAISE, extra={"event": "scale_limited"})
                 workers = len(there.scaled)
                 break
-            self._to_workers.new_process(number)
             self._tell(on.WorkerAdded(number))
         if staying[workers:]:
             self._tell(on.RetireWorkers(tuple(staying[workers:]), now))

@@ -6,7 +6,6 @@ Each process gets the file descriptor of a memfd or list once, before the first 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 from penstock_proto import messages as m
 from penstock_proto.transport import codec
@@ -16,22 +15,12 @@ from .supervisor import Supervisor
 
 
 class LocalWorkers:
-    """Sends to the workers of `supervisor`, whose initial numbers are `numbers`."""
+    """Sends to the workers of `supervisor`."""
 
-    def __init__(self, supervisor: Supervisor, numbers: Iterable[int]) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._shown: dict[int, set[tuple[str, int]]] = {number: set() for number in numbers}
-        """Memfds and lists of splits that each worker has been shown."""
         self._lists: dict[int, tuple[int, int]] = {}
         """fd and size of each list of splits, by its number."""
-
-    def new_process(self, number: int) -> None:
-        """Note that the worker has a new process, which has been shown nothing yet."""
-        self._shown[number] = set()
-
-    def gone(self, number: int) -> None:
-        """Forget a worker that has left: nothing more is sent to it."""
-        self._shown.pop(number, None)
 
     def say(self, worker: int, message: m.Message) -> None:
         """Send a message."""
@@ -49,12 +38,12 @@ class LocalWorkers:
         """Return the fd and the size of a list of splits."""
         return self._lists[number]
 
-    def forget_list(self, number: int) -> None:
+    def forget_list(self, splits: int) -> None:
         """Forget a list of splits that no message will name again."""
-        fd, _ = self._lists.pop(number, (-1, 0))
+        fd, _ = self._lists.pop(splits, (-1, 0))
         if fd >= 0:
             os.close(fd)
-        self._forget(("splits", number), m.ForgetSplits(number))
+        self._forget(("splits", splits), m.ForgetSplits(splits))
 
     def forget_lists(self) -> None:
         """Forget all lists of splits."""
@@ -76,12 +65,13 @@ class LocalWorkers:
         self._show(worker, ("memfd", memfd.number), m.Map(memfd.number, memfd.nbytes), memfd.fd)
 
     def _show(self, worker: int, what: tuple[str, int], message: m.Message, fd: int) -> None:
-        if what not in self._shown[worker]:
-            self._shown[worker].add(what)
+        shown = self._supervisor.workers[worker].shown
+        if what not in shown:
+            shown.add(what)
             self._supervisor.send(worker, codec.encode(message), fd)
 
     def _forget(self, what: tuple[str, int], message: m.Message) -> None:
-        for worker, shown in self._shown.items():
-            if what in shown:
-                shown.discard(what)
-                self.say(worker, message)
+        for number, worker in self._supervisor.workers.items():
+            if what in worker.shown:
+                worker.shown.discard(what)
+                self.say(number, message)

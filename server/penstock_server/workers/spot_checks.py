@@ -21,7 +21,7 @@ from penstock_proto.status.feed_status import Checks
 from ..coordinator import CoordinatorView
 from ..coordinator.vocabulary import events as on
 from ..feed.feed_warnings import MOST_DIFFERENT
-from .to_workers import ToWorkers
+from .own_workers import OwnWorkers
 
 MOST_ASKED = 4
 """How many checks one worker may have to make."""
@@ -45,7 +45,7 @@ class SpotChecks:
     Args:
         coordinator: makes the decisions.
         tell: passes events to it.
-        to_workers: sends messages to workers.
+        own: sends messages to the daemon's own workers.
         warn: logs a warning about a feed, once.
         find_cause: starts to look for the cause of a difference, at this place and number of the feed.
     """
@@ -54,14 +54,14 @@ class SpotChecks:
         self,
         coordinator: CoordinatorView,
         tell: Callable[[on.Event], None],
-        to_workers: ToWorkers,
+        own: OwnWorkers,
         *,
         warn: Callable[[str], None],
         find_cause: Callable[[str, int, int], None],
     ) -> None:
         self._coordinator = coordinator
         self._tell = tell
-        self._to_workers = to_workers
+        self._own = own
         self._warn = warn
         self._find_cause = find_cause
         self._asked: dict[int, deque[_Asked]] = {}
@@ -80,7 +80,7 @@ class SpotChecks:
         checker = self._checker(worker)
         if feed is None or stream is None or checker is None or self._different[check.feed] >= MOST_DIFFERENT:
             return
-        if not self._to_workers.check(checker, structs.replace(check, spec=feed.info.spec)):
+        if not self._own.check(checker, structs.replace(check, spec=feed.info.spec)):
             return
         self._asked.setdefault(checker, deque()).append(
             _Asked(check, time.monotonic() + PATIENCE if check.first else None)

@@ -41,6 +41,7 @@ class WorkerHandle:
         hung: why it was killed, if it was killed for hanging.
         again: whether the process is being restarted, so that its end does not count as a death.
         warned: whether the log already says that this process does not read its messages.
+        shown: the memfds and lists of splits that the process, or the next one if there is none, was shown.
         peer: the connection to the process, or to the next one if there is none.
     """
 
@@ -59,6 +60,7 @@ class WorkerHandle:
         self.hung = ""
         self.again = False
         self.warned = False
+        self.shown: set[tuple[str, int]] = set()
         self._unread_since: float | None = None
         self._next: tuple[Peer, socket.socket] | None = None
         """The connection to the next process, made in advance: when a process dies, no file descriptors might be
@@ -187,6 +189,7 @@ class WorkerHandle:
 
     def renew(self) -> None:
         """Replace the connection to the last process with one to the next, in which nothing was sent yet."""
+        self.shown.clear()
         following, self._next = self._next, None
         if following is None:  # no process ever got this one: no descriptors were left to start it
             self.peer.unsay()
@@ -197,6 +200,7 @@ class WorkerHandle:
 
     def close(self) -> None:
         """Close the connection and cancel the timer."""
+        self.shown.clear()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
