@@ -102,18 +102,21 @@ class World:
         self.gone: list[Memfd] = []
         self.unlend: Callable[[Memfd], None] = lambda memfd: None
         supervisor = cast(Supervisor, self.workers)
+        host = SimpleNamespace(
+            plans={"feed": msgspec.structs.replace(PLAN, turn=2)},
+            fail=self.failed.append,
+            scaled=self.scaled.append,
+            retired=lambda worker: None,
+        )
         self.local = LocalWorkers(supervisor)
         self.membership = Membership(
             self.link,
             m.Joined(FIRST),
+            cast(Any, host),
             supervisor,
             self.local,
             memory=slots * SLOT,
             folder="",
-            plans=lambda: {"feed": msgspec.structs.replace(PLAN, turn=2)},
-            fail=self.failed.append,
-            scaled=self.scaled.append,
-            retired=lambda worker: None,
             memory_gone=self._gone,
         )
 

@@ -3,7 +3,8 @@ again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from penstock_proto import StartError
 from penstock_proto import messages as m
@@ -11,13 +12,23 @@ from penstock_proto import messages as m
 from ..coordinator.vocabulary import commands as do
 
 
+class Head(Protocol):
+    """What a check needs from the head."""
+
+    @property
+    def first_samples(self) -> Mapping[str, do.Compare]:
+        """The commands to make the feeds' first samples again, by feed."""
+
+    def said(self, worker: int, message: m.Compared) -> None:
+        """Handle a message from a worker."""
+
+
 class HostCheck:
     """The check of one host.
 
     Args:
-        first_samples: returns the commands to make the first samples again.
-        compare: tells a worker to carry out one of them.
-        compared: called when a worker has made a first sample again.
+        head: the head, which it joins.
+        compare: tells a worker to make a first sample again.
         admit: called with each worker that gets work from now on, and its Imported message.
 
     Attributes:
@@ -26,16 +37,14 @@ class HostCheck:
 
     def __init__(
         self,
-        first_samples: Callable[[], Collection[do.Compare]],
+        head: Head,
         *,
         compare: Callable[[int, do.Compare], None],
-        compared: Callable[[int, m.Compared], None],
         admit: Callable[[int, m.Imported], None],
     ) -> None:
         self.passed = False
-        self._first_samples = first_samples
+        self._head = head
         self._compare = compare
-        self._tell = compared
         self._admit = admit
         self._imported: dict[int, m.Imported] = {}
         self._asked = -1
@@ -60,7 +69,7 @@ class HostCheck:
             return  # its process was asked before it died
         if message.unfit:
             raise StartError(f"it cannot make the samples of the head: {message.unfit}")
-        self._tell(worker, message)
+        self._head.said(worker, message)
         self._compared += 1
         self._pass_if_compared()
 
@@ -75,12 +84,12 @@ class HostCheck:
         self._asked, self._compared = next(iter(self._imported), -1), 0
         if self._asked < 0:
             return
-        for compare in self._first_samples():
+        for compare in self._head.first_samples.values():
             self._compare(self._asked, compare)
         self._pass_if_compared()
 
     def _pass_if_compared(self) -> None:
-        if self._compared == len(self._first_samples()):
+        if self._compared == len(self._head.first_samples):
             self.passed = True
             for worker, message in list(self._imported.items()):
                 self._admit(worker, message)

@@ -157,12 +157,7 @@ class JoinedHost:
         self.view = HostView(self.numbers, channel.send)
         self._channel = channel
         self._head = head
-        self._check = HostCheck(
-            lambda: head.first_samples.values(),
-            compare=self._have_compared,
-            compared=lambda worker, message: head.said(worker, message),
-            admit=self._admit,
-        )
+        self._check = HostCheck(head, compare=self._have_compared, admit=self._admit)
         self._processes = dict.fromkeys(self.workers, 0)
         self._tickets = OpenTickets()
         self._lists: set[int] = set()

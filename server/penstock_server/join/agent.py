@@ -41,6 +41,9 @@ class Agent:
 
     Args:
         config: this host's options.
+
+    Attributes:
+        plans: the feeds as they were imported here, by name.
     """
 
     def __init__(self, config: JoinConfig) -> None:
@@ -51,7 +54,7 @@ class Agent:
         self._process = secrets.token_bytes(16)
         self._imported: dict[int, bytes] = {}
         """The encoded Imported message of each ready worker."""
-        self._plans: dict[str, m.FeedPlan] = {}
+        self.plans: dict[str, m.FeedPlan] = {}
         self._link: ToHead | None = None
         self._membership: Membership | None = None
         self._ever = False
@@ -111,7 +114,8 @@ class Agent:
                 asyncio.get_running_loop().remove_reader(0)
                 self._stopped.set()
 
-    def _fail(self, error: PenstockError) -> None:
+    def fail(self, error: PenstockError) -> None:
+        """End with this error, or with an earlier one if there was one."""
         if self._error is None:
             self._error = error
         self._stopped.set()
@@ -182,7 +186,7 @@ class Agent:
                 case _ if self._membership is not None:
                     self._membership.take(message)
         except ProtocolError as error:
-            self._fail(ProtocolError(f"the head sent an invalid message: {error.message}"))
+            self.fail(ProtocolError(f"the head sent an invalid message: {error.message}"))
 
     def _second_frame(self, data: bytes) -> memoryview:
         if self._membership is None:
@@ -195,14 +199,11 @@ class Agent:
         self._membership = Membership(
             self._link,
             message,
+            self,
             self._supervisor,
             self._workers,
             memory=self._config.memory,
             folder=agreement.folder(self._config.feeds),
-            plans=lambda: self._plans,
-            fail=self._fail,
-            scaled=self._scaled,
-            retired=self._retired,
             memory_gone=self._listeners.gone,
         )
         self._listeners.serve(self._membership.slots)
@@ -215,7 +216,7 @@ class Agent:
             log.info("the head was stopped", extra={"event": "head_stopped"})
             self._stopped.set()
         else:
-            self._fail(error)
+            self.fail(error)
 
     def _ended(self, why: str) -> None:
         """Handle the end of the connection to the head."""
@@ -252,11 +253,13 @@ class Agent:
                     self._count = max(1, worker)
                     return
 
-    def _scaled(self, workers: int) -> None:
+    def scaled(self, workers: int) -> None:
+        """Note that the head has asked for this number of workers."""
         log.info("workers: %d, now %d", self._count, workers, extra={"event": "scaled"})
         self._count = workers
 
-    def _retired(self, worker: int) -> None:
+    def retired(self, worker: int) -> None:
+        """Handle a worker that the head has retired. This host has left after the last one."""
         self._imported.pop(worker, None)
         if not self._supervisor.workers:
             self._ending = asyncio.get_running_loop().create_task(self._stop_when_sent())
@@ -297,17 +300,17 @@ class Agent:
                 self._is_ready(worker, message, data)
             case m.EnvironmentWanted():
                 if not self._supervisor.use_environment(worker, message.variables):
-                    self._fail(StartError("the feeds' env= differs each time they are imported"))
+                    self.fail(StartError("the feeds' env= differs each time they are imported"))
                 return
             case m.StartFailed() if not self._ever:
-                self._fail(message.error.error())
+                self.fail(message.error.error())
                 return
         if self._membership is not None:
             self._membership.said(worker, message, data)
 
     def _is_ready(self, worker: int, message: m.Imported, data: bytes) -> None:
         self._imported[worker] = data
-        self._plans = {plan.name: plan for plan in message.feeds}
+        self.plans = {plan.name: plan for plan in message.feeds}
         self._supervisor.ready(worker)
         if any(plan.on_error == "retry" for plan in message.feeds):
             self._supervisor.give_nobody_up()
@@ -327,7 +330,7 @@ class Agent:
         if self._membership is not None:
             self._membership.given_up(worker, how)
         if all(handle.given_up for handle in self._supervisor.workers.values()):
-            self._fail(StartError(f"no worker can start here: the last one {how}; see its output above"))
+            self.fail(StartError(f"no worker can start here: the last one {how}; see its output above"))
 
 
 def join(config: JoinConfig) -> None:

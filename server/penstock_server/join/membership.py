@@ -15,7 +15,8 @@ import logging
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from msgspec import structs
 
@@ -46,20 +47,34 @@ _MOST_REPORTED = 64
 """Maximum number of workers in one report; if there are more, the next report goes on with them."""
 
 
+class Host(Protocol):
+    """What a membership asks of its host (agent.py)."""
+
+    @property
+    def plans(self) -> Mapping[str, m.FeedPlan]:
+        """The feeds as they were imported here."""
+
+    def fail(self, error: PenstockError) -> None:
+        """Handle an error that this host cannot survive."""
+
+    def scaled(self, workers: int) -> None:
+        """Note how many workers this host should have."""
+
+    def retired(self, worker: int) -> None:
+        """Handle a worker that the head has retired."""
+
+
 class Membership:
     """Takes the head's messages and the workers' answers until the connection ends.
 
     Args:
         link: the connection.
         joined: the head's answer.
+        host: this host.
         supervisor: the worker processes.
         workers: sends them messages.
         memory: bytes in which they may build.
         folder: the folder of the first feed's file here, or empty.
-        plans: returns the feeds as they were imported here.
-        fail: called with an error that this host cannot survive.
-        scaled: called with the number of workers that this host should have.
-        retired: called when the head has retired a worker.
         memory_gone: called with memory that was returned to the system.
     """
 
@@ -67,24 +82,18 @@ class Membership:
         self,
         link: ToHead,
         joined: m.Joined,
+        host: Host,
         supervisor: Supervisor,
         workers: LocalWorkers,
         *,
         memory: int,
         folder: str,
-        plans: Callable[[], dict[str, m.FeedPlan]],
-        fail: Callable[[PenstockError], None],
-        scaled: Callable[[int], None],
-        retired: Callable[[int], None],
         memory_gone: Callable[[Memfd], None],
     ) -> None:
         self._link = link
         self._supervisor = supervisor
         self._workers = workers
-        self._plans = plans
-        self._fail = fail
-        self._scaled = scaled
-        self._retired = retired
+        self._host = host
         self._memory_gone = memory_gone
         self._building = Building(memory, self._gone)
         self._numbers: dict[int, int] = {}
@@ -150,13 +159,13 @@ class Membership:
                     raise ProtocolError(f"{message.more} more workers, {message.workers} in all")
                 for number in range(message.first, message.first + message.more):
                     self._add(number)
-                self._scaled(message.workers)
+                self._host.scaled(message.workers)
             case m.Retire():
                 worker = self._worker(message.worker)
                 self._stop_passing_on(worker)
                 if worker in self._supervisor.workers:  # else it could not be started
                     self._supervisor.retire(worker, codec.encode(m.Shutdown()))
-                self._retired(worker)
+                self._host.retired(worker)
             case m.Kill():
                 worker = self._worker(message.worker)
                 if worker in self._supervisor.workers:  # else it was retired
@@ -228,7 +237,7 @@ class Membership:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.critical("a worker cannot be given its messages", exc_info=error, extra={"event": "internal_error"})
-            self._fail(PenstockError(f"this host failed: {error!r}; please report this as a bug"))
+            self._host.fail(PenstockError(f"this host failed: {error!r}; please report this as a bug"))
 
     def _worker(self, number: int) -> int:
         """Return the number here of the worker that is worker `number` at the head."""
@@ -249,7 +258,7 @@ class Membership:
                 try:
                     memfd = await self._building.acquire(message.nbytes)
                 except PenstockError as error:
-                    self._fail(error)
+                    self._host.fail(error)
                     return
                 if say.process != self._processes[worker] or message.run not in self._regions:
                     self._building.release(memfd)
@@ -263,7 +272,7 @@ class Membership:
                 try:
                     self._prepare(worker, message)
                 except ProtocolError as error:
-                    self._fail(ProtocolError(f"the head sent an invalid message: {error.message}"))
+                    self._host.fail(ProtocolError(f"the head sent an invalid message: {error.message}"))
                     return
             elif isinstance(message, m.DropRun):
                 self._dropped.add(message.run)
@@ -292,7 +301,7 @@ class Membership:
 
     def _regions_of(self, message: m.StartRun) -> Regions:
         if message.feed not in self._of_feeds:
-            plan = self._plans().get(message.feed)
+            plan = self._host.plans.get(message.feed)
             if plan is None or message.spec is None:
                 raise ProtocolError(
                     f"a run of feed {message.feed!r}, which this host does not serve, or without a spec"
@@ -369,7 +378,7 @@ class Membership:
         try:
             self._link.send(codec.encode(m.Said(self._numbers[worker], data, secret)))
         except ProtocolError as error:  # it is too large
-            self._fail(error)
+            self._host.fail(error)
 
     def _answered(self, ticket: int, run: int) -> None:
         """Note that the worker has answered for the ticket, and no longer writes there."""
