@@ -17,6 +17,6 @@ All slots are at the head, and a worker builds batches in memory of its host. Th
 When a host is lost, other workers continue its lanes from their last restart records, and make the batches that it kept
 again (coordinator/production/remaking.py).
 
-Other rooms see the joined hosts as a `HostTable`, which also passes on what their workers are told. `Hosts` admits
-hosts, and takes their messages. Begin with `hosts.py`.
+Other rooms see a `HostTable`, and reach workers through the hosts in it. `Hosts` admits hosts, and takes their
+messages. How a host is reached is behind `joined_host.Channel`. Begin with `hosts.py`.
 """

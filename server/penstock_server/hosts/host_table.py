@@ -1,4 +1,4 @@
-"""The joined hosts: found by their connection or by one of their workers, and told what these workers are to do."""
+"""The joined hosts: finds each by its connection, or by one of its workers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from penstock_proto.spec import Spec
 
 from ..coordinator.vocabulary import commands as do
 from ..shared_memory.arena import Memfd
+from ..workers.to_workers import WayToWorkers
 from .joined_host import JoinedHost
 
 
 class HostTable:
-    """All joined hosts, and the way to their workers (workers/to_workers.py).
-
-    What is sent to a worker whose host is lost goes nowhere: others will do the work.
+    """All joined hosts.
 
     Attributes:
         by_peer: the hosts, by the id of their connection.
@@ -62,49 +61,36 @@ class HostTable:
         if (host := self.by_worker.get(worker)) is not None:
             host.awaited += seconds
 
-    # --- what workers of hosts are told ---
-
-    def say(self, worker: int, message: m.Message) -> None:
-        """Send a message to a worker."""
-        if (host := self.by_worker.get(worker)) is not None:
-            host.say(worker, message)
-
-    def fill(self, command: do.Fill, memfd: Memfd) -> None:
-        """Tell a worker to fill a turn, or a part of it, into `memfd`."""
-        if (host := self.by_worker.get(command.worker)) is not None:
-            host.fill(command, memfd)
-
-    def measure_rows(self, command: do.MeasureRows) -> None:
-        """Tell a worker to measure leftover rows."""
-        if (host := self.by_worker.get(command.worker)) is not None:
-            host.measure_rows(command)
-
-    def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
-        """Tell a worker to write leftover rows into `memfd`."""
-        if (host := self.by_worker.get(command.worker)) is not None:
-            host.write_rows(command, memfd)
-
-    def start_run(self, command: do.StartRun, spec: Spec) -> None:
-        """Tell a worker to open a run of a feed with this spec."""
-        if (host := self.by_worker.get(command.worker)) is not None:
-            host.start_run(command, spec)
+    def way(self, worker: int) -> WayToWorkers:
+        """Return the way to a worker. If its host is lost, it leads nowhere: others will do the work."""
+        return self.by_worker.get(worker, _NOWHERE)
 
     def forget_list(self, splits: int) -> None:
         """Forget a list of splits that no message will name again."""
         for host in self:
             host.forget_list(splits)
 
-    def accepted(self, worker: int) -> None:
-        """Note that the worker gets work from now on."""
-        if (host := self.by_worker.get(worker)) is not None:
-            host.accepted(worker)
 
-    def retire(self, worker: int) -> None:
-        """End a worker that has no work left."""
-        if (host := self.by_worker.get(worker)) is not None:
-            host.retire(worker)
+class _Nowhere:
+    """The way to a worker whose host is lost."""
 
-    def kill(self, worker: int) -> None:
-        """Kill the worker's process."""
-        if (host := self.by_worker.get(worker)) is not None:
-            host.kill(worker)
+    def say(self, worker: int, message: m.Message) -> None: ...
+
+    def fill(self, command: do.Fill, memfd: Memfd) -> None: ...
+
+    def measure_rows(self, command: do.MeasureRows) -> None: ...
+
+    def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None: ...
+
+    def start_run(self, command: do.StartRun, spec: Spec) -> None: ...
+
+    def forget_list(self, splits: int) -> None: ...
+
+    def accepted(self, worker: int) -> None: ...
+
+    def retire(self, worker: int) -> None: ...
+
+    def kill(self, worker: int) -> None: ...
+
+
+_NOWHERE = _Nowhere()

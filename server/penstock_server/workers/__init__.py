@@ -2,5 +2,5 @@
 
 It decides nothing about streams. Other rooms reach each worker through a `WayToWorkers` (`to_workers.py`): on this
 machine through sockets and shared memory (`own_workers.py`), at a joined host through its connection
-(`hosts/host_table.py`). Another kind of workers needs one more such way. Begin with `supervisor.py`.
+(`hosts/joined_host.py`). Another kind of workers needs one more such way. Begin with `supervisor.py`.
 """

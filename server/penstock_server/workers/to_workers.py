@@ -13,7 +13,7 @@ from ..shared_memory.arena import Memfd
 
 
 class WayToWorkers(Protocol):
-    """The way to some workers: own_workers.py, and hosts/host_table.py."""
+    """The way to the workers of one host: own_workers.py, and hosts/joined_host.py."""
 
     def say(self, worker: int, message: m.Message) -> None:
         """Send a message that names no memfd and no list."""
@@ -43,23 +43,31 @@ class WayToWorkers(Protocol):
         """Kill the worker's process. Unless the worker was retired, another one takes its place."""
 
 
+class JoinedHosts(Protocol):
+    """The joined hosts (hosts/host_table.py)."""
+
+    def way(self, worker: int) -> WayToWorkers: ...
+
+    def forget_list(self, splits: int) -> None: ...
+
+
 class ToWorkers:
     """The ways to all workers.
 
     Args:
         own: the way to the workers of this host.
-        others: the way to those of joined hosts.
+        hosts: the ways to those of joined hosts.
     """
 
-    def __init__(self, own: WayToWorkers, others: WayToWorkers) -> None:
+    def __init__(self, own: WayToWorkers, hosts: JoinedHosts) -> None:
         self._own = own
-        self._others = others
+        self._hosts = hosts
 
     def way(self, worker: int) -> WayToWorkers:
         """Return the way to a worker."""
-        return self._own if worker < REMOTE else self._others
+        return self._own if worker < REMOTE else self._hosts.way(worker)
 
     def forget_list(self, splits: int) -> None:
         """Forget a list of splits that no message will name again."""
         self._own.forget_list(splits)
-        self._others.forget_list(splits)
+        self._hosts.forget_list(splits)
