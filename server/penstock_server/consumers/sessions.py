@@ -134,7 +134,7 @@ class Sessions:
             error = problem
         except Exception as problem:
             error = a_bug(problem)
-            stream = None if session is None or session.consumer is None else self.stream_of(session.consumer)
+            stream = None if session is None or session.consumer is None else self._out.stream_of(session.consumer)
             if stream is None:
                 self._bugs.note(problem)
             else:
@@ -297,10 +297,6 @@ class Sessions:
         self._out.answer(session.peer or session.routing_id, failed(error))
         self._table.unbind(session)
         self._gone(session, 0)
-
-    def stream_of(self, consumer: int) -> int | None:
-        """Return the number of the stream that the consumer reads, if its session still exists."""
-        return self._out.stream_of(consumer)
 
     def mute(self, consumers: Iterable[int]) -> None:
         """Send these consumers nothing more, except why their stream failed. Their pending commands are ignored."""
