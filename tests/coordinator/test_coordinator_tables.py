@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -645,9 +646,8 @@ def test_a_bug_before_a_stream_exists_is_reported_and_refuses_the_consumer(monke
     assert machine.coordinator.streams[1].error is None
 
 
-def test_a_stream_that_cannot_even_fail_leaves_all_the_same_and_both_bugs_are_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("why", ["a bug", "the daemon's own error", "user code"])
+def test_a_stream_that_a_bug_keeps_from_failing_leaves_all_the_same_and_all_bugs_are_reported(why: str) -> None:
     def broken(*_: object) -> None:
         raise KeyError("another bug")
 
@@ -657,19 +657,23 @@ def test_a_stream_that_cannot_even_fail_leaves_all_the_same_and_both_bugs_are_re
     fill = filling(machine, sent)
     assert do.SendSlab in kinds(machine.made(fill, record=b"r"))
     written = filling(machine, filled)
-    monkeypatch.setattr(machine.coordinator.streams[1].production, "close_epoch", broken)
-    commands = machine.tell(on.StreamFailed(1, KeyError("a bug")))
+    event: on.Event = on.RunFailed(written.run, GeneratorError(why))
+    if why != "user code":
+        event = on.StreamFailed(1, KeyError(why) if why == "a bug" else FeedError(why))
+    with patch.object(machine.coordinator.streams[1].production, "close_epoch", broken):
+        commands = machine.tell(event)
     bugs = [str(command.error) for command in commands if isinstance(command, do.ReportBug)]
-    assert bugs == ["'a bug'", "'another bug'"]
+    assert bugs == (["'a bug'"] if why == "a bug" else []) + ["'another bug'"]
     (failed,) = [command.message for command in commands if isinstance(command, do.Tell)]
     assert isinstance(failed, m.Failed)
-    assert "a bug" in failed.error.message
+    assert why in failed.error.message
     assert machine.coordinator.streams == {}
     assert machine.coordinator.stopped
     assert {fill.run, written.run} == {command.run for command in commands if isinstance(command, do.DropRun)}
     freed = {command.ticket for command in commands if isinstance(command, do.Free)}
     assert freed >= set(waiting)
-    assert not freed & {sent, filled}, "a tensor lives over one, and a worker writes to the other"
+    assert sent not in freed, "a tensor lives over it"
+    assert (filled in freed) == (why == "user code"), "otherwise a worker writes to it"
     assert machine.made(written) == []
     assert machine.tell(on.Lost(1, 1)) == [do.Free(sent)]
     assert machine.coordinator.consumers == {}

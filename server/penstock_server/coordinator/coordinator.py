@@ -328,8 +328,7 @@ class Coordinator:
         stream = self._groups.not_saved(event.feed, event.group, event.saved)
         self.look_around.begin()
         if stream is not None:
-            self._affected.add(stream)
-            stream.fail(event.error)
+            self._affected.fail(stream, event.error)
 
     def _stream_failed(self, event: on.StreamFailed) -> None:
         stream = self.streams.get(event.stream)

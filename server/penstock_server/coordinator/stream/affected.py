@@ -69,15 +69,17 @@ class AffectedStreams:
                 "close other streams",
                 feed=stream.feed.name,
             )
-        if isinstance(error, PenstockError):
-            stream.fail(error)
-            return
-        self._do(do.ReportBug(error))
+        if not isinstance(error, PenstockError):
+            self._do(do.ReportBug(error))
+            error = a_bug(error)
         try:
-            stream.fail(a_bug(error))
+            stream.fail(error)
+            cannot_fail = stream.half_stopped
         except Exception as another:
             self._do(do.ReportBug(another))
-            self._abandon(stream, a_bug(error))
+            cannot_fail = True
+        if cannot_fail:
+            self._abandon(stream, error)
 
     def _abandon(self, stream: Stream, error: PenstockError) -> None:
         """Remove a stream that cannot even fail. Its consumers are told, and still give back the slots that they

@@ -69,6 +69,7 @@ class Stream:
         outlet: its consumers, and the slabs and messages that they are sent.
         view: its status for users.
         planned_for: the number of workers for which its share was planned.
+        half_stopped: whether a bug has kept production from stopping, so that slots would never be free.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Stream:
         self.feed = feed
         self.share = share
         self.planned_for = len(workers.makers)
+        self.half_stopped = False
         self._do = out
         self._stopping: DaemonStopped | None = None
         ids = itertools.count(number * m.IDS_PER_STREAM)
@@ -380,9 +382,9 @@ class Stream:
                 self.end()
 
     def abandon(self, error: PenstockError) -> None:
-        """Leave at once, because `fail` has raised: tell the consumers, drop the runs that are known, and free the
-        slots. Consumers keep those that they hold. A slot that somebody may still write or copy is never used again,
-        because nobody waits for that any longer."""
+        """Leave at once, because a bug keeps the stream from failing: tell the consumers, drop the runs that are known,
+        and free the slots. Consumers keep those that they hold. A slot that somebody may still write or copy is never
+        used again, because nobody waits for that any longer."""
         if self.error is None:
             self.outlet.failed(error)
         self.outlet.close()
@@ -397,6 +399,7 @@ class Stream:
         for consumer in self.consumers:
             consumer.stop_reading()
         self.slots.leave_to([lease for consumer in self.consumers for lease in consumer.out.values()], written)
+        self.half_stopped = False
 
     def proceed(self) -> None:
         """Send what can be sent, then grant what can be granted. Tell the state file if the stream has ended."""
@@ -456,8 +459,10 @@ class Stream:
             self._do(do.ForgetSplits(epoch.splits.number))
 
     def _stop_production(self) -> None:
+        self.half_stopped = True
         for consumer in self.consumers:
             consumer.stop_reading()
         self.remaking.stop()
         while self._epochs:
             self._close_first_epoch()
+        self.half_stopped = False
