@@ -102,7 +102,7 @@ class Offering:
             if visit.number >= 0:
                 lanes.append(m.LaneInPool(visit.lane, lane.index, lane.record, visit.number, visit.leftover))
             elif visit.made:
-                lanes.append(m.LaneInPool(visit.lane, visit.index + visit.made, pool.records[visit.lane]))
+                lanes.append(m.LaneInPool(visit.lane, visit.index + visit.made, visit.parts[-1].record))
         rows = pool.batches * (self._outlet.feed.plan.batch_size or 1)
         parts = list(_in_messages(lanes))
         for part in parts:

@@ -231,8 +231,8 @@ class ExactOrder(EpochOrder):
             self._entered -= turn.batches - turn.made
         window = self.window
         while self._resolved < len(window) and window[self._resolved].complete:
-            behind = self._resolved + 1
-            self._resolved = behind + self._resolve(window[self._resolved], behind)
+            after = self._resolved + 1
+            self._resolved = after + self._resolve(window[self._resolved], after)
         if not self.more:
             self._flush()
 

@@ -104,9 +104,6 @@ class PooledOrder(ExactOrder):
         pool.formed, pool.index = True, self._pooled
         for visit in pool.visits:
             pool.batches += visit.made
-            if visit.parts:
-                pool.records[visit.lane] = visit.parts[-1].record
-                visit.parts.clear()
         for first in range(0, pool.batches, self._turn):
             batches = min(self._turn, pool.batches - first)
             pool.turns.append(Turn(POOL_LANE, self._pooled + first, batches, pool=pool))
@@ -114,6 +111,6 @@ class PooledOrder(ExactOrder):
         self.ungranted.extend(pool.turns)
         at = self.window.index(pool.visits[0])
         self.window[at:at] = pool.turns
-        behind = at + len(pool.turns) + len(pool.visits)
+        after = at + len(pool.turns) + len(pool.visits)
         for visit in pool.visits:
-            behind += self._resolve(visit, behind)
+            after += self._resolve(visit, after)

@@ -97,7 +97,6 @@ class VisitPool:
         formed: whether all of them are made, so that the number of its batches is known.
         index: the number of its first batch among the pooled batches of the epoch.
         batches: how many it holds.
-        records: the restart record of each lane after its batches in the pool, for lanes that have any.
         turns: the turns into which its batches are put.
         told: whether consumers were told that it begins.
     """
@@ -109,7 +108,6 @@ class VisitPool:
     formed: bool = False
     index: int = 0
     batches: int = 0
-    records: dict[int, bytes] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     told: bool = False
 
@@ -208,7 +206,7 @@ class Turn:
     @property
     def deliverable(self) -> bool:
         """Whether its parts are delivered as they are. Those of a visit of a pool are not: their rows are mixed."""
-        return self.pool is None or self.pool.formed
+        return self.pool is None or self.pooled
 
     @property
     def shows(self) -> bool:
