@@ -41,20 +41,14 @@ class Rendezvous:
             RankTaken: the rank is there, or has left.
             StateMismatch: it begins a job, but the others were cut off from one and come back further on.
         """
-        group = _group(ask)
-        taken = self._members.get(ask.rank)
-        if taken is not None and taken[0].gone:
-            raise RankTaken(
-                f"rank {ask.rank} of {self._world_size}{group} has left this stream, which the others still read: end "
-                "them too, and begin together again",
-                feed=self._feed,
-            )
+        taken, _ = self._members.get(ask.rank, (None, None))
         if taken is not None:
-            raise RankTaken(
-                f"rank {ask.rank} of {self._world_size}{group} reads this feed already: give each training job a group "
-                "of its own, and each of its processes its rank",
-                feed=self._feed,
+            said = (
+                "reads this feed already: give each training job a group of its own, and each of its processes its rank"
             )
+            if taken.gone:
+                said = "has left this stream, which the others still read: end them too, and begin together again"
+            raise RankTaken(f"rank {ask.rank} of {self._world_size}{_group(ask)} {said}", feed=self._feed)
         if self._is_certain(ask):
             self._prefer_those_who_come_back(ask)
 
@@ -65,7 +59,8 @@ class Rendezvous:
             StateMismatch: two ranks begin at different places, or one begins within a round. The stream has failed.
             ProtocolError: two ranks ask for different last rounds. The stream has failed.
         """
-        if self._is_certain(ask) and (error := self._compare(ask)) is not None:
+        if self._is_certain(ask) and (error := self._disagreement(ask)) is not None:
+            self.stream.fail(error)
             raise error
         waiting = list(self.stream.outlet.waiting)  # without this one: it was not told yet that its session is open
         self._members[ask.rank] = consumer, ask
@@ -83,7 +78,11 @@ class Rendezvous:
         if member is not consumer or ask is None or consumer.begun is None or self.stream.consumers or self.over:
             return
         self._prefer_those_who_come_back(ask)
-        if not self.over and self._compare(ask) is None:
+        if self.over:
+            return
+        if (error := self._disagreement(ask)) is not None:
+            self.stream.fail(error)
+        else:
             self._start_if_ready(self.stream.outlet.waiting)
 
     def name_missing(self) -> None:
@@ -135,42 +134,41 @@ class Rendezvous:
             if other.again is ask.again or _place(other) == _place(ask):
                 continue
             if other.again:
-                raise _mismatch(ask, other, self._feed)
-            self.stream.fail(_mismatch(other, ask, self._feed))
+                raise self._mismatch(ask, other)
+            self.stream.fail(self._mismatch(other, ask))
             return
-
-    def _compare(self, ask: Ask) -> PenstockError | None:
-        """If this rank is the last one to be ready, compare all requests. If they differ, fail the stream with the
-        error, and return it."""
-        others = [other for other in self._ready if other is not ask]
-        if len(others) < self._world_size - 1:
-            return None
-        error = self._disagreement([ask, *others])
-        if error is not None:
-            self.stream.fail(error)
-        return error
 
     @property
     def _feed(self) -> str:
         return self.stream.feed.name
 
-    def _disagreement(self, asks: list[Ask]) -> PenstockError | None:
-        """Return the error if one differs from the first, or begins within a round; else None."""
-        name, one = self._feed, asks[0]
-        for other in asks[1:]:
-            if one.pad != other.pad:
+    def _disagreement(self, ask: Ask) -> PenstockError | None:
+        """If this rank is the last one to be ready, return the error if its request differs from another one, or if
+        one begins within a round; else None."""
+        others = [other for other in self._ready if other is not ask]
+        if len(others) < self._world_size - 1:
+            return None
+        for other in others:
+            if ask.pad != other.pad:
                 return ProtocolError(
-                    f"rank {one.rank}{_group(one)} asks for last_round={_last_round(one)}, but rank {other.rank} for "
+                    f"rank {ask.rank}{_group(ask)} asks for last_round={_last_round(ask)}, but rank {other.rank} for "
                     f"last_round={_last_round(other)}: all ranks must ask for the same",
-                    feed=name,
+                    feed=self._feed,
                 )
-            if not one.again and _place(one) != _place(other):
-                return _mismatch(one, other, name)
-        for one in asks:
-            error = off_border(one.position, self._world_size, name)
+            if not ask.again and _place(ask) != _place(other):
+                return self._mismatch(ask, other)
+        for one in (ask, *others):
+            error = off_border(one.position, self._world_size, self._feed)
             if error is not None and not (one.pad and self._may_end_at(one)):
-                return StateMismatch(f"rank {one.rank}{_group(one)}: {error.message}", feed=name)
+                return StateMismatch(f"rank {one.rank}{_group(one)}: {error.message}", feed=self._feed)
         return None
+
+    def _mismatch(self, one: Ask, other: Ask) -> StateMismatch:
+        return StateMismatch(
+            f"rank {one.rank}{_group(one)} begins {_where(one)}, but rank {other.rank} {_where(other)}: all ranks must "
+            "begin at the start, or load the state of the same step",
+            feed=self._feed,
+        )
 
     def _may_end_at(self, ask: Ask) -> bool:
         """Whether its position may be the end of an epoch. If that is not known yet, delivery finds out."""
@@ -179,14 +177,6 @@ class Rendezvous:
 
 def _group(ask: Ask) -> str:
     return f" of group {ask.group!r}" if ask.group else ""
-
-
-def _mismatch(one: Ask, other: Ask, feed: str) -> StateMismatch:
-    return StateMismatch(
-        f"rank {one.rank}{_group(one)} begins {_said(one)}, but rank {other.rank} {_said(other)}: all ranks must "
-        "begin at the start, or load the state of the same step",
-        feed=feed,
-    )
 
 
 def _place(ask: Ask) -> tuple[int, int]:
@@ -198,7 +188,7 @@ def _last_round(ask: Ask) -> str:
     return '"pad"' if ask.pad else '"drop"'
 
 
-def _said(ask: Ask) -> str:
+def _where(ask: Ask) -> str:
     again = "again " if ask.again else ""
     if ask.position is None:
         return f"{again}at the start"
