@@ -542,13 +542,13 @@ def test_the_file_of_a_group_has_lanes_where_their_pool_begins_until_all_of_it_w
         log.handed([SentSlab(0, 100, 0, turn, Part(batch, 1, 4, ()))])
         now = saved[-1]
         assert isinstance(now, do.SaveGroup)
-        assert (now.batches, now.places, now.behind) == (0, (), ())
+        assert (now.batches, now.places, now.passed) == (0, (), ())
         assert now.ahead == ((POOL_LANE, turn.index + batch, 1),)
     log.handed([SentSlab(0, 100, 0, second, Part(1, 1, 4, ()))])
     now = saved[-1]
     assert isinstance(now, do.SaveGroup)
     assert (now.batches, now.places, now.ahead) == (4, ((0, 2, b"a2"), (1, 2, b"b2")), ())
-    assert dict(now.behind) == {0: 2, 1: 2, POOL_LANE: 4}
+    assert dict(now.passed) == {0: 2, 1: 2, POOL_LANE: 4}
 
 
 def test_the_file_of_a_group_has_the_lanes_that_end_in_a_pool_without_batches() -> None:

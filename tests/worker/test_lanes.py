@@ -442,7 +442,7 @@ def test_a_record_in_the_middle_of_a_batch_would_be_noticed() -> None:
     with pytest.raises(GeneratorError):
         lanes.next_batch(run)
     assert run.record() == good
-    torn = run._behind = run._splits.record(0, run.index)
+    torn = run._record = run._splits.record(0, run.index)
     assert torn.taken == 6
     with pytest.raises(ProtocolError, match="has 6 samples before batch 1 in its restart record"):
         run.record()

@@ -204,7 +204,7 @@ class StateFile:
         for lane, *rest in keep.ended:
             self._do("DELETE FROM places WHERE id = ? AND lane = ?", number, lane)
             self._do("INSERT OR REPLACE INTO ended VALUES (?, ?, ?, ?, ?, ?)", number, lane, *rest)
-        for lane, index in keep.behind:
+        for lane, index in keep.passed:
             self._do("DELETE FROM ahead WHERE id = ? AND lane = ? AND idx + batches <= ?", number, lane, index)
         for batches in keep.ahead:
             self._do(

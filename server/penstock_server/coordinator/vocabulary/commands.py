@@ -219,7 +219,7 @@ class SaveGroup(Struct, frozen=True):
     `epoch` to `merged` are fields of the position. `fresh`: True if the epoch has just begun, so that the lanes and the
     `ahead` in the file belong to the epoch before. The other fields are changes. `places` (lane, index, record) and
     `ended` (lane, number, index, leftover, record) replace those of lanes. `ahead` (lane, index, batches) adds batches
-    that were handed over beyond the position. `behind` (lane, index): batches of the lane before this index are no
+    that were handed over beyond the position. `passed` (lane, index): batches of the lane before this index are no
     longer ahead. `arrived` and `parted` name a consumer that has come or gone.
     """
 
@@ -233,7 +233,7 @@ class SaveGroup(Struct, frozen=True):
     fresh: bool = False
     places: tuple[tuple[int, int, bytes], ...] = ()
     ended: tuple[tuple[int, int, int, int, bytes], ...] = ()
-    behind: tuple[tuple[int, int], ...] = ()
+    passed: tuple[tuple[int, int], ...] = ()
     ahead: tuple[tuple[int, int, int], ...] = ()
     arrived: bytes = b""
     parted: bytes = b""

@@ -246,7 +246,7 @@ class GroupLog:
                 fresh=fresh,
                 places=tuple((lane, *cursor.places[lane]) for lane in moved if lane in cursor.places),
                 ended=tuple((lane, *cursor.ended[lane]) for lane in moved if lane in cursor.ended),
-                behind=tuple(moved.items()),
+                passed=tuple(moved.items()),
                 ahead=tuple(one for one in ahead if one[1] + one[2] > moved.get(one[0], 0)),
                 arrived=arrived,
                 parted=parted,

@@ -127,13 +127,13 @@ class LaneRun:
         self._taken = 0  # rows of the block
         self._again = False  # a block that was delivered in part is read again
         self._failed = False
-        self._behind = self._decoded(record) if record else splits.record(0, 0)
-        self._first = self._behind.taken - self._behind.open_samples  # the samples that it does not read
+        self._record = self._decoded(record) if record else splits.record(0, 0)
+        self._first = self._record.taken - self._record.open_samples  # the samples that it does not read
         self._ahead = self._decoded(ahead) if ahead else None
-        if self._ahead is not None and self._ahead.index <= self._behind.index:
+        if self._ahead is not None and self._ahead.index <= self._record.index:
             self._ahead = None
-        self._splits.begin(self._behind, self._behind.ends_of_skipped(self._ahead))
-        self._preparing: Iterator[None] | None = self._restore(self._behind)
+        self._splits.begin(self._record, self._record.ends_of_skipped(self._ahead))
+        self._preparing: Iterator[None] | None = self._restore(self._record)
         self.ended = False
         self.leftover = 0
         self.leftover_rows: Any = None
@@ -141,19 +141,19 @@ class LaneRun:
     @property
     def index(self) -> int:
         """Number of the next batch."""
-        return self._behind.index
+        return self._record.index
 
     @property
     def read_again(self) -> int:
         """The number of samples that a worker reads again that takes over after the last full batch. Counts all of a
         block, however much of it is read."""
-        return self._behind.open_samples + self._block_rows
+        return self._record.open_samples + self._block_rows
 
     @property
     def samples_read(self) -> int:
         """The number of samples that it has read so far up to the last full batch, with those that it has read
         again."""
-        return self._behind.taken + self._behind.made * self._batch_rows - self._first
+        return self._record.taken + self._record.made * self._batch_rows - self._first
 
     @property
     def replayed(self) -> bool:
@@ -228,12 +228,12 @@ class LaneRun:
         Raises:
             ProtocolError: it does not add up, so samples would be lost or come twice.
         """
-        if not self._behind.adds_up(self._batch_rows, self._block_rows):
+        if not self._record.adds_up(self._batch_rows, self._block_rows):
             raise ProtocolError(
-                f"lane {self._lane} has {self._behind.taken} samples before batch {self.index} in its restart record, "
+                f"lane {self._lane} has {self._record.taken} samples before batch {self.index} in its restart record, "
                 "but its batches hold another number: please report this as a bug"
             )
-        return self._behind.encode()
+        return self._record.encode()
 
     def at_border(self, batches: int) -> bool:
         """Return whether a worker that goes on from the record reads no more than `batches` batches again: a split or a
@@ -242,8 +242,8 @@ class LaneRun:
         (With shuffling, it also reads the open splits again, up to where they were.)
         """
         if self._block_rows:
-            return self._behind.made == 0
-        return all(seat is None or seat[1] <= batches * self._batch_rows for seat in self._behind.seats)
+            return self._record.made == 0
+        return all(seat is None or seat[1] <= batches * self._batch_rows for seat in self._record.seats)
 
     def close(self) -> None:
         """End the generators and release all memory."""
@@ -279,7 +279,7 @@ class LaneRun:
             self._ahead = None
             self._set_replaying()
             self._splits.skip_asked()
-        self._behind = self._splits.advance(place)
+        self._record = self._splits.advance(place)
 
     def _in_order(self, target: Any) -> int:
         assert isinstance(self._splits, LaneSplits)  # mixes have blocks
@@ -311,12 +311,12 @@ class LaneRun:
         self.ended = True
         self.leftover, self.leftover_rows = rows, kept
         # The record stays after the last full batch, so that a worker that goes on from it has the leftover too.
-        self._behind = msgspec.structs.replace(self._behind, skipped=tuple(self._splits.skipped.items()))
+        self._record = msgspec.structs.replace(self._record, skipped=tuple(self._splits.skipped.items()))
 
     def _fill_block(self) -> Iterator[None]:
         """Fill a block, in steps, and put its rows in order. Use the offered slot as its store, if there is one."""
         one_batch = self._block_rows == self._batch_rows  # then no batch begins within the block
-        start = self._behind if one_batch else self._splits.record(self._block, self.index)
+        start = self._record if one_batch else self._splits.record(self._block, self.index)
         store, self._offered = self._offered, None
         in_place = store is not None
         if not in_place:
