@@ -15,7 +15,7 @@ from ..machine import cpus
 from .command_group import complete_files
 from .file_options import file_options, targets_of
 from .option_groups import Group, GroupedCommand, option
-from .parameters import Bytes, Variable, client_keys_option
+from .parameters import Variable, client_keys_option, memory_option
 from .terminal import bar
 
 if TYPE_CHECKING:
@@ -43,16 +43,7 @@ if TYPE_CHECKING:
     show_default="one for each CPU that it may use",
     help="Number of workers to estimate memory and speed for. None are started.",
 )
-@option(
-    "--memory",
-    "allowed",
-    group=Group.WORKERS,
-    type=Bytes(),
-    default=None,
-    metavar="SIZE",
-    show_default="a quarter of what is free, at most 8G",
-    help="Memory that the daemon will have, such as 4G: too little is an error.",
-)
+@memory_option("Memory that the daemon will have, such as 4G: too little is an error.", "allowed")
 @option(
     "--hang-timeout",
     group=Group.WORKERS,

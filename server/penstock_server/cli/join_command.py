@@ -17,7 +17,16 @@ from ..logs import log_format
 from .command_group import complete_files
 from .file_options import file_options, targets_of
 from .option_groups import Group, GroupedCommand, option
-from .parameters import Bytes, allow_uid_option, given_for, log_format_option, log_level_option, worker_options
+from .parameters import (
+    allow_uid_option,
+    given_for,
+    keys_option,
+    log_format_option,
+    log_level_option,
+    memory_option,
+    until_stdin_closes_option,
+    worker_options,
+)
 
 
 @click.command(cls=GroupedCommand)
@@ -32,15 +41,7 @@ from .parameters import Bytes, allow_uid_option, given_for, log_format_option, l
     show_default="one for each CPU that it may use",
     help="Number of worker processes on this host, until the head asks for another number (penstock scale --host).",
 )
-@option(
-    "--memory",
-    group=Group.WORKERS,
-    type=Bytes(),
-    default=None,
-    metavar="SIZE",
-    show_default="a quarter of what is free, at most 8G",
-    help="Most memory for batches that are built here and not sent yet, such as 4G.",
-)
+@memory_option("Most memory for batches that are built here and not sent yet, such as 4G.")
 @option(
     "--host-name",
     group=Group.OPERATION,
@@ -49,15 +50,7 @@ from .parameters import Bytes, allow_uid_option, given_for, log_format_option, l
     show_default="this host's name",
     help="Name of this host in the head's log and status.",
 )
-@option(
-    "--keys",
-    group=Group.SAFETY,
-    type=click.Path(file_okay=False),
-    default=None,
-    metavar="DIR",
-    show_default="PENSTOCK_KEYS, or none",
-    help="A host's folder of keys, for a head with --keys; `penstock keygen DIR --host NAME` makes it.",
-)
+@keys_option("A host's folder of keys, for a head with --keys; `penstock keygen DIR --host NAME` makes it.")
 @option(
     "--grace",
     group=Group.OPERATION,
@@ -90,7 +83,7 @@ from .parameters import Bytes, allow_uid_option, given_for, log_format_option, l
 @log_level_option
 @log_format_option
 @file_options
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="End at the end of standard input.")
+@until_stdin_closes_option
 @click.option("--keys-from-stdin", is_flag=True, hidden=True, help="Read the files of --keys as a line of JSON.")
 def join(
     url: str, feeds: tuple[str, ...], keys: str | None, log_level: str, form: str, keys_from_stdin: bool, **options: Any

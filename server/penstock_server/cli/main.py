@@ -24,14 +24,16 @@ from .keygen import keygen
 from .option_groups import Group, option
 from .parameters import (
     Advertised,
-    Bytes,
     HttpAddress,
     Workers,
     allow_uid_option,
     client_keys_option,
     given_for,
+    keys_option,
     log_format_option,
     log_level_option,
+    memory_option,
+    until_stdin_closes_option,
     worker_options,
 )
 from .ray_command import DEFAULTS_WITH_ENGINE, engine_options
@@ -93,15 +95,7 @@ def main() -> None:
     show_default="tcp://127.0.0.1:5555; with --on tcp://0.0.0.0:5555",
     help="Address to listen on; port 0 picks one.",
 )
-@option(
-    "--keys",
-    group=Group.SAFETY,
-    type=click.Path(file_okay=False),
-    default=None,
-    metavar="DIR",
-    show_default="none",
-    help="Admit only clients and hosts with keys, and encrypt; DIR is the one that `penstock keygen` made.",
-)
+@keys_option("Admit only clients and hosts with keys, and encrypt; DIR is the one that `penstock keygen` made.", "none")
 @option(
     "--insecure",
     group=Group.SAFETY,
@@ -118,15 +112,7 @@ def main() -> None:
     show_default="the address of --bind, or this host's name if that is 0.0.0.0",
     help="Host name by which trainers reach the daemon; it appears in the URLs that the daemon shows.",
 )
-@option(
-    "--memory",
-    group=Group.WORKERS,
-    type=Bytes(),
-    default=None,
-    metavar="SIZE",
-    show_default="a quarter of what is free, at most 8G",
-    help="Most memory for batches and shuffle blocks, such as 4G.",
-)
+@memory_option("Most memory for batches and shuffle blocks, such as 4G.")
 @worker_options
 @option(
     "--state",
@@ -156,7 +142,7 @@ def main() -> None:
 @log_format_option
 @engine_options
 @file_options
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
+@until_stdin_closes_option
 def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> None:
     """Serve feeds until SIGTERM or Ctrl-C.
 

@@ -15,15 +15,21 @@ from .option_groups import Group, option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-client_keys_option = option(
-    "--keys",
-    group=Group.SAFETY,
-    type=click.Path(file_okay=False),
-    default=None,
-    metavar="DIR",
-    show_default="PENSTOCK_KEYS, or none",
-    help="A client's folder of keys, for a daemon with --keys.",
-)
+
+def keys_option(text: str, default: str = "PENSTOCK_KEYS, or none") -> Callable[[_F], _F]:
+    """Declare --keys with this help."""
+    return option(
+        "--keys",
+        group=Group.SAFETY,
+        type=click.Path(file_okay=False),
+        default=None,
+        metavar="DIR",
+        show_default=default,
+        help=text,
+    )
+
+
+client_keys_option = keys_option("A client's folder of keys, for a daemon with --keys.")
 
 allow_uid_option = option(
     "--allow-uid",
@@ -59,6 +65,10 @@ log_level_option = option(
     default="info",
     show_default=True,
     help="Log lines of this level and above.",
+)
+
+until_stdin_closes_option = click.option(
+    "--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input."
 )
 
 log_format_option = option(
@@ -127,6 +137,20 @@ class Bytes(click.ParamType[int]):
         if number <= 0:
             self.fail(f"must be more than 0, got {value!r}", param, ctx)
         return int(number)
+
+
+def memory_option(text: str, *names: str) -> Callable[[_F], _F]:
+    """Declare --memory with this help."""
+    return option(
+        "--memory",
+        *names,
+        group=Group.WORKERS,
+        type=Bytes(),
+        default=None,
+        metavar="SIZE",
+        show_default="a quarter of what is free, at most 8G",
+        help=text,
+    )
 
 
 worker_memory_option = option(
