@@ -421,7 +421,7 @@ class TestScale:
         workers = Workers(2)
         workers.add(A)
         assert (workers.scaled, workers.own, workers.makers) == ([0, 1], [0, 1], [0, 1, A])
-        workers.leave([1])
+        workers.let_leave([1])
         assert workers.scaled == [0]
         idle = Workers(1, idle=True)
         idle.add(A)

@@ -193,7 +193,7 @@ def test_a_worker_dies_whose_dropped_run_has_ended_a_lane_that_another_run_reads
             pass
         if lane.run is not None and not lane.ended:
             worker, run = lane.run
-            world.coordinator.workers.stands(worker)
+            world.coordinator.workers.on_stands(worker)
             epoch.moved = True
             lane.drop(production._drop(epoch, lane))
             while not (lane.ended and lane.run is not None) and world.step():

@@ -553,11 +553,11 @@ def test_a_consumer_that_is_lost_gives_all_its_slots_back() -> None:
 @pytest.mark.parametrize(
     ("first", "then", "state"),
     [
-        (["drop"], ["start", "answered"], LaneState.RUNNING),
+        (["drop"], ["start", "on_answered"], LaneState.RUNNING),
         (["drop"], ["wait"], LaneState.PAUSED),
         (["drop"], ["fail"], LaneState.FAILED),
-        (["wait"], ["start", "waited"], LaneState.RUNNING),
-        (["drop", "wait"], ["waited"], LaneState.DROPPING),
+        (["wait"], ["start", "end_pause"], LaneState.RUNNING),
+        (["drop", "wait"], ["end_pause"], LaneState.DROPPING),
         (["wait"], ["fail"], LaneState.FAILED),
         (["fail"], ["take_error"], LaneState.FREE),
     ],

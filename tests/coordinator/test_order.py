@@ -34,7 +34,7 @@ def close(order: EpochOrder, turn: Turn, length: int, batch_size: int) -> None:
     complete(turn)
     turn.ended = full < turn.index + turn.batches
     turn.leftover = rest if turn.ended else 0
-    order.completed(turn)
+    order.on_completed(turn)
 
 
 def rows_of(turn: Turn, length: int, batch_size: int) -> list[tuple[tuple[int, int], ...]]:
@@ -69,12 +69,12 @@ def play(
             turn = chance.choice(open_turns)
             if turn.lane == TAIL_LANE:
                 complete(turn)
-                order.completed(turn)
+                order.on_completed(turn)
             else:
                 close(order, turn, lengths[turn.lane], batch_size)
         while (ready := order.next()) is not None and (ahead % 2 or chance.random() < 0.7):
             turn = ready
-            order.taken(turn)
+            order.take(turn)
             if turn.lane == TAIL_LANE:
                 stream.append(merged(turn, lengths, batch_size))
             else:
@@ -127,9 +127,9 @@ def test_a_visit_is_given_its_first_batchs_number_as_far_as_lanes_have_ended(
             if first.merged:
                 complete(first)
                 order.ungranted.clear()
-                order.completed(first)
+                order.on_completed(first)
             delivered += first.batches if first.merged else first.made
-            order.taken(first)
+            order.take(first)
     assert delivered == epoch_length(sum(lengths), batch_size, drop_remainder=drop_remainder)
 
 
@@ -152,22 +152,22 @@ def test_in_fast_order_visits_come_as_they_are_ready_and_merged_batches_one_afte
         close(order, turn, 1, 2)
     for turn in reversed(turns):
         assert order.next() is turn
-        order.taken(turn)
+        order.take(turn)
     first, second = order.ungranted
     assert [part.lane for part in (*first.leftovers, *second.leftovers)] == [3, 2, 1, 0]
     complete(second)
-    order.completed(second)
+    order.on_completed(second)
     assert order.next() is None
     first.parts.append(Part(0, 1, 2, ()))
-    order.came(first)
+    order.on_ready(first)
     assert order.next() is first
     first.parts.clear()
     assert order.next() is None
     complete(first)
-    order.completed(first)
+    order.on_completed(first)
     for turn in (first, second):
         assert order.next() is turn
-        order.taken(turn)
+        order.take(turn)
     assert order.finished
 
 
@@ -199,14 +199,14 @@ def test_nothing_is_merged_behind_an_error(kind: type[ExactOrder | FastOrder]) -
     close(order, second, 3, 4)
     first.error = GeneratorError("no")
     complete(first)
-    order.completed(first)
+    order.on_completed(first)
     assert list(order.window) == [first, second]
     assert order.more
 
 
 def test_each_group_of_lanes_has_its_own_order() -> None:
     visits = LaneVisits(5, 3, sets=2)
-    visits.ended(2)
+    visits.on_lane_ended(2)
     made = [visits.next(group) for group in (0, 0, 0, 1, 1, 1)]
     assert [(turn.lane, turn.index, turn.batches) for turn in made if turn] == [
         (0, 0, 3),
@@ -217,11 +217,11 @@ def test_each_group_of_lanes_has_its_own_order() -> None:
         (1, 3, 3),
     ]
     for lane in (1, 3):
-        visits.ended(lane)
+        visits.on_lane_ended(lane)
     assert visits.next(1) is None
     assert not visits.exhausted
     for lane in (0, 4, 4):
-        visits.ended(lane)
+        visits.on_lane_ended(lane)
     assert visits.exhausted
 
 

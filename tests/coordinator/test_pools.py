@@ -50,7 +50,7 @@ def close(order: PooledOrder, turn: Turn, length: int = 0, batch_size: int = 1) 
             turn.parts.append(Part(0, turn.made, turn.made * batch_size, (), b"%d" % (turn.index + turn.made)))
         turn.ended = turn.made < turn.batches
         turn.leftover = rest if turn.ended else 0
-    order.completed(turn)
+    order.on_completed(turn)
 
 
 def rows_of(turn: Turn, lengths: list[int], batch_size: int) -> list[tuple[Row, ...]]:
@@ -100,7 +100,7 @@ def test_the_order_is_that_of_the_reference_whatever_is_ready_first(
             close(order, one, lengths[one.lane] if one.lane >= 0 else 0, batch_size)
         assert order.awaited is None or not order.awaited.complete or order.next() is not None
         while (ready := order.next()) is not None and (ahead % 2 or chance.random() < 0.7):
-            order.taken(ready)
+            order.take(ready)
             if ready.lane < 0:
                 stream += rows_of(ready, lengths, batch_size)
     lanes = [[(lane, number) for number in range(length)] for lane, length in enumerate(lengths)]
@@ -534,17 +534,17 @@ def test_the_file_of_a_group_has_lanes_where_their_pool_begins_until_all_of_it_w
     saved: list[do.Command] = []
     log = GroupLog(INFO, "g", None, saved.append)
     log.begin(0, b"digest")
-    log.pool_begins(FIRST)
+    log.on_pool_begun(FIRST)
     first, second = Turn(POOL_LANE, 0, 2), Turn(POOL_LANE, 2, 2)
     for turn in (first, second):
-        log.delivers(0, turn, Part(0, 2, 8, ()))
+        log.on_delivery(0, turn, Part(0, 2, 8, ()))
     for turn, batch in ((first, 1), (first, 0), (second, 0)):
-        log.handed([SentSlab(0, 100, 0, turn, Part(batch, 1, 4, ()))])
+        log.on_handed([SentSlab(0, 100, 0, turn, Part(batch, 1, 4, ()))])
         now = saved[-1]
         assert isinstance(now, do.SaveGroup)
         assert (now.batches, now.places, now.passed) == (0, (), ())
         assert now.ahead == ((POOL_LANE, turn.index + batch, 1),)
-    log.handed([SentSlab(0, 100, 0, second, Part(1, 1, 4, ()))])
+    log.on_handed([SentSlab(0, 100, 0, second, Part(1, 1, 4, ()))])
     now = saved[-1]
     assert isinstance(now, do.SaveGroup)
     assert (now.batches, now.places, now.ahead) == (4, ((0, 2, b"a2"), (1, 2, b"b2")), ())
@@ -555,10 +555,10 @@ def test_the_file_of_a_group_has_the_lanes_that_end_in_a_pool_without_batches() 
     saved: list[do.Command] = []
     log = GroupLog(INFO, "g", None, saved.append)
     log.begin(0, b"digest")
-    log.pool_begins(m.PoolBegun(0, 0, 0, 0, (m.LaneInPool(0, 0, b"a", 0, 3), m.LaneInPool(1, 0, b"b", 1, 1))))
+    log.on_pool_begun(m.PoolBegun(0, 0, 0, 0, (m.LaneInPool(0, 0, b"a", 0, 3), m.LaneInPool(1, 0, b"b", 1, 1))))
     merged = Turn(TAIL_LANE, 0, 1)
-    log.delivers(0, merged, Part(0, 1, 4, ()))
-    log.handed([SentSlab(0, 100, 0, merged, Part(0, 1, 4, ()))])
+    log.on_delivery(0, merged, Part(0, 1, 4, ()))
+    log.on_handed([SentSlab(0, 100, 0, merged, Part(0, 1, 4, ()))])
     now = saved[-1]
     assert isinstance(now, do.SaveGroup)
     assert now.merged == 1

@@ -170,7 +170,7 @@ def test_groups_of_the_file_that_nobody_reads_are_forgotten_a_few_at_a_time(monk
     done: list[object] = []
     found = coordinator_groups.Groups({("train", f"g{number}"): saved for number in range(5)}, done.append, 60.0)
     for now, forgotten in ((0.0, 0), (59.0, 0), (61.0, 2), (62.0, 4), (63.0, 5), (64.0, 5)):
-        assert found.given_up(now) == []
+        assert found.give_up(now) == []
         assert len(done) == forgotten
     assert not found.any
 

@@ -205,8 +205,8 @@ def test_lanes_begin_with_the_worker_that_has_the_first_split_open() -> None:
     workers = Workers(3)
     workers.begin_with(1)
     assert [workers.pick(lane) for lane in range(4)] == [1, 2, 0, 1]
-    workers.died(1)
+    workers.on_died(1)
     assert [workers.pick(lane) for lane in range(3)] == [0, 2, 0]
-    workers.leave([0, 2])
-    workers.gone(0, 2)
+    workers.let_leave([0, 2])
+    workers.remove(0, 2)
     assert workers.pick(0) == VACANT

@@ -219,32 +219,32 @@ def asked() -> list[do.Command]:
 
 def seen(comparisons: FirstSampleChecks, **changed: object) -> None:
     values = {"run": 0, "splits": 7, "forget": True, "first": FirstSample(2, b"d" * 8, 0.01), "worker": 0, **changed}
-    comparisons.seen("train", **values)  # type: ignore[arg-type]
+    comparisons.on_first_sample("train", **values)  # type: ignore[arg-type]
 
 
 def test_another_worker_is_asked_as_soon_as_there_is_one_and_the_splits_are_kept_for_hosts_that_join(
     asked: list[do.Command],
 ) -> None:
     comparisons = FirstSampleChecks(asked.append)
-    comparisons.worker_ready(0)
+    comparisons.on_worker_ready(0)
     seen(comparisons)
-    comparisons.ask(3)
+    comparisons.begin(3)
     assert asked == []
-    comparisons.worker_ready(1)
-    comparisons.worker_ready(2)
-    comparisons.worker_away(2)
-    comparisons.ask(3)
+    comparisons.on_worker_ready(1)
+    comparisons.on_worker_ready(2)
+    comparisons.on_worker_away(2)
+    comparisons.begin(3)
     assert asked == [do.Compare(1, 0, "train", 7, 2, b"d" * 8)]
-    comparisons.ask(3)
+    comparisons.begin(3)
     assert len(asked) == 1, "the comparison is made once"
     assert comparisons.of_hosts == {"train": do.Compare(-1, 0, "train", 7, 2, b"d" * 8)}
 
 
 def test_the_only_worker_is_asked_itself(asked: list[do.Command]) -> None:
     comparisons = FirstSampleChecks(asked.append)
-    comparisons.worker_ready(0)
+    comparisons.on_worker_ready(0)
     seen(comparisons, forget=False)
-    comparisons.ask(1)
+    comparisons.begin(1)
     assert asked == [do.Compare(0, 0, "train", 7, 2, b"d" * 8)]
 
 
@@ -252,9 +252,9 @@ def test_the_only_worker_is_asked_itself(asked: list[do.Command]) -> None:
 def test_what_was_not_seen_is_not_made_again(asked: list[do.Command], first: FirstSample | None) -> None:
     comparisons = FirstSampleChecks(asked.append)
     for worker in range(2):
-        comparisons.worker_ready(worker)
+        comparisons.on_worker_ready(worker)
     seen(comparisons, first=first)
-    comparisons.ask(2)
+    comparisons.begin(2)
     assert asked == [do.ForgetSplits(7)]
     assert comparisons.of_hosts == {}
 
@@ -262,8 +262,8 @@ def test_what_was_not_seen_is_not_made_again(asked: list[do.Command], first: Fir
 def test_what_takes_long_is_made_again_only_by_hosts_that_join(asked: list[do.Command]) -> None:
     comparisons = FirstSampleChecks(asked.append)
     for worker in range(2):
-        comparisons.worker_ready(worker)
+        comparisons.on_worker_ready(worker)
     seen(comparisons, first=FirstSample(2, b"d" * 8, MOST_SECONDS * 1.1))
-    comparisons.ask(2)
+    comparisons.begin(2)
     assert asked == []
     assert comparisons.of_hosts == {"train": do.Compare(-1, 0, "train", 7, 2, b"d" * 8)}

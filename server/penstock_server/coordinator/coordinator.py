@@ -108,34 +108,34 @@ class Coordinator:
             on.Acknowledge: self._acknowledge,
             on.Leave: self._leave,
             on.Close: self._close,
-            on.Cut: self._cut,
-            on.Lost: self._lost,
-            Made: self._work.made,
-            RowsMeasured: self._work.rows_measured,
-            RowsWritten: self._work.rows_written,
-            NeedRoom: self._work.need_room,
-            on.BytesLost: self._work.bytes_lost,
-            on.SlotFound: self._work.slot_found,
-            on.NoSlot: self._work.no_slot,
-            on.Copied: self._work.copied,
-            on.SplitsListed: self._work.splits_listed,
-            on.RunFailed: self._work.run_failed,
-            on.SplitSkipped: self._work.split_skipped,
-            on.Imported: self._imported,
-            on.WorkerDied: self._staffing.died,
-            on.WorkerAdded: self._staffing.added,
-            on.RetireWorkers: self._staffing.leave,
-            on.WorkerGone: self._staffing.gone,
-            on.WorkerStands: self._staffing.stands,
-            on.WorkerGoesOn: self._staffing.goes_on,
-            on.WorkersLost: self._staffing.workers_lost,
-            on.SlotsAllowed: self._slots_allowed,
+            on.Cut: self._on_cut,
+            on.Lost: self._on_lost,
+            Made: self._work.on_made,
+            RowsMeasured: self._work.on_rows_measured,
+            RowsWritten: self._work.on_rows_written,
+            NeedRoom: self._work.on_need_room,
+            on.BytesLost: self._work.on_bytes_lost,
+            on.SlotFound: self._work.on_slot_found,
+            on.NoSlot: self._work.on_no_slot,
+            on.Copied: self._work.on_copied,
+            on.SplitsListed: self._work.on_splits_listed,
+            on.RunFailed: self._work.on_run_failed,
+            on.SplitSkipped: self._work.on_split_skipped,
+            on.Imported: self._on_imported,
+            on.WorkerDied: self._staffing.on_worker_died,
+            on.WorkerAdded: self._staffing.on_worker_added,
+            on.RetireWorkers: self._staffing.let_leave,
+            on.WorkerGone: self._staffing.on_worker_gone,
+            on.WorkerStands: self._staffing.on_worker_stands,
+            on.WorkerGoesOn: self._staffing.on_worker_goes_on,
+            on.WorkersLost: self._staffing.on_workers_lost,
+            on.SlotsAllowed: self._on_slots_allowed,
             on.Stop: self._stop,
-            on.NotSaved: self._not_saved,
-            on.StreamFailed: self._stream_failed,
-            on.CheckBegan: self._work.check_began,
-            on.CheckEnded: self._work.check_ended,
-            on.Tick: self._tick,
+            on.NotSaved: self._on_not_saved,
+            on.StreamFailed: self._on_stream_failed,
+            on.CheckBegan: self._work.on_check_began,
+            on.CheckEnded: self._work.on_check_ended,
+            on.Tick: self._on_tick,
         }
 
     # --- the door ---
@@ -154,8 +154,8 @@ class Coordinator:
         try:
             self._handlers[type(event)](event)
         except Exception as error:
-            self._failed(event, error)
-        if self._affected.now:
+            self._handle_error(event, error)
+        if self._affected.current:
             self._affected.proceed()
             if self.workers.leaving:
                 self._staffing.retire()
@@ -174,7 +174,7 @@ class Coordinator:
         """Return the broken invariants of the state, in words. Slow: for tests and debugging."""
         return check(self.budget, self.streams, self.workers)
 
-    def _failed(self, event: on.Event, error: Exception) -> None:
+    def _handle_error(self, event: on.Event, error: Exception) -> None:
         """Refuse the consumer that sent the event, or fail the stream that the event is about."""
         if isinstance(error, PenstockError) and isinstance(event, on.Open | on.ConsumerEvent):
             self._do(do.Refuse(event.consumer, error))
@@ -231,7 +231,7 @@ class Coordinator:
         except PenstockError:
             raise
         except Exception as error:
-            self._open_broke(event, before, error)
+            self._handle_bug_in_open(event, before, error)
             raise a_bug(error) from error
         finally:
             self._add_new(before, event.feed, event.ask)
@@ -249,7 +249,7 @@ class Coordinator:
             if stream.number not in before or stream is shared:
                 self._affected.add(stream)
 
-    def _open_broke(self, event: on.Open, before: set[int], error: Exception) -> None:
+    def _handle_bug_in_open(self, event: on.Open, before: set[int], error: Exception) -> None:
         """Handle a bug in `_open`: fail the streams that were being opened or joined."""
         shared = self._admission.shared(event.feed, event.ask)
         for stream in self._affected.all():
@@ -267,7 +267,7 @@ class Coordinator:
         if stream.feed.ends_before(event.epoch) and self._groups.of(stream) is not None:
             raise stream.feed.end_of_stream()
         stream.begin(consumer, event.epoch)
-        self._admission.begun(consumer)
+        self._admission.on_begun(consumer)
 
     def _acknowledge(self, event: on.Acknowledge) -> None:
         consumer, stream = self._read_by(event.consumer)
@@ -280,42 +280,42 @@ class Coordinator:
     def _close(self, event: on.Close) -> None:
         consumer, stream = self._read_by(event.consumer)
         consumer.check(event.handed)
-        self._admission.leave(consumer)
+        self._admission.on_consumer_gone(consumer)
         stream.close(consumer, event.handed)
-        self._groups.parted(consumer, stream)
+        self._groups.on_parted(consumer, stream)
         group = self._groups.of(stream)
         if group is not None and group.left:
             stream.end()
 
-    def _cut(self, event: on.Cut) -> None:
+    def _on_cut(self, event: on.Cut) -> None:
         consumer, stream = self._read_by(event.consumer)
         handed = consumer.believed(event.handed)
-        self._admission.leave(consumer)
+        self._admission.on_consumer_gone(consumer)
         if (group := self._groups.of(stream)) is not None:
-            group.lost(consumer)
-        stream.cut(consumer, handed)
+            group.on_consumer_lost(consumer)
+        stream.on_consumer_cut(consumer, handed)
 
-    def _lost(self, event: on.Lost) -> None:
+    def _on_lost(self, event: on.Lost) -> None:
         consumer, stream = self._read_by(event.consumer)
         with self._affected.alone(stream):
             handed = consumer.believed(event.handed)
-            self._admission.leave(consumer)
+            self._admission.on_consumer_gone(consumer)
             group = self._groups.of(stream)
             if group is not None:
-                group.lost(consumer)
-            stream.lost(consumer, handed)
-            self._groups.parted(consumer, stream)
+                group.on_consumer_lost(consumer)
+            stream.on_consumer_lost(consumer, handed)
+            self._groups.on_parted(consumer, stream)
             if group is not None:
-                stream.part(consumer, self.budget.with_those_left(stream, len(stream.consumers) - 1))
+                stream.remove(consumer, self.budget.with_those_left(stream, len(stream.consumers) - 1))
         del self.consumers[event.consumer], self._read[event.consumer]
 
-    def _imported(self, event: on.Imported) -> None:
-        self._staffing.imported(event)
+    def _on_imported(self, event: on.Imported) -> None:
+        self._staffing.on_imported(event)
         self.look_around.begin()  # for saved groups
 
     # --- the daemon ---
 
-    def _slots_allowed(self, event: on.SlotsAllowed) -> None:
+    def _on_slots_allowed(self, event: on.SlotsAllowed) -> None:
         self.budget.slots = event.slots
 
     def _stop(self, event: on.Stop) -> None:
@@ -324,13 +324,13 @@ class Coordinator:
             with self._affected.alone(stream):
                 stream.stop(event.reason)
 
-    def _not_saved(self, event: on.NotSaved) -> None:
-        stream = self._groups.not_saved(event.feed, event.group, event.saved)
+    def _on_not_saved(self, event: on.NotSaved) -> None:
+        stream = self._groups.on_not_saved(event.feed, event.group, event.saved)
         self.look_around.begin()
         if stream is not None:
             self._affected.fail(stream, event.error)
 
-    def _stream_failed(self, event: on.StreamFailed) -> None:
+    def _on_stream_failed(self, event: on.StreamFailed) -> None:
         stream = self.streams.get(event.stream)
         if stream is not None:
             self._affected.fail(stream, event.error)
@@ -339,7 +339,7 @@ class Coordinator:
 
     # --- time ---
 
-    def _tick(self, _: on.Tick) -> None:
+    def _on_tick(self, _: on.Tick) -> None:
         for call in self.timers.due():
             call()
 

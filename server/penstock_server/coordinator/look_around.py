@@ -47,7 +47,7 @@ class LookAround:
         self.begin()
         now = self._timers.now
         if self._starting.done:
-            for stream in self._groups.given_up(now):
+            for stream in self._groups.give_up(now):
                 with self._streams.alone(stream):
                     stream.give_up_waiting()
         for rendezvous in self._admission.waiting:

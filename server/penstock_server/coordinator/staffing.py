@@ -71,29 +71,29 @@ class Staffing:
         self._deaths = 0
         """How often user code has ended a worker."""
 
-    def imported(self, event: on.Imported) -> None:
+    def on_imported(self, event: on.Imported) -> None:
         """Give work to a worker that has imported the feeds, unless other workers have imported different ones."""
         lost = event.worker >= REMOTE and event.worker not in self._workers.numbers
-        if lost or not self._starting.imported(event.worker, event.feeds):
+        if lost or not self._starting.on_imported(event.worker, event.feeds):
             self._do(do.RejectWorker(event.worker))
             return
         self._do(do.AcceptWorker(event.worker))
         if event.worker in self._workers.away:
-            self._workers.is_ready(event.worker)
+            self._workers.on_ready(event.worker)
             self._take_vacant_place()
             self._plan_memory()
-            self._changed()
+            self._on_workers_changed()
 
-    def died(self, event: on.WorkerDied) -> None:
+    def on_worker_died(self, event: on.WorkerDied) -> None:
         """Hand over the work of a worker whose process has ended. Another process takes its place."""
-        self._starting.worker_died(event.worker, event.how)
+        self._starting.on_worker_died(event.worker, event.how)
         if event.worker in self._workers.numbers:
-            self._workers.died(event.worker)
+            self._workers.on_died(event.worker)
         if event.blamed is not None and event.blamed[1] >= 0:
             self._set_apart(event.worker)
         for stream in self._streams.all():
             with self._streams.alone(stream):
-                stream.workers_gone((event.worker,), event.how, event.blamed)
+                stream.on_workers_gone((event.worker,), event.how, event.blamed)
         self.retire()
 
     def _set_apart(self, died: int) -> None:
@@ -106,7 +106,7 @@ class Staffing:
             return
         self._deaths += 1
         deaths = self._deaths
-        self._timers.later(APART, lambda: self._together(deaths))
+        self._timers.later(APART, lambda: self._unset_apart(deaths))
         self._clear(worker)
 
     def _clear(self, worker: int | None) -> None:
@@ -116,62 +116,62 @@ class Staffing:
                 with self._streams.alone(stream):
                     stream.production.move_all(worker)
 
-    def _together(self, deaths: int) -> None:
+    def _unset_apart(self, deaths: int) -> None:
         if deaths == self._deaths and self._workers.apart is not None:
-            self._workers.together()
-            self._changed()
+            self._workers.unset_apart()
+            self._on_workers_changed()
 
-    def stands(self, event: on.WorkerStands) -> None:
+    def on_worker_stands(self, event: on.WorkerStands) -> None:
         """Hand over the work that the worker has not begun for other streams than the one that it works for."""
         if event.worker not in self._workers.numbers or event.worker in self._workers.away:
             return
-        self._workers.stands(event.worker)
+        self._workers.on_stands(event.worker)
         for stream in self._streams.all():
             if stream.number != event.run // IDS_PER_STREAM:
                 with self._streams.alone(stream):
-                    stream.worker_stands(event.worker, event.seconds)
+                    stream.on_worker_stands(event.worker, event.seconds)
 
-    def goes_on(self, event: on.WorkerGoesOn) -> None:
+    def on_worker_goes_on(self, event: on.WorkerGoesOn) -> None:
         """Give the worker work again: lanes move to it when they come to borders."""
         if event.worker in self._workers.standing:
-            self._workers.goes_on(event.worker)
-            self._changed()
+            self._workers.on_goes_on(event.worker)
+            self._on_workers_changed()
 
-    def added(self, event: on.WorkerAdded) -> None:
+    def on_worker_added(self, event: on.WorkerAdded) -> None:
         """Add a worker."""
         self._workers.add(event.worker, event.machine)
 
-    def leave(self, event: on.RetireWorkers) -> None:
+    def let_leave(self, event: on.RetireWorkers) -> None:
         """Let workers leave. None of them gets lanes of another."""
         workers = [worker for worker in event.workers if worker in self._workers.numbers]
-        self._workers.leave(workers)
+        self._workers.let_leave(workers)
         if self._workers.apart in self._workers.leaving:
             self._clear(self._workers.set_apart(self._workers.apart))
-        self._changed()
+        self._on_workers_changed()
         if event.now:
             self._kill(workers)
         else:
             self._timers.later(HAND_OVER, lambda: self._hurry(workers))
 
-    def gone(self, event: on.WorkerGone) -> None:
+    def on_worker_gone(self, event: on.WorkerGone) -> None:
         """Remove a worker that has ended for good: no other process takes its place."""
-        self._workers.gone(event.worker)
+        self._workers.remove(event.worker)
         if not self._workers.scaled and not self._workers.idle:
-            self._workers.own_stay()
+            self._workers.let_own_stay()
         if not self._workers.numbers:
             said = f"no worker process is left, and none can start: the last one {event.how}; see the daemon's log"
             for stream in self._streams.all():
                 with self._streams.alone(stream):
                     stream.fail(WorkerDied(said))
-        self.died(on.WorkerDied(event.worker, event.how))
+        self.on_worker_died(on.WorkerDied(event.worker, event.how))
 
-    def workers_lost(self, event: on.WorkersLost) -> None:
+    def on_workers_lost(self, event: on.WorkersLost) -> None:
         """Remove the workers of a lost host. All of them are removed before their work is handed over, so it goes to
         none of them."""
-        self._workers.gone(*event.workers)
+        self._workers.remove(*event.workers)
         for stream in self._streams.all():
             with self._streams.alone(stream):
-                stream.workers_gone(event.workers, event.how, None)
+                stream.on_workers_gone(event.workers, event.how, None)
         self.retire()
 
     def retire(self) -> None:
@@ -179,8 +179,8 @@ class Staffing:
         for worker in sorted(self._workers.leaving):
             uses = any(stream.uses(worker) for stream in self._streams.all()) or self._starting.uses(worker)
             if not uses:
-                self._workers.gone(worker)
-                self._starting.checks.worker_away(worker)
+                self._workers.remove(worker)
+                self._starting.checks.on_worker_away(worker)
                 self._do(do.Retire(worker))
 
     def _take_vacant_place(self) -> None:
@@ -188,8 +188,8 @@ class Staffing:
         if self._workers.vacant and self._workers.available != [VACANT]:
             for stream in self._streams.all():
                 with self._streams.alone(stream):
-                    stream.workers_gone((VACANT,), "", None)
-            self._workers.place_taken()
+                    stream.on_workers_gone((VACANT,), "", None)
+            self._workers.on_vacant_place_taken()
 
     def _plan_memory(self) -> None:
         """Let streams hold more slots if there are more workers than when they opened."""
@@ -197,10 +197,10 @@ class Staffing:
             with self._streams.alone(stream):
                 self._budget.plan_for(stream, len(self._workers.makers))
 
-    def _changed(self) -> None:
+    def _on_workers_changed(self) -> None:
         for stream in self._streams.all():
             with self._streams.alone(stream):
-                stream.production.workers_changed()
+                stream.production.on_workers_changed()
         self.retire()
 
     def _hurry(self, workers: Sequence[int]) -> None:

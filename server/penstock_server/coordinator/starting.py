@@ -85,7 +85,7 @@ class Starting:
         """The comparisons that each joining host makes, by feed."""
         return self.checks.of_hosts
 
-    def imported(self, worker: int, plans: Iterable[FeedPlan]) -> bool:
+    def on_imported(self, worker: int, plans: Iterable[FeedPlan]) -> bool:
         """Note that a worker has imported the feeds. The first one to do so is asked for splits and samples.
 
         Returns:
@@ -95,7 +95,7 @@ class Starting:
             return False
         if worker >= REMOTE:
             return True
-        self.checks.worker_ready(worker)
+        self.checks.on_worker_ready(worker)
         if self._plans:
             self._check_samples()
             return True
@@ -108,7 +108,7 @@ class Starting:
         """Whether the run belongs to the start."""
         return run in self._listings
 
-    def listed(self, event: SplitsListed) -> None:
+    def on_splits_listed(self, event: SplitsListed) -> None:
         """Make a feed ready: a worker has listed its splits and made its first sample."""
         worker, name = self._listings.pop(event.run)
         self.failing.pop(name, None)
@@ -121,7 +121,7 @@ class Starting:
         if event.first is not None and event.first.seconds > MOST_SECONDS:
             self._workers.begin_with(worker)
         static = plan.static_splits or plan.length is not None
-        self.checks.seen(name, event.run, splits.number, not static, event.first, worker)
+        self.checks.on_first_sample(name, event.run, splits.number, not static, event.first, worker)
         self.feeds[name] = ServedFeed(plan, spec, event.sample_nbytes, splits if static else None)
         too_small = self._budget.check_start(self.feeds.values())
         if too_small is None:
@@ -130,7 +130,7 @@ class Starting:
         elif not self._listings:  # otherwise it does not count all feeds yet
             self._do(do.FailStart(too_small))
 
-    def failed(self, run: int, error: PenstockError) -> None:
+    def on_run_failed(self, run: int, error: PenstockError) -> None:
         """Try the feed again later, or end the start: user code failed in the run, or its worker died."""
         _, name = self._listings[run]
         if self._plans[name].on_error != "retry" or not isinstance(error, GeneratorError | WorkerDied):
@@ -146,11 +146,11 @@ class Starting:
         """Whether the worker lists the splits of a feed."""
         return any(lister == worker for lister, _ in self._listings.values())
 
-    def worker_died(self, worker: int, how: str) -> None:
+    def on_worker_died(self, worker: int, how: str) -> None:
         """Handle the end of a worker's process. If the worker was to leave anyway, another one takes over its work."""
         if worker >= REMOTE:  # it has no part in the start
             return
-        self.checks.worker_away(worker)
+        self.checks.on_worker_away(worker)
         if worker in self._workers.leaving:
             for run, (lister, feed) in list(self._listings.items()):
                 if lister == worker:
@@ -162,7 +162,7 @@ class Starting:
             return
         for run, (lister, _) in list(self._listings.items()):
             if lister == worker:
-                self.failed(run, WorkerDied(f"the worker process that looked at it {how}", worker=worker))
+                self.on_run_failed(run, WorkerDied(f"the worker process that looked at it {how}", worker=worker))
 
     def _list(self, worker: int, run: int, feed: str) -> None:
         self._listings[run] = worker, feed
@@ -175,4 +175,4 @@ class Starting:
 
     def _check_samples(self) -> None:
         if self.feeds and not self._listings:
-            self.checks.ask(len(self._workers.own))
+            self.checks.begin(len(self._workers.own))

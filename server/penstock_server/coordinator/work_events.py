@@ -47,7 +47,7 @@ class WorkEvents:
         self._timers = timers
         self._do = out
 
-    def made(self, event: Made) -> None:
+    def on_made(self, event: Made) -> None:
         """Take a part of a turn that a worker has made: the part joins its turn, and the lane keeps the record.
 
         `last` says that the run has answered for the turn and no longer writes to its slot; `ended`, that the lane has
@@ -56,35 +56,35 @@ class WorkEvents:
         turn of a run that was dropped becomes IDLE. Once that run has answered for all its turns, another run takes
         over. If the epoch was closed meanwhile, nothing is delivered, and at `last` production releases the slot.
         """
-        if (stream := self._affected.of(event.ticket)) is not None and not stream.remaking.made(event):
-            stream.production.made(event)
+        if (stream := self._affected.affect(event.ticket)) is not None and not stream.remaking.on_made(event):
+            stream.production.on_made(event)
 
-    def bytes_lost(self, event: on.BytesLost) -> None:
+    def on_bytes_lost(self, event: on.BytesLost) -> None:
         """Have reported batches made again, because their bytes are lost with their host."""
         for ticket in event.tickets:
-            if (stream := self._affected.of(ticket)) is not None:
-                stream.remaking.bytes_lost((ticket,))
+            if (stream := self._affected.affect(ticket)) is not None:
+                stream.remaking.on_bytes_lost((ticket,))
 
-    def rows_measured(self, event: RowsMeasured) -> None:
+    def on_rows_measured(self, event: RowsMeasured) -> None:
         """Take the sizes of leftover rows, if samples vary in size (`MeasureRows` then comes before `WriteRows`).
 
         When all rows of a merged batch are measured, its size is known. It gets a larger slot if it needs one, and
         then the runs write its rows.
         """
-        if (stream := self._affected.of(event.ticket)) is not None:
-            self._has_room(stream, stream.production.merging.measured(event))
-            stream.production.rows_answered(event.ticket, event.run)
+        if (stream := self._affected.affect(event.ticket)) is not None:
+            self._has_room(stream, stream.production.merging.on_measured(event))
+            stream.production.on_rows_answered(event.ticket, event.run)
 
-    def rows_written(self, event: RowsWritten) -> None:
+    def on_rows_written(self, event: RowsWritten) -> None:
         """Note that a worker has written leftover rows, or the rows of pooled batches, to their slot.
 
         A merged batch is complete when all its writers have answered. A turn of a pool has one writer. When all turns
         of the pool are complete, the slots of its visits are free.
         """
-        if (stream := self._affected.of(event.ticket)) is not None:
-            stream.production.rows_answered(event.ticket, event.run)
+        if (stream := self._affected.affect(event.ticket)) is not None:
+            stream.production.on_rows_answered(event.ticket, event.run)
 
-    def need_room(self, event: NeedRoom) -> None:
+    def on_need_room(self, event: NeedRoom) -> None:
         """Make new slots larger, if the memory allows it: a batch does not fit into its slot.
 
         If there is not enough memory for the same number of slots, there are fewer (a second `Opened`). The turn,
@@ -92,80 +92,80 @@ class WorkEvents:
         until the slot is there, and then goes on to the lane's next turns. If `--memory` has no room for the new size,
         the stream fails.
         """
-        stream = self._affected.of(event.ticket)
+        stream = self._affected.affect(event.ticket)
         if stream is None:
             return
         if stream.remaking.is_of(event.run):
-            stream.remaking.needs_room(event.run)
+            stream.remaking.on_need_room(event.run)
             return
         if not stream.production.needs(event.ticket, event.run):
             return
         if self._has_room(stream, event.nbytes):
             stream.production.enlarge(event.ticket)
 
-    def slot_found(self, event: on.SlotFound) -> None:
+    def on_slot_found(self, event: on.SlotFound) -> None:
         """Pass a slot that was found to the turn or the copy that waits for it."""
         stream = self._affected.find(event.ticket)
         if stream is None:
             return
         if event.ticket in stream.copies.unmade:
-            stream.copies.slot_found(event.ticket)
-        elif stream.production.slot_found(event.ticket):
+            stream.copies.on_slot_found(event.ticket)
+        elif stream.production.on_slot_found(event.ticket):
             self._affected.add(stream)  # otherwise it can neither send nor grant more than before
 
-    def no_slot(self, event: on.NoSlot) -> None:
+    def on_no_slot(self, event: on.NoSlot) -> None:
         """Fail the stream of the ticket: there is no memory for its slot."""
-        stream = self._affected.of(event.ticket)
+        stream = self._affected.affect(event.ticket)
         if stream is not None and event.ticket in stream.slots:
             stream.fail(event.error)
-            stream.copies.no_slot(event.ticket)
+            stream.copies.on_no_slot(event.ticket)
 
-    def copied(self, event: on.Copied) -> None:
+    def on_copied(self, event: on.Copied) -> None:
         """Note that a copy is made."""
-        if (stream := self._affected.of(event.ticket)) is not None:
-            stream.copies.copied(event.ticket)
+        if (stream := self._affected.affect(event.ticket)) is not None:
+            stream.copies.on_copied(event.ticket)
 
-    def splits_listed(self, event: on.SplitsListed) -> None:
+    def on_splits_listed(self, event: on.SplitsListed) -> None:
         """Pass a list of splits to the start or the stream that asked for it."""
         if self._starting.lists(event.run):
-            self._starting.listed(event)
+            self._starting.on_splits_listed(event)
             self._staffing.retire()
-        elif (stream := self._affected.of(event.run)) is not None:
-            stream.splits_listed(event.run, event.splits)
+        elif (stream := self._affected.affect(event.run)) is not None:
+            stream.on_splits_listed(event.run, event.splits)
         else:
             self._do(do.ForgetSplits(event.splits.number))
 
-    def run_failed(self, event: on.RunFailed) -> None:
+    def on_run_failed(self, event: on.RunFailed) -> None:
         """Pass a failure of user code to the start or the stream of its run."""
         if self._starting.lists(event.run):
-            self._starting.failed(event.run, event.error)
+            self._starting.on_run_failed(event.run, event.error)
             self._staffing.retire()
-        elif (stream := self._affected.of(event.run)) is not None:
-            stream.run_failed(event.run, event.error)
+        elif (stream := self._affected.affect(event.run)) is not None:
+            stream.on_run_failed(event.run, event.error)
 
-    def split_skipped(self, event: on.SplitSkipped) -> None:
+    def on_split_skipped(self, event: on.SplitSkipped) -> None:
         """Report that a run leaves out the rest of a split, unless that was reported before."""
-        stream = self._affected.of(event.run)
-        if stream is not None and stream.production.split_skipped(event.run, event.number, event.skipped):
+        stream = self._affected.affect(event.run)
+        if stream is not None and stream.production.on_split_skipped(event.run, event.number, event.skipped):
             skipped = event.skipped
             what = skipped.split, skipped.samples, skipped.why, skipped.traceback
             self._do(do.ReportSkipped(stream.feed.name, event.run, *what))
 
-    def check_began(self, event: on.CheckBegan) -> None:
+    def on_check_began(self, event: on.CheckBegan) -> None:
         """Let the end of the epoch wait for a comparison."""
-        if (stream := self._affected.of(event.run)) is not None:
-            stream.check_began()
+        if (stream := self._affected.affect(event.run)) is not None:
+            stream.on_check_began()
 
-    def check_ended(self, event: on.CheckEnded) -> None:
+    def on_check_ended(self, event: on.CheckEnded) -> None:
         """Note that a comparison is over."""
-        if (stream := self._affected.of(event.run)) is not None:
-            stream.check_ended()
+        if (stream := self._affected.affect(event.run)) is not None:
+            stream.on_check_ended()
 
     def retry_later(self, seconds: float, run: int) -> None:
         """Try the work of a failed run again in `seconds` seconds."""
 
         def retry() -> None:
-            if (stream := self._affected.of(run)) is not None:
+            if (stream := self._affected.affect(run)) is not None:
                 with self._affected.alone(stream):
                     stream.retry(run)
 

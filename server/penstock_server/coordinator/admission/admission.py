@@ -108,18 +108,18 @@ class Admission:
         """The rendezvous that still wait for ranks."""
         return [rendezvous for rendezvous in self._rendezvous.values() if not rendezvous.stream.consumers]
 
-    def begun(self, consumer: Consumer) -> None:
-        """Note that the consumer has begun to read. If it waits for other ranks, this raises as `Rendezvous.begun`
+    def on_begun(self, consumer: Consumer) -> None:
+        """Note that the consumer has begun to read. If it waits for other ranks, this raises as `Rendezvous.on_begun`
         does."""
         for rendezvous in self._rendezvous.values():
             if rendezvous.stream.number == consumer.stream:
-                rendezvous.begun(consumer)
+                rendezvous.on_begun(consumer)
 
-    def leave(self, consumer: Consumer) -> None:
+    def on_consumer_gone(self, consumer: Consumer) -> None:
         """Note that the consumer no longer waits for other ranks, if it did."""
         for rendezvous in self._rendezvous.values():
             if rendezvous.stream.number == consumer.stream:
-                rendezvous.leave(consumer)
+                rendezvous.remove(consumer)
         self._rendezvous = {key: rendezvous for key, rendezvous in self._rendezvous.items() if not rendezvous.over}
 
     def _join(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:
@@ -130,7 +130,7 @@ class Admission:
         share = self._budget.with_one_more(stream, ask.group)
         consumer = _consumer(number, stream, ask)
         stream.join(consumer, share)
-        group.came(ask)
+        group.on_arrived(ask)
         return consumer
 
     def _begin_group(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:
@@ -147,7 +147,7 @@ class Admission:
         group = self._groups.begin(stream, ask.group)
         consumer = _consumer(number, stream, ask)
         stream.start([consumer], [saved.position if saved else None])
-        group.came(ask)
+        group.on_arrived(ask)
         return consumer
 
     def _meet(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:

@@ -54,15 +54,15 @@ class Group:
         """Whether this consumer can come back. One that read an earlier stream of the group cannot."""
         return self._members is None or identity in self._members
 
-    def came(self, ask: Ask) -> None:
+    def on_arrived(self, ask: Ask) -> None:
         """Note that a consumer reads the stream from now on."""
         self._away.discard(ask.identity)
         if self._members is not None:
             self._members.add(ask.identity)
         if self.stream.group_log is not None:
-            self.stream.group_log.arrived(ask.identity, ask.had)
+            self.stream.group_log.on_arrived(ask.identity, ask.had)
 
-    def lost(self, consumer: Consumer) -> None:
+    def on_consumer_lost(self, consumer: Consumer) -> None:
         """Note that a consumer goes without Close and may come back. So the stream does not end when the last of the
         others closes."""
         if not consumer.gone and consumer.identity:
@@ -162,13 +162,13 @@ class Groups:
         group = self._groups[key] = Group(stream, saved=self._saved.pop(key, None) is not None)
         return group
 
-    def parted(self, consumer: Consumer, stream: Stream) -> None:
+    def on_parted(self, consumer: Consumer, stream: Stream) -> None:
         """Log that the consumer has gone, unless the same client has come back."""
         here = any(one.identity == consumer.identity and not one.gone for one in stream.consumers)
         if stream.group_log is not None and not here:
-            stream.group_log.parted(consumer.identity)
+            stream.group_log.on_parted(consumer.identity)
 
-    def not_saved(self, feed: str, name: str, saved: SavedGroup | None) -> Stream | None:
+    def on_not_saved(self, feed: str, name: str, saved: SavedGroup | None) -> Stream | None:
         """Forget a group whose state could not be written to the file. When its consumers come back, the group goes on
         from the file, as in another daemon. Return the stream that has to fail; None if it has ended."""
         key = feed, name
@@ -189,7 +189,7 @@ class Groups:
         """Return the streams that nobody has read for too long."""
         return [group.stream for group in self if group.deserted(now, self._patience)]
 
-    def given_up(self, now: float) -> list[Stream]:
+    def give_up(self, now: float) -> list[Stream]:
         """Return the streams that have waited too long for consumers in the state file, now that the feeds are
         ready."""
         if not self._has_file:

@@ -67,7 +67,7 @@ class Rendezvous:
         self.stream.outlet.waiting.append(consumer)
         self._start_if_ready(waiting)
 
-    def begun(self, consumer: Consumer) -> None:
+    def on_begun(self, consumer: Consumer) -> None:
         """Note that a rank has begun to read, and so is ready. If all are ready now, the stream begins, or fails if
         their requests differ.
 
@@ -96,7 +96,7 @@ class Rendezvous:
             self._told = there, missing
             self._tell(missing, self.stream.outlet.waiting)
 
-    def leave(self, consumer: Consumer) -> None:
+    def remove(self, consumer: Consumer) -> None:
         """Remove a rank that has gone before the stream began."""
         if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
             del self._members[consumer.rank]

@@ -52,7 +52,7 @@ class Copies:
         copying = [repeat for repeat in self.unmade.values() if repeat.copying]
         return {slot.ticket for repeat in copying for slot in (repeat.slot, repeat.original.slot)}
 
-    def slot_found(self, ticket: int) -> None:
+    def on_slot_found(self, ticket: int) -> None:
         """Have the batch copied, now that the copy has its slot. The copy holds both slots while they are written and
         read."""
         repeat = self.unmade[ticket]
@@ -63,13 +63,13 @@ class Copies:
         tickets = repeat.slot.ticket, repeat.original.slot.ticket
         self._do(do.Copy(*tickets, repeat.part.first, tuple(regions)))
 
-    def copied(self, ticket: int) -> None:
+    def on_copied(self, ticket: int) -> None:
         """Note that the copy in the ticket's slot is made."""
         repeat = self.unmade.pop(ticket)
         repeat.made = True
         self._stop(repeat)
 
-    def no_slot(self, ticket: int) -> None:
+    def on_no_slot(self, ticket: int) -> None:
         """Give up a copy that got no slot, or into whose slot the batch could not be copied."""
         repeat = self.unmade.pop(ticket, None)
         if repeat is not None and repeat.copying:

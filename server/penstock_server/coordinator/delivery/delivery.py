@@ -44,25 +44,25 @@ class Delivery(Protocol):
     def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
         """Deliver the turn's next part. Return False if it has to wait."""
 
-    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+    def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """Note that a lane ends at this point of the stream."""
 
-    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+    def on_pool_begun(self, epoch: Epoch, pool: PoolBegun) -> None:
         """Note that a pool begins at this point of the stream."""
 
-    def ends(self, epoch: Epoch) -> bool:
+    def finish(self, epoch: Epoch) -> bool:
         """Return whether the epoch, which has no further part, can end now."""
 
     def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
         """Return the End message for this consumer."""
 
-    def handed(self, consumer: Consumer, handed: int) -> None:
+    def on_handed(self, consumer: Consumer, handed: int) -> None:
         """Note that the consumer is about to acknowledge that the first `handed` slabs were handed over."""
 
-    def returned(self, consumer: Consumer, handed: int) -> None:
+    def take_back(self, consumer: Consumer, handed: int) -> None:
         """Take back the slabs after the first `handed`: the consumer will not hand them over."""
 
-    def lost(self, consumer: Consumer) -> None:
+    def on_consumer_lost(self, consumer: Consumer) -> None:
         """Note that the consumer has gone without Close."""
 
     def forget(self, epoch: Epoch) -> None:
@@ -108,15 +108,15 @@ class SingleDelivery:
         outlet.count(epoch, part)
         return True
 
-    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+    def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
-        self._outlet.tell(ended, self._outlet.listening(epoch))
+        self._outlet.tell(ended, self._outlet.listeners(epoch))
 
-    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+    def on_pool_begun(self, epoch: Epoch, pool: PoolBegun) -> None:
         """See Delivery."""
-        self._outlet.tell(pool, self._outlet.listening(epoch))
+        self._outlet.tell(pool, self._outlet.listeners(epoch))
 
-    def ends(self, epoch: Epoch) -> bool:
+    def finish(self, epoch: Epoch) -> bool:
         """See Delivery."""
         return True
 
@@ -124,13 +124,13 @@ class SingleDelivery:
         """See Delivery."""
         return End(epoch.number, consumer.slabs, epoch.batches, epoch.rows)
 
-    def handed(self, consumer: Consumer, handed: int) -> None:
+    def on_handed(self, consumer: Consumer, handed: int) -> None:
         """See Delivery."""
 
-    def returned(self, consumer: Consumer, handed: int) -> None:
+    def take_back(self, consumer: Consumer, handed: int) -> None:
         """See Delivery. Nobody else gets the other slabs."""
 
-    def lost(self, consumer: Consumer) -> None:
+    def on_consumer_lost(self, consumer: Consumer) -> None:
         """See Delivery."""
 
     def forget(self, epoch: Epoch) -> None:

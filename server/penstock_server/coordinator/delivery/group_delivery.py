@@ -35,7 +35,7 @@ class GroupDelivery(SingleDelivery):
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery."""
-        return bool(self._outlet.reading(epoch))
+        return bool(self._outlet.readers(epoch))
 
     def redeliver(self, epoch: Epoch) -> bool:
         """See Delivery."""
@@ -60,7 +60,7 @@ class GroupDelivery(SingleDelivery):
         if consumer is None and not handed:
             return False
         if self.group_log is not None:
-            self.group_log.delivers(epoch.number, turn, part)
+            self.group_log.on_delivery(epoch.number, turn, part)
         batch = part
         if part.batches > 1:  # all batches but the last are full
             rows = self._outlet.feed.plan.batch_size or 1
@@ -71,21 +71,21 @@ class GroupDelivery(SingleDelivery):
             batch_only = replace(batch, record=b"")
             self._outlet.send(epoch, consumer, turn, batch_only, self._outlet.feed.nbytes_of(batch))
         elif self.group_log is not None:
-            self.group_log.passed(turn, batch)
+            self.group_log.pass_over(turn, batch)
         self._outlet.count(epoch, batch)
         return True
 
-    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+    def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
         if self.group_log is not None:
-            self.group_log.lane_ended(ended)
+            self.group_log.on_lane_ended(ended)
 
-    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+    def on_pool_begun(self, epoch: Epoch, pool: PoolBegun) -> None:
         """See Delivery."""
         if self.group_log is not None:
-            self.group_log.pool_begins(pool)
+            self.group_log.on_pool_begun(pool)
 
-    def ends(self, epoch: Epoch) -> bool:
+    def finish(self, epoch: Epoch) -> bool:
         """See Delivery."""
         return not self._returned and not any(consumer.awaits(epoch.number) for consumer in self._outlet.consumers)
 
@@ -93,14 +93,14 @@ class GroupDelivery(SingleDelivery):
         """See Delivery."""
         return End(epoch.number, consumer.slabs, consumer.batches, consumer.rows)
 
-    def handed(self, consumer: Consumer, handed: int) -> None:
+    def on_handed(self, consumer: Consumer, handed: int) -> None:
         """See Delivery."""
         if self.group_log is not None:
-            self.group_log.handed(consumer.handing(handed))
+            self.group_log.on_handed(consumer.newly_handed(handed))
 
-    def returned(self, consumer: Consumer, handed: int) -> None:
+    def take_back(self, consumer: Consumer, handed: int) -> None:
         """See Delivery."""
-        self.handed(consumer, handed)
+        self.on_handed(consumer, handed)
         for sent in consumer.take_unhanded(handed):
             if self._outlet.open_epoch(sent.epoch) is not None:
                 assert isinstance(sent.source, Turn)
@@ -124,5 +124,5 @@ class GroupDelivery(SingleDelivery):
         """Return the consumer that gets the part's first batch; None if none has credit for it."""
         outlet = self._outlet
         nbytes = outlet.feed.nbytes_of(replace(part, batches=1))
-        ready = [consumer for consumer in outlet.reading(epoch) if consumer.has_credit_for(nbytes)]
+        ready = [consumer for consumer in outlet.readers(epoch) if consumer.has_credit_for(nbytes)]
         return min(ready, key=lambda consumer: (consumer.under_way, consumer.sent), default=None)

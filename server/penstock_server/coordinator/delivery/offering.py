@@ -79,10 +79,10 @@ class Offering:
                 outlet.fail(turn.error)
                 return
             if turn.complete:
-                order.taken(turn)
+                order.take(turn)
                 self._tell_lane_ended(epoch, turn)
-                self._turns.left_order(epoch, turn)
-        if order.finished and delivery.ends(epoch) and self._checked():
+                self._turns.on_left_order(epoch, turn)
+        if order.finished and delivery.finish(epoch) and self._checked():
             self._end(epoch)
 
     def _tell_lane_ended(self, epoch: Epoch, turn: Turn) -> None:
@@ -91,7 +91,7 @@ class Offering:
             return
         lane = epoch.lanes[turn.lane]
         ended = m.LaneEnded(epoch.number, turn.number, turn.lane, lane.index, turn.leftover, lane.record)
-        self._delivery.lane_ended(epoch, ended)
+        self._delivery.on_lane_ended(epoch, ended)
 
     def _tell_pool(self, epoch: Epoch, pool: VisitPool) -> None:
         """Tell the consumers that a pool begins here, and at which batch each of its lanes goes on after it."""
@@ -107,7 +107,7 @@ class Offering:
         parts = list(_in_messages(lanes))
         for part in parts:
             begun = m.PoolBegun(epoch.number, pool.serial, pool.batches, rows, part, more=part is not parts[-1])
-            self._delivery.pool_begins(epoch, begun)
+            self._delivery.on_pool_begun(epoch, begun)
 
     def _end(self, epoch: Epoch) -> None:
         """End the epoch, which was delivered in full, or fail the stream if the epoch has a fault."""
@@ -115,7 +115,7 @@ class Offering:
         if (error := epoch.fault_at_end(outlet.feed)) is not None:
             outlet.fail(error)
             return
-        for consumer in outlet.reading(epoch):
+        for consumer in outlet.readers(epoch):
             outlet.tell(self._delivery.end_of(epoch, consumer), [consumer])
             consumer.ends += 1
             consumer.leave()

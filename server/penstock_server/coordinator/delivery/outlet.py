@@ -75,12 +75,12 @@ class Outlet:
         self.consumers.append(consumer)
         self._update_live()
 
-    def part(self, consumer: Consumer) -> None:
+    def remove(self, consumer: Consumer) -> None:
         """Remove a consumer."""
         self.consumers.remove(consumer)
         self._update_live()
 
-    def failed(self, error: PenstockError) -> None:
+    def set_error(self, error: PenstockError) -> None:
         """Note that the stream has failed, and tell its consumers."""
         self.error = error
         self._update_live()
@@ -97,17 +97,17 @@ class Outlet:
     # --- who reads ---
 
     @property
-    def begun(self) -> set[int]:
+    def epochs_read(self) -> set[int]:
         """The epochs that consumers have begun, and are reading."""
         return {consumer.epoch for consumer in self.consumers if consumer.reading}
 
-    def reading(self, epoch: Epoch) -> list[Consumer]:
+    def readers(self, epoch: Epoch) -> list[Consumer]:
         """Return the consumers that read the epoch."""
         return [consumer for consumer in self.consumers if consumer.reading and consumer.epoch == epoch.number]
 
-    def listening(self, epoch: Epoch) -> list[Consumer]:
+    def listeners(self, epoch: Epoch) -> list[Consumer]:
         """Return the consumers that read the epoch and do not know its next batch yet."""
-        return [consumer for consumer in self.reading(epoch) if (epoch.number, epoch.batches) >= consumer.told]
+        return [consumer for consumer in self.readers(epoch) if (epoch.number, epoch.batches) >= consumer.told]
 
     def open_epoch(self, number: int) -> Epoch | None:
         """Return the epoch with this number; None if it is not open."""
@@ -157,7 +157,7 @@ class Outlet:
                 replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
             )
         epoch.skip -= count
-        self.tell_elsewhere(epoch, turn, passed, self.listening(epoch))
+        self.tell_elsewhere(epoch, turn, passed, self.listeners(epoch))
         self.count(epoch, passed)
 
     def tell(self, message: do.Said, consumers: list[Consumer]) -> None:

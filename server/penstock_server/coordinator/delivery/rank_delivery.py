@@ -32,7 +32,7 @@ class RankDelivery(SingleDelivery):
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery: every rank that has not finished the epoch must have begun it."""
-        return bool(self._outlet.reading(epoch)) and all(
+        return bool(self._outlet.readers(epoch)) and all(
             consumer.gone or consumer.reading or consumer.epoch > epoch.number for consumer in self._outlet.consumers
         )
 
@@ -49,19 +49,19 @@ class RankDelivery(SingleDelivery):
             self._deliver_round(epoch)
         return self._outlet.error is None
 
-    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+    def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
         self._round.append(ended)
 
-    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+    def on_pool_begun(self, epoch: Epoch, pool: PoolBegun) -> None:
         """See Delivery. If no round has begun, tell the consumers about the pool at once: they are told at once about
         its batches that are passed over, too."""
         if self._round:
             self._round.append(pool)
         else:
-            super().pool_begins(epoch, pool)
+            super().on_pool_begun(epoch, pool)
 
-    def ends(self, epoch: Epoch) -> bool:
+    def finish(self, epoch: Epoch) -> bool:
         """See Delivery."""
         if self._pad:
             self._fill_up()
@@ -71,7 +71,7 @@ class RankDelivery(SingleDelivery):
         self.forget(epoch)
         return True
 
-    def lost(self, consumer: Consumer) -> None:
+    def on_consumer_lost(self, consumer: Consumer) -> None:
         """See Delivery: the others cannot go on alone."""
         if self._ranks:
             said = f"rank {consumer.rank} of {self._ranks} is gone: all ranks go on when it is back"
@@ -86,12 +86,12 @@ class RankDelivery(SingleDelivery):
     def holding_up(self, epoch: Epoch) -> list[Consumer]:
         """See Delivery."""
         consumers = self._outlet.consumers
-        if self._outlet.reading(epoch) and not self.wanted(epoch):
+        if self._outlet.readers(epoch) and not self.wanted(epoch):
             return [one for one in consumers if not (one.gone or one.reading or one.epoch > epoch.number)]
         if not self._whole:
             return []
         batches, nbytes_of = self._batches, self._outlet.feed.nbytes_of
-        return [one for one in self._outlet.reading(epoch) if not one.has_credit_for(nbytes_of(batches[one.rank][1]))]
+        return [one for one in self._outlet.readers(epoch) if not one.has_credit_for(nbytes_of(batches[one.rank][1]))]
 
     @property
     def _ranks(self) -> int:
@@ -135,7 +135,7 @@ class RankDelivery(SingleDelivery):
         if any(isinstance(source, Repeat) and not source.made for source, _ in batches):
             return False
         receivers = []
-        for consumer in outlet.reading(epoch):
+        for consumer in outlet.readers(epoch):
             _, part = batches[consumer.rank]
             if (epoch.number, epoch.rounds) >= consumer.first:
                 if not consumer.has_credit_for(outlet.feed.nbytes_of(part)):
@@ -155,12 +155,12 @@ class RankDelivery(SingleDelivery):
         rank = 0
         for item in self._round:
             if isinstance(item, LaneEnded | PoolBegun):
-                outlet.tell(item, outlet.listening(epoch))
+                outlet.tell(item, outlet.listeners(epoch))
                 continue
             source, part = item
             if isinstance(source, Repeat):
                 continue
-            listening = outlet.listening(epoch)
+            listening = outlet.listeners(epoch)
             others = [consumer for consumer in listening if consumer not in receivers or consumer.rank != rank]
             outlet.tell_elsewhere(epoch, source, part, others)
             outlet.count(epoch, part)

@@ -153,7 +153,7 @@ class Epoch:
         self._loads.clear()
         return run
 
-    def end(self, lane: Lane) -> None:
+    def on_lane_ended(self, lane: Lane) -> None:
         """Note that the lane has no further full batch."""
         if lane.ended:
             return

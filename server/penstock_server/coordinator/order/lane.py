@@ -138,7 +138,7 @@ class Lane:
         self.dropped = run
         self.become(DROPPING)
 
-    def answered(self) -> None:
+    def on_answered(self) -> None:
         """Note that the dropped run has answered for all of its turns, or is gone."""
         self.dropped = None
         if self.state is DROPPING:
@@ -149,7 +149,7 @@ class Lane:
         self.pause = run
         self.become(PAUSED)
 
-    def waited(self) -> None:
+    def end_pause(self) -> None:
         """End the pause."""
         self.pause = None
         if self.state is PAUSED:
@@ -223,15 +223,15 @@ class LaneSets:
         """Return the set with the fewest turns, if it has fewer than `below`."""
         return next((number for sets in self._by_filling[:below] for number in sets), None)
 
-    def begins(self, number: int) -> None:
+    def on_turn_begun(self, number: int) -> None:
         """Count one more turn of the set as being made."""
         self._move(number, self._filling[number] + 1)
 
-    def ends(self, number: int) -> None:
+    def on_turn_ended(self, number: int) -> None:
         """Count one turn of the set as made."""
         self._move(number, self._filling[number] - 1)
 
-    def over(self, number: int) -> None:
+    def leave_out(self, number: int) -> None:
         """Leave the set out from now on: it has no lanes left."""
         self._over.add(number)
         del self._by_filling[self._filling[number]][number]

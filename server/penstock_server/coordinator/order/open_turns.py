@@ -41,10 +41,10 @@ class OpenTurns:
         self.held += 1
         if turn.lane >= 0:
             if epoch.lane_sets is not None:
-                epoch.lane_sets.begins(turn.lane_set)
+                epoch.lane_sets.on_turn_begun(turn.lane_set)
             epoch.lane(turn.key).turns.append(turn)
 
-    def left_order(self, epoch: Epoch, turn: Turn) -> None:
+    def on_left_order(self, epoch: Epoch, turn: Turn) -> None:
         """Note that the turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is
         closed."""
         if turn.left_order:
@@ -54,7 +54,7 @@ class OpenTurns:
         if turn.state is FILLING:
             turn.become(ABANDONED)
         elif turn.state is COMPLETE:
-            self._done(turn)
+            self._remove(turn)
         elif turn.state is not PLANNED:
             self.complete(epoch, turn, DONE)
 
@@ -64,21 +64,21 @@ class OpenTurns:
         del self.by_ticket[turn.slot.ticket]
         if turn.lane >= 0:
             if epoch.lane_sets is not None:
-                epoch.lane_sets.ends(turn.lane_set)
+                epoch.lane_sets.on_turn_ended(turn.lane_set)
             epoch.lane(turn.key).turns.remove(turn)
         if state is DONE:
-            self._done(turn)
+            self._remove(turn)
         else:
             turn.become(state)
             if epoch.order is not None:
-                epoch.order.completed(turn)
+                epoch.order.on_completed(turn)
 
     def fail(self, epoch: Epoch, turn: Turn, error: PenstockError) -> None:
         """Fail the turn: the stream fails with this error when the turn is next."""
         turn.error = error
         epoch.failing = True
         if not turn.left_order and epoch.order is not None:
-            epoch.order.came(turn)
+            epoch.order.on_ready(turn)
 
     def take_from(self, turn: Turn, gone: Callable[[Filler], bool]) -> None:
         """Remove the fillers of the turn that are gone."""
@@ -104,7 +104,7 @@ class OpenTurns:
         """Whether the worker fills an open turn."""
         return any(filler[0] == worker for _, turn in self.by_ticket.values() for filler in turn.fillers)
 
-    def _done(self, turn: Turn) -> None:
+    def _remove(self, turn: Turn) -> None:
         """Remove the turn from production. Its slot is then free, unless others still hold it."""
         turn.become(DONE)
         self.held -= 1

@@ -78,11 +78,11 @@ class EpochOrder(ABC):
         turn = self._visits.next(lane_set)
         self.more = not self._visits.exhausted
         if turn is not None:
-            self._visited(turn)
+            self._add(turn)
         return turn
 
     @abstractmethod
-    def came(self, turn: Turn) -> None:
+    def on_ready(self, turn: Turn) -> None:
         """Note that something of `turn` can be delivered: a part, or its error."""
 
     @abstractmethod
@@ -96,11 +96,11 @@ class EpochOrder(ABC):
         several, or the window is empty."""
 
     @abstractmethod
-    def completed(self, turn: Turn) -> None:
+    def on_completed(self, turn: Turn) -> None:
         """Note that `turn` is complete: `ended` and `leftover` are set. Add the merged batches that follow it."""
 
     @abstractmethod
-    def taken(self, turn: Turn) -> None:
+    def take(self, turn: Turn) -> None:
         """Take `turn` out of the window. `next` has returned it, and it is complete."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class EpochOrder(ABC):
         """Take all turns out of the window."""
 
     @abstractmethod
-    def _visited(self, turn: Turn) -> None:
+    def _add(self, turn: Turn) -> None:
         """Add the visit to the window."""
 
     @abstractmethod
@@ -119,9 +119,9 @@ class EpochOrder(ABC):
     def _insert(self, turn: Turn, position: int | None) -> None:
         """Put a merged batch into the window: in exact order at `position`, or at the end if that is None."""
 
-    def _lane_ended(self, turn: Turn) -> None:
+    def _on_lane_ended(self, turn: Turn) -> None:
         """Note that the visit has ended its lane, which is not visited again."""
-        self._visits.ended(turn.lane)
+        self._visits.on_lane_ended(turn.lane)
         self.more = not self._visits.exhausted
 
     def _resolve(self, turn: Turn, position: int | None = None) -> int:
@@ -210,7 +210,7 @@ class ExactOrder(EpochOrder):
         """The number of the first batch after the window, as far as it is known."""
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
 
-    def came(self, turn: Turn) -> None:
+    def on_ready(self, turn: Turn) -> None:
         """See EpochOrder. The turn has its place already."""
 
     def next(self) -> Turn | None:
@@ -223,10 +223,10 @@ class ExactOrder(EpochOrder):
         """See EpochOrder."""
         return self.window[0] if self.window else None
 
-    def completed(self, turn: Turn) -> None:
+    def on_completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.ended:
-            self._lane_ended(turn)
+            self._on_lane_ended(turn)
         if not turn.merged:
             self._entered -= turn.batches - turn.made
         window = self.window
@@ -236,7 +236,7 @@ class ExactOrder(EpochOrder):
         if not self.more:
             self._flush()
 
-    def taken(self, turn: Turn) -> None:
+    def take(self, turn: Turn) -> None:
         """See EpochOrder."""
         assert turn is self.window[0]
         del self.window[0]
@@ -250,7 +250,7 @@ class ExactOrder(EpochOrder):
         dropped, self.window = self.window, []
         return dropped
 
-    def _visited(self, turn: Turn) -> None:
+    def _add(self, turn: Turn) -> None:
         turn.foreseen = self._entered
         self._entered += turn.batches
         self.window.append(turn)
@@ -288,7 +288,7 @@ class FastOrder(EpochOrder):
         """The merged batches in the window."""
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
 
-    def came(self, turn: Turn) -> None:
+    def on_ready(self, turn: Turn) -> None:
         """See EpochOrder."""
         if not turn.queued and (turn.lane != TAIL_LANE or turn is self._merges[0]):
             turn.queued = True
@@ -308,17 +308,17 @@ class FastOrder(EpochOrder):
         """See EpochOrder. Any turn may be next."""
         return None
 
-    def completed(self, turn: Turn) -> None:
+    def on_completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.lane != TAIL_LANE:
             self._open -= 1
         if turn.ended:
-            self._lane_ended(turn)
-        self.came(turn)
+            self._on_lane_ended(turn)
+        self.on_ready(turn)
         self._resolve(turn)
         self._flush()
 
-    def taken(self, turn: Turn) -> None:
+    def take(self, turn: Turn) -> None:
         """See EpochOrder."""
         assert turn is self._ready[0]
         self._ready.popleft()
@@ -326,7 +326,7 @@ class FastOrder(EpochOrder):
         if turn.lane == TAIL_LANE:
             self._merges.popleft()
             if self._merges and self._merges[0].shows:
-                self.came(self._merges[0])
+                self.on_ready(self._merges[0])
         self._flush()
 
     def drop(self) -> list[Turn]:
@@ -336,7 +336,7 @@ class FastOrder(EpochOrder):
             queue.clear()
         return dropped
 
-    def _visited(self, turn: Turn) -> None:
+    def _add(self, turn: Turn) -> None:
         self.window[turn] = None
         self._open += 1
 

@@ -59,17 +59,17 @@ class PooledOrder(ExactOrder):
             return turn
         return next((visit for visit in turn.pool.visits if not visit.complete), None)
 
-    def completed(self, turn: Turn) -> None:
+    def on_completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.ended:
-            self._lane_ended(turn)
+            self._on_lane_ended(turn)
         while self._pools and self._can_be_formed(self._pools[0]):
             self._form(self._pools.popleft())
         self._flush()
 
-    def taken(self, turn: Turn) -> None:
+    def take(self, turn: Turn) -> None:
         """See EpochOrder."""
-        super().taken(turn)
+        super().take(turn)
         if turn.pool is not None and turn is turn.pool.visits[-1]:  # it comes after all of the pool's turns
             turn.pool.let_go()
 
@@ -82,8 +82,8 @@ class PooledOrder(ExactOrder):
                 turn.pool.let_go()
         return dropped
 
-    def _visited(self, turn: Turn) -> None:
-        super()._visited(turn)
+    def _add(self, turn: Turn) -> None:
+        super()._add(turn)
         number, part = self._lane_visits.pool_of(turn.lane, turn.index)
         if not self._pools or (self._pools[-1].number, self._pools[-1].part) != (number, part):
             self._pools.append(VisitPool(number, part, number * self._lane_visits.parts + part))

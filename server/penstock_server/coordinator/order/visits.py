@@ -69,7 +69,7 @@ class LaneVisits:
             live.popleft()
         return self.pool_of(live[0], self._next[live[0]]) if live else None
 
-    def ended(self, lane: int) -> None:
+    def on_lane_ended(self, lane: int) -> None:
         """Note that the lane has ended: it is not visited again."""
         self._ended.add(lane)
         self.exhausted = len(self._ended) == self._lanes
@@ -103,5 +103,5 @@ class RangeVisits:
         self._made += count
         return Turn(0, first, count)
 
-    def ended(self, lane: int) -> None:
+    def on_lane_ended(self, lane: int) -> None:
         """Do nothing: ranges do not end early."""

@@ -30,7 +30,9 @@ class FirstSampleChecks:
         self._ready: set[int] = set()
         self._waiting: list[tuple[int, do.Compare]] = []
 
-    def seen(self, feed: str, run: int, splits: int, forget: bool, first: FirstSample | None, worker: int) -> None:
+    def on_first_sample(
+        self, feed: str, run: int, splits: int, forget: bool, first: FirstSample | None, worker: int
+    ) -> None:
         """Note that `worker` has made the feed's first sample. With `forget`, only comparisons still need the list of
         splits."""
         if first is not None and first.digests:
@@ -40,15 +42,15 @@ class FirstSampleChecks:
         elif forget:
             self._do(do.ForgetSplits(splits))
 
-    def worker_ready(self, worker: int) -> None:
+    def on_worker_ready(self, worker: int) -> None:
         """Note that the worker has imported the user's modules."""
         self._ready.add(worker)
 
-    def worker_away(self, worker: int) -> None:
+    def on_worker_away(self, worker: int) -> None:
         """Note that the worker has died or left."""
         self._ready.discard(worker)
 
-    def ask(self, workers: int) -> None:
+    def begin(self, workers: int) -> None:
         """Have samples compared as far as possible, now that all feeds are ready. `workers`: the number of the
         daemon's own workers."""
         waiting, self._waiting = self._waiting, []

@@ -23,11 +23,11 @@ class LaneProduction(Production):
             if turn is not None:
                 turn.lane_set = number
                 return turn
-            sets.over(number)
+            sets.leave_out(number)
         return None
 
-    def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
-        epoch.end(lane)
+    def _on_lane_ended(self, epoch: Epoch, lane: Lane) -> None:
+        epoch.on_lane_ended(lane)
 
     def _worker_for(self, epoch: Epoch, key: int) -> int:
         """See Production: the lane's home, or, if workers came or went, the worker with the fewest lanes. A lane that

@@ -53,7 +53,7 @@ class SplitLists:
         epoch.listings += 1
         self._do(do.ListSplits(*epoch.listing, self._feed.name, epoch.number))
 
-    def listed(self, run: int, splits: SplitsInfo) -> Epoch | None:
+    def on_listed(self, run: int, splits: SplitsInfo) -> Epoch | None:
         """Return the epoch whose splits `run` has listed. If the list is no longer wanted, have it forgotten and return
         None."""
         epoch = self._listing(run)
@@ -63,7 +63,7 @@ class SplitLists:
             epoch.listing = None
         return epoch
 
-    def run_failed(self, run: int, error: PenstockError) -> None:
+    def on_run_failed(self, run: int, error: PenstockError) -> None:
         """Ask again later, or keep the error: user code failed in the run."""
         epoch = self._listing(run)
         if epoch is None:
@@ -80,13 +80,13 @@ class SplitLists:
                 epoch.listing_pause = None
                 self.ask(epoch)
 
-    def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
-        """Ask again for the lists of workers whose processes are gone; see `Production.workers_gone`."""
+    def on_workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
+        """Ask again for the lists of workers whose processes are gone; see `Production.on_workers_gone`."""
         for epoch in self._epochs:
             if epoch.listing is not None and epoch.listing[0] in workers:
                 self._ask_again(epoch, how, blamed is not None and blamed[0] == epoch.listing[1])
 
-    def worker_stands(self, worker: int) -> None:
+    def on_worker_stands(self, worker: int) -> None:
         """Ask others for the lists of a worker that has not begun them, as it stands in a step of another stream."""
         for epoch in self._epochs:
             if epoch.listing is not None and epoch.listing[0] == worker and not self._workers.local_stand:

@@ -92,7 +92,7 @@ class Merging:
                 if not turn.fillers:
                     self._turns.complete(epoch, turn, COMPLETE)
 
-    def measured(self, said: RowsMeasured) -> int:
+    def on_measured(self, said: RowsMeasured) -> int:
         """Note the sizes of a run's rows. Return the bytes of the merged batch, or 0 while not all of its rows are
         measured."""
         epoch, turn = self._turns.by_ticket.get(said.ticket, (None, None))
@@ -111,7 +111,7 @@ class Merging:
         turn.shapes = columns.shapes(turn.rows, columns.joined(turn.sizes.values()))
         return self._feed.layout(turn.shapes).nbytes
 
-    def answered(self, epoch: Epoch, turn: Turn, run: int) -> None:
+    def on_answered(self, epoch: Epoch, turn: Turn, run: int) -> None:
         """Note that a run has written or measured its rows of the turn. Go on with the turn after the last of them.
         Ignore a run that has failed: it answers for rows that it was told to write before the coordinator knew."""
         others = [filler for filler in turn.fillers if filler[1] != run]

@@ -76,7 +76,7 @@ class Pooling:
             )
         )
 
-    def written(self, epoch: Epoch, turn: Turn, run: int) -> None:
+    def on_written(self, epoch: Epoch, turn: Turn, run: int) -> None:
         """Complete the turn, whose rows a worker has copied. Once its pool is mixed, release the slots of the
         visits."""
         if all(filler[1] != run for filler in turn.fillers):
@@ -97,7 +97,7 @@ class Pooling:
         assert turn.pool is not None
         self._release(epoch, turn.pool)
 
-    def run_failed(self, run: int, error: PenstockError) -> None:
+    def on_run_failed(self, run: int, error: PenstockError) -> None:
         """Fail the turn whose rows a worker could not copy."""
         for epoch, turn in list(self._turns.by_ticket.values()):
             if turn.pooled and any(filler[1] == run for filler in turn.fillers):
@@ -109,7 +109,7 @@ class Pooling:
                     self._turns.fail(epoch, turn, error)
                     self._turns.complete(epoch, turn, COMPLETE)
 
-    def workers_gone(self, epoch: Epoch, workers: Collection[int]) -> None:
+    def on_workers_gone(self, epoch: Epoch, workers: Collection[int]) -> None:
         """Give the work of these workers, whose processes are gone, to others."""
         for other, turn in list(self._turns.by_ticket.values()):
             lost = turn.pooled and any(filler[0] in workers for filler in turn.fillers)
@@ -118,9 +118,9 @@ class Pooling:
                 self._turns.take_from(turn, lambda filler: filler[0] in workers)
                 self.fill(epoch, turn)
 
-    def worker_stands(self, worker: int) -> None:
-        """Take the turns from a worker that has not begun to copy their rows; see `Production.worker_stands`. It first
-        has to know: it may go on at any time."""
+    def on_worker_stands(self, worker: int) -> None:
+        """Take the turns from a worker that has not begun to copy their rows; see `Production.on_worker_stands`. It
+        first has to know: it may go on at any time."""
         for epoch, turn in list(self._turns.by_ticket.values()):
             if turn.pooled and turn.fillers and turn.fillers[0][0] == worker:
                 _, run = turn.fillers[0]
@@ -143,4 +143,4 @@ class Pooling:
         """Release the slots of the pool's visits, once all of its batches are there."""
         if all(turn.complete for turn in pool.turns):
             for visit in pool.visits:
-                self._turns.left_order(epoch, visit)
+                self._turns.on_left_order(epoch, visit)

@@ -93,11 +93,11 @@ class Production(ABC):
         if epoch.order is not None:
             for turn in epoch.order.drop():
                 turn.parts.clear()
-                self.turns.left_order(epoch, turn)
+                self.turns.on_left_order(epoch, turn)
 
     # --- slots that are found, and reports from workers ---
 
-    def slot_found(self, ticket: int) -> bool:
+    def on_slot_found(self, ticket: int) -> bool:
         """Have the ticket's turn filled, now that it has its slot. Return True if the turn has ended or failed at once,
         so that something may be sent now. Ignore a turn that is no longer open, because it has failed or its epoch is
         closed."""
@@ -113,7 +113,7 @@ class Production(ABC):
             self._fill(epoch, turn.key)
         return turn.shows
 
-    def made(self, made: Made) -> None:
+    def on_made(self, made: Made) -> None:
         """Add the part that a run has made, if any, to its turn. With `last` the run has answered for the turn. Ignore
         a run that is not to fill the turn: its worker is gone, or it has asked for a larger slot."""
         epoch, turn = self.turns.by_ticket.get(made.ticket, (None, None))
@@ -127,7 +127,7 @@ class Production(ABC):
             lane.index, lane.failures, lane.unexplained = turn.index + turn.made, 0, 0
             if not turn.left_order and epoch.order is not None:
                 self._add(turn, Part(turn.base + made.first, made.batches, made.rows, made.shapes, made.record))
-                epoch.order.came(turn)
+                epoch.order.on_ready(turn)
         if made.batches or made.ended:
             lane.record, lane.border, lane.skip = made.record, made.border, ()
             lane.replay = self._replay = made.replay_ms / 1000
@@ -135,7 +135,7 @@ class Production(ABC):
             turn.fillers = []
             turn.ended, turn.leftover = made.ended, made.leftover
             if made.ended:
-                self._lane_ended(epoch, lane)
+                self._on_lane_ended(epoch, lane)
             if turn.left_order:
                 self.turns.complete(epoch, turn, DONE)
             elif made.ended or turn.made == turn.batches:
@@ -146,7 +146,7 @@ class Production(ABC):
                 said = f"a worker made {turn.made} of {turn.batches} batches and did not say that the lane has ended"
                 self.turns.fail(epoch, turn, ProtocolError(said, feed=self.feed.name))
                 self.turns.complete(epoch, turn, COMPLETE)
-            self._answered(epoch, lane)
+            self._on_answered(epoch, lane)
 
     def _add(self, turn: Turn, part: Part) -> None:
         """Add a part after those that wait. If the batches of it and of the part before are full, join the two, so that
@@ -163,16 +163,16 @@ class Production(ABC):
             part = Part(before.first, before.batches + part.batches, before.rows + part.rows, (), part.record)
         turn.parts.append(part)
 
-    def rows_answered(self, ticket: int, run: int) -> None:
+    def on_rows_answered(self, ticket: int, run: int) -> None:
         """Note that a run has written or measured its rows of a merged batch, or has copied the rows of pooled
         batches."""
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
             return
         if turn.pooled:
-            self.pooling.written(epoch, turn, run)
+            self.pooling.on_written(epoch, turn, run)
             return
-        self.merging.answered(epoch, turn, run)
+        self.merging.on_answered(epoch, turn, run)
         for leftover in turn.leftovers:
             self._consider_moving(epoch, epoch.lane(leftover.lane))
 
@@ -189,22 +189,22 @@ class Production(ABC):
         turn.become(WAITING)
         self._slots.enlarge(turn.slot)
         if turn.lane >= 0:
-            self._answered(epoch, epoch.lane(turn.key))
+            self._on_answered(epoch, epoch.lane(turn.key))
 
-    def run_failed(self, run: int, error: PenstockError) -> None:
+    def on_run_failed(self, run: int, error: PenstockError) -> None:
         """Handle a failure of user code in the run. The worker has dropped the run and all its turns."""
         self.feed.errors += 1
         for epoch in self._epochs:
             for key, lane in list(epoch.lanes.items()):
                 if lane.run is not None and lane.run[1] == run:
-                    self._lane_failed(epoch, key, lane, lane.run, error)
+                    self._on_lane_failed(epoch, key, lane, lane.run, error)
                 elif lane.dropped is not None and lane.dropped[1] == run:
                     self._unassign(lane, run)
-                    self._answered(epoch, lane)
-        self.pooling.run_failed(run, error)
+                    self._on_answered(epoch, lane)
+        self.pooling.on_run_failed(run, error)
         self.turns.complete_abandoned(lambda filler: filler[1] == run)
 
-    def split_skipped(self, run: int, number: int, skipped: Skipped) -> bool:
+    def on_split_skipped(self, run: int, number: int, skipped: Skipped) -> bool:
         """Note that the run leaves out the rest of a split. Return True if this is new: a run that replays reports it
         again. (A run that was dropped may report it, too, before a batch that still counts.)"""
         for epoch in self._epochs:
@@ -224,11 +224,11 @@ class Production(ABC):
                 if lane.pause == run and lane.deaths and self._workers.apart in self._workers.away:
                     self._later(failures.FIRST_PAUSE, run)
                 elif lane.pause == run:
-                    lane.waited()
+                    lane.end_pause()
                     self._fill(epoch, key)
                     self.merging.resume(epoch, key)
 
-    def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
+    def on_workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
         """Reassign the work of workers whose processes are gone, with all of their runs. Others go on from the last
         restart records.
 
@@ -251,7 +251,7 @@ class Production(ABC):
                     worker, run = lane.dropped
                     if blamed is not None and blamed[0] == run:  # first: another run may write rows of the ended lane
                         self._blame(epoch, lane, blamed, worker, how)
-                    lane.answered()
+                    lane.on_answered()
                     self._unassign(lane, run)
                     lost.add(key)
             self._reassign(epoch, *sorted(lost))
@@ -260,12 +260,12 @@ class Production(ABC):
                 if lanes:  # only these: a run that writes its rows twice might do so when the slot has another use
                     self.turns.take_from(turn, lambda filler: filler[0] in workers)
                     self.merging.fill(epoch, turn, {one for one in turn.leftovers if one.lane in lanes})
-            self.pooling.workers_gone(epoch, workers)
+            self.pooling.on_workers_gone(epoch, workers)
         self.turns.complete_abandoned(lambda filler: filler[0] in workers)
 
     # --- workers come and go ---
 
-    def workers_changed(self) -> None:
+    def on_workers_changed(self) -> None:
         """Move lanes when they come to a border: workers came, or are to leave."""
         for epoch in self._epochs:
             epoch.moved = True
@@ -279,7 +279,7 @@ class Production(ABC):
                 if lane.run is not None and lane.run[0] == worker:
                     self._move(epoch, lane)
 
-    def worker_stands(self, worker: int, seconds: float) -> None:
+    def on_worker_stands(self, worker: int, seconds: float) -> None:
         """Take from a worker what it has not begun: it has been in one call of user code of another stream for
         `seconds`.
 
@@ -294,14 +294,14 @@ class Production(ABC):
             for key, lane in epoch.lanes.items():
                 if lane.dropped is not None and lane.dropped[0] == worker:
                     _, run = lane.dropped
-                    lane.answered()
+                    lane.on_answered()
                     self._unassign(lane, run)
                     taken.add(key)
             self._reassign(epoch, *sorted(taken))
             for lane in list(epoch.lanes.values()):
                 if lane.run is not None and lane.run[0] == worker and self._may_be_taken(epoch, lane, seconds):
                     lane.drop(self._drop(epoch, lane))
-        self.pooling.worker_stands(worker)
+        self.pooling.on_worker_stands(worker)
         for epoch, turn in list(self.turns.by_ticket.values()):
             if turn.left_order and turn.lane >= 0 and any(filler[0] == worker for filler in turn.fillers):
                 turn.fillers = []  # its run was dropped with its epoch
@@ -344,7 +344,7 @@ class Production(ABC):
         share of `most` turns at a time."""
 
     @abstractmethod
-    def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
+    def _on_lane_ended(self, epoch: Epoch, lane: Lane) -> None:
         """Note that the lane has no further full batch, as a run has found."""
 
     @abstractmethod
@@ -438,10 +438,10 @@ class Production(ABC):
         self._do(do.DropRun(*run))
         return run
 
-    def _answered(self, epoch: Epoch, lane: Lane) -> None:
+    def _on_answered(self, epoch: Epoch, lane: Lane) -> None:
         """Go on with a lane whose run has finished with a turn."""
         if lane.dropped is not None and not lane.busy:
-            lane.answered()
+            lane.on_answered()
             self._reassign(epoch, lane.number)
         elif epoch.moved:
             self._consider_moving(epoch, lane)
@@ -451,7 +451,7 @@ class Production(ABC):
         for turn in lane.turns:
             self.turns.take_from(turn, lambda filler: filler[1] == run)
 
-    def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
+    def _on_lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
         """Pause the lane, or fail it with its turns: user code failed in its run. (If the lane has ended, its run has
         read it again for its leftover rows.)"""
         self._drop(epoch, lane)

@@ -30,7 +30,7 @@ class RangeProduction(Production):
             turn.lane_set, turn.key = number, self._workers.pick(number)
         return turn
 
-    def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
+    def _on_lane_ended(self, epoch: Epoch, lane: Lane) -> None:
         """Do nothing: a range may end at the end of the index, but that does not end the worker's work."""
 
     def _worker_for(self, epoch: Epoch, key: int) -> int:

@@ -91,7 +91,7 @@ class Remaking:
         """The slots that are being filled, by worker and run."""
         self._stopped = False
 
-    def bytes_lost(self, tickets: Iterable[int]) -> None:
+    def on_bytes_lost(self, tickets: Iterable[int]) -> None:
         """Note that the bytes of these tickets are lost. Ignore tickets whose slot was already freed: nobody needs
         them."""
         for lease in map(self._slots.find, tickets):
@@ -109,13 +109,13 @@ class Remaking:
         for _ in range(len(self._waiting)):
             slot = self._waiting.popleft()
             if slot.lease.holders == 1:
-                self._over(slot, whole=False)
+                self._finish(slot, whole=False)
             elif slot.lease.ticket in self._turns.by_ticket:  # wait: a run makes the rest of the turn
                 self._waiting.append(slot)
             else:
                 self._start(slot)
 
-    def made(self, made: Made) -> bool:
+    def on_made(self, made: Made) -> bool:
         """Note that a worker has made batches. Return False if this is not one of the runs that make batches again."""
         filler = self._filler(made.run)
         if filler is None:
@@ -129,29 +129,29 @@ class Remaking:
                 self._do(do.DropRun(*filler))
                 if not whole:
                     self._give_up(f"a worker made {slot.made} batches instead of {slot.lease.made}")
-            self._over(slot, whole=whole)
+            self._finish(slot, whole=whole)
         return True
 
-    def run_failed(self, run: int, error: PenstockError) -> None:
+    def on_run_failed(self, run: int, error: PenstockError) -> None:
         """Try again with another run: user code failed in this one. The worker has dropped it."""
         filler = self._filler(run)
         if filler is not None:
-            self._again(filler, error.message)
+            self._retry(filler, error.message)
 
-    def needs_room(self, run: int) -> None:
+    def on_need_room(self, run: int) -> None:
         """Try again with another run: a batch of this one has another size than before, and its worker waits for a
         larger slot."""
         filler = self._filler(run)
         assert filler is not None
         if not self._runs[filler].unwanted:
             self._do(do.DropRun(*filler))
-        self._again(filler, "a batch had another size")
+        self._retry(filler, "a batch had another size")
 
-    def workers_gone(self, workers: Collection[int], how: str, *, lost: bool) -> None:
+    def on_workers_gone(self, workers: Collection[int], how: str, *, lost: bool) -> None:
         """Give the work of these workers, whose processes are gone, to others. With `lost`, nothing is to blame, and it
         does not count as a failure."""
         for filler in [filler for filler in self._runs if filler[0] in workers]:
-            self._again(filler, f"a worker {how}", failed=not lost)
+            self._retry(filler, f"a worker {how}", failed=not lost)
 
     def uses(self, worker: int) -> bool:
         """Whether the worker makes something again."""
@@ -166,11 +166,11 @@ class Remaking:
         has answered."""
         self._stopped = True
         while self._waiting:
-            self._over(self._waiting.popleft(), whole=False)
+            self._finish(self._waiting.popleft(), whole=False)
         for filler, slot in list(self._runs.items()):
             if filler[0] == VACANT:  # nobody will answer for it
                 del self._runs[filler]
-                self._over(slot, whole=False)
+                self._finish(slot, whole=False)
             elif not slot.unwanted:
                 slot.unwanted = True
                 self._do(do.DropRun(*filler))
@@ -212,7 +212,7 @@ class Remaking:
         )
         self._do(do.Fill(worker, run, slot.lease.ticket, recipe.index, slot.lease.made, 0))
 
-    def _again(self, filler: tuple[int, int], why: str, *, failed: bool = True) -> None:
+    def _retry(self, filler: tuple[int, int], why: str, *, failed: bool = True) -> None:
         """Let another run try, because this one is gone, unless runs have failed too often."""
         slot = self._runs.pop(filler)
         slot.failures += failed
@@ -221,9 +221,9 @@ class Remaking:
             return
         if not slot.unwanted:
             self._give_up(why)
-        self._over(slot, whole=False)
+        self._finish(slot, whole=False)
 
-    def _over(self, slot: _Slot, *, whole: bool) -> None:
+    def _finish(self, slot: _Slot, *, whole: bool) -> None:
         """Release the slot: its bytes are there, or nobody makes them any longer."""
         self._do(do.Remade(slot.lease.ticket, whole))
         self._slots.release(slot.lease)

@@ -30,21 +30,21 @@ class AffectedStreams:
     def __init__(self, streams: dict[int, Stream], out: Callable[[do.Command], None]) -> None:
         self._streams = streams
         self._do = out
-        self.now: dict[Stream, None] = {}
+        self.current: dict[Stream, None] = {}
 
     def add(self, stream: Stream) -> None:
         """Note that the event affects this stream."""
-        self.now[stream] = None
+        self.current[stream] = None
 
     def find(self, number: int) -> Stream | None:
         """Return the stream of a run or a ticket; None if it no longer exists."""
         return self._streams.get(number // IDS_PER_STREAM)
 
-    def of(self, number: int) -> Stream | None:
+    def affect(self, number: int) -> Stream | None:
         """Return the stream of a run or a ticket, and note that the event affects it; None if it no longer exists."""
         stream = self._streams.get(number // IDS_PER_STREAM)
         if stream is not None:
-            self.now[stream] = None
+            self.current[stream] = None
         return stream
 
     def all(self) -> Iterator[Stream]:
@@ -93,8 +93,8 @@ class AffectedStreams:
     def proceed(self) -> None:
         """Let the affected streams send and grant what they can, and remove those that are done."""
         failed = None
-        while self.now:
-            stream, _ = self.now.popitem()
+        while self.current:
+            stream, _ = self.current.popitem()
             try:
                 stream.proceed()
             except Exception as error:

@@ -127,9 +127,9 @@ class Stream:
         consumer.epoch = self._epochs[0].number if self._epochs else self._opening.next
         self.outlet.join(consumer)
 
-    def part(self, consumer: Consumer, share: Share) -> None:
+    def remove(self, consumer: Consumer, share: Share) -> None:
         """Remove a consumer from a shared stream."""
-        self.outlet.part(consumer)
+        self.outlet.remove(consumer)
         self.share = share
 
     def start(self, consumers: list[Consumer], positions: list[Position | None]) -> None:
@@ -202,7 +202,7 @@ class Stream:
             return True
         if not self._cut_short:
             return all(consumer.delivered for consumer in self.consumers)
-        if self._delivery.has_returned and self._epochs and self.outlet.reading(self._epochs[0]):
+        if self._delivery.has_returned and self._epochs and self.outlet.readers(self._epochs[0]):
             return False
         return all(consumer.gone or consumer.handed == consumer.sent for consumer in self.consumers)
 
@@ -227,8 +227,8 @@ class Stream:
             self.outlet.tell(m.End(number, 0, 0, 0), [consumer])  # it is late: the others have read the epoch
             consumer.ends += 1
             return
-        if self._stopping is not None and number not in self.outlet.begun:  # no epoch begins; others may still read one
-            self._stop_when_delivered()
+        if self._stopping is not None and number not in self.outlet.epochs_read:
+            self._stop_when_delivered()  # no epoch begins; others may still read one
             return
         consumer.begin(number)
         if self.feed.ends_before(number):
@@ -246,7 +246,7 @@ class Stream:
             ProtocolError: the counts are impossible. Nothing has changed then.
         """
         consumer.check_acknowledged(handed, released, ended)
-        self._delivery.handed(consumer, handed)
+        self._delivery.on_handed(consumer, handed)
         for slot in consumer.acknowledge(handed, released, ended):
             self.slots.release(slot)
         self._stop_when_delivered()
@@ -259,7 +259,7 @@ class Stream:
         """
         consumer.check(handed)
         if consumer.reading and consumer.epoch == number:
-            self._delivery.returned(consumer, handed)
+            self._delivery.take_back(consumer, handed)
             consumer.leave()
             self._close_passed()
             self._stop_when_delivered()
@@ -267,8 +267,8 @@ class Stream:
     def close(self, consumer: Consumer, handed: int) -> None:
         """Close the stream for this consumer. Slots under its tensors come back as it releases them."""
         if not consumer.gone:
-            self._delivery.returned(consumer, handed)
-        consumer.go()
+            self._delivery.take_back(consumer, handed)
+        consumer.on_gone()
         if consumer in self.outlet.waiting:
             self.outlet.waiting.remove(consumer)
         if self.outlet.waiting:
@@ -279,15 +279,15 @@ class Stream:
             self._close_passed()
             self._stop_when_delivered()
 
-    def cut(self, consumer: Consumer, handed: int) -> None:
+    def on_consumer_cut(self, consumer: Consumer, handed: int) -> None:
         """Handle a consumer that is cut off, but whose tensors may still live."""
         if not consumer.gone:
-            self._delivery.lost(consumer)
+            self._delivery.on_consumer_lost(consumer)
         self.close(consumer, handed)
 
-    def lost(self, consumer: Consumer, handed: int) -> None:
+    def on_consumer_lost(self, consumer: Consumer, handed: int) -> None:
         """Handle a consumer that is gone with all its tensors: take all of its slots back."""
-        self.cut(consumer, handed)
+        self.on_consumer_cut(consumer, handed)
         for slot in consumer.take_slots():
             self.slots.release(slot)
 
@@ -311,24 +311,24 @@ class Stream:
 
     # --- events from workers ---
 
-    def splits_listed(self, run: int, splits: SplitsInfo) -> None:
+    def on_splits_listed(self, run: int, splits: SplitsInfo) -> None:
         """Plan an epoch whose splits a worker has listed, in `run`."""
-        epoch = self._lists.listed(run, splits)
+        epoch = self._lists.on_listed(run, splits)
         if epoch is not None:
             self._opening.plan(epoch, splits, len(self.consumers))
-            self.outlet.tell_begun(epoch, self.outlet.reading(epoch))
+            self.outlet.tell_begun(epoch, self.outlet.readers(epoch))
 
-    def run_failed(self, run: int, error: PenstockError) -> None:
+    def on_run_failed(self, run: int, error: PenstockError) -> None:
         """Handle a failure of user code in the run. The worker has dropped the run and all its turns."""
-        self._lists.run_failed(run, error)
-        self.production.run_failed(run, error)
-        self.remaking.run_failed(run, error)
+        self._lists.on_run_failed(run, error)
+        self.production.on_run_failed(run, error)
+        self.remaking.on_run_failed(run, error)
 
-    def check_began(self) -> None:
+    def on_check_began(self) -> None:
         """Let the end of an epoch wait: samples of this stream are being compared."""
         self._checks += 1
 
-    def check_ended(self) -> None:
+    def on_check_ended(self) -> None:
         """Note that such a comparison is over."""
         self._checks -= 1
 
@@ -337,16 +337,16 @@ class Stream:
         self._lists.retry(run)
         self.production.retry(run)
 
-    def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
-        """Reassign the work of workers whose processes are gone; see `Production.workers_gone`."""
-        self._lists.workers_gone(workers, how, blamed)
-        self.production.workers_gone(workers, how, blamed)
-        self.remaking.workers_gone(workers, how, lost=blamed is None)
+    def on_workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
+        """Reassign the work of workers whose processes are gone; see `Production.on_workers_gone`."""
+        self._lists.on_workers_gone(workers, how, blamed)
+        self.production.on_workers_gone(workers, how, blamed)
+        self.remaking.on_workers_gone(workers, how, lost=blamed is None)
 
-    def worker_stands(self, worker: int, seconds: float) -> None:
-        """Hand over work that the worker has not begun; see `Production.worker_stands`."""
-        self._lists.worker_stands(worker)
-        self.production.worker_stands(worker, seconds)
+    def on_worker_stands(self, worker: int, seconds: float) -> None:
+        """Hand over work that the worker has not begun; see `Production.on_worker_stands`."""
+        self._lists.on_worker_stands(worker)
+        self.production.on_worker_stands(worker, seconds)
 
     def place_of(self, run: int) -> tuple[int | None, int | None]:
         """Return the epoch and the lane that a run works on, as far as they are known."""
@@ -376,7 +376,7 @@ class Stream:
     def fail(self, error: PenstockError) -> None:
         """Fail the stream, unless it has failed or is closed."""
         if self.error is None and not self.outlet.closed:
-            self.outlet.failed(error)
+            self.outlet.set_error(error)
             self._stop_production()
             if self._delivery.shared and self._deserted:
                 self.end()
@@ -386,7 +386,7 @@ class Stream:
         and free the slots. Consumers keep those that they hold. A slot that somebody may still write or copy is never
         used again, because nobody waits for that any longer."""
         if self.error is None:
-            self.outlet.failed(error)
+            self.outlet.set_error(error)
         self.outlet.close()
         turns = list(self.production.turns.by_ticket.values())
         fillers = {filler for _, turn in turns for filler in turn.fillers} | set(self.remaking.fillers)
@@ -444,12 +444,12 @@ class Stream:
     def _may_open_next(self) -> bool:
         """Whether the next epoch may be opened early, so that its first batches are made while the consumer validates
         or saves."""
-        return self._stopping is None or self._opening.next in self.outlet.begun
+        return self._stopping is None or self._opening.next in self.outlet.epochs_read
 
     def _open_next_epoch(self) -> None:
         epoch = self._opening.open_next(len(self.consumers))
         if epoch is not None:
-            self.outlet.tell_begun(epoch, self.outlet.reading(epoch))
+            self.outlet.tell_begun(epoch, self.outlet.readers(epoch))
 
     def _close_first_epoch(self) -> None:
         epoch = self._opening.close_first()

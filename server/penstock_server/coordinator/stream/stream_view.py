@@ -36,7 +36,7 @@ class StreamView:
     @property
     def batches(self) -> int:
         """How many batches of the current epoch were sent, counted from its start; 0 if nobody reads it."""
-        return self._epochs[0].batches if self._epochs and self._outlet.reading(self._epochs[0]) else 0
+        return self._epochs[0].batches if self._epochs and self._outlet.readers(self._epochs[0]) else 0
 
     @property
     def made_near(self) -> bool:

@@ -144,7 +144,7 @@ class Consumer:
         """Whether slabs of the epoch are under way to it, not counting those that `take_unhanded` has returned."""
         return any(sent.epoch == epoch and sent.seq >= self._returned_before for sent in self._unhanded)
 
-    def handing(self, handed: int) -> list[SentSlab]:
+    def newly_handed(self, handed: int) -> list[SentSlab]:
         """Return the slabs that are newly handed over once the first `handed` are, without those that `take_unhanded`
         has returned."""
         return [sent for sent in self._unhanded if self._returned_before <= sent.seq < handed]
@@ -182,7 +182,7 @@ class Consumer:
         if self.reading:
             self.become(IDLE)
 
-    def go(self) -> None:
+    def on_gone(self) -> None:
         """Note that the consumer wants nothing more."""
         if not self.gone:
             self.become(GONE)

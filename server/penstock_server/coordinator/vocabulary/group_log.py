@@ -99,7 +99,7 @@ class GroupLog:
 
     # --- consumers ---
 
-    def arrived(self, consumer: bytes, had: Iterable[Had]) -> None:
+    def on_arrived(self, consumer: bytes, had: Iterable[Had]) -> None:
         """Note that a consumer has come. If it was awaited, `had` are the last slabs that it was handed."""
         ahead = []
         if consumer in self.awaited:
@@ -109,7 +109,7 @@ class GroupLog:
             self._add_ahead(*batches)
         self._save(ahead, arrived=consumer)
 
-    def parted(self, consumer: bytes) -> None:
+    def on_parted(self, consumer: bytes) -> None:
         """Note that a consumer has gone: batches that it was not handed go to others."""
         self._save(parted=consumer)
 
@@ -117,7 +117,7 @@ class GroupLog:
         """Give up the consumers that are still awaited: they will not come back."""
         awaited, self.awaited = self.awaited, set()
         for consumer in sorted(awaited):
-            self.parted(consumer)
+            self.on_parted(consumer)
 
     def end(self, forget: bool) -> None:
         """Stop logging, as the stream has ended. With `forget`, have the group deleted from the file."""
@@ -145,7 +145,7 @@ class GroupLog:
         """Whether the part's first batch was handed over by an earlier daemon."""
         return turn.index + part.first in self._ahead[turn.lane]
 
-    def delivers(self, epoch: int, turn: Turn, part: Part) -> None:
+    def on_delivery(self, epoch: int, turn: Turn, part: Part) -> None:
         """Note that the part's first batch is delivered now. Its other batches follow one by one.
 
         All of them are logged together, because the lane's record belongs after the last one.
@@ -157,26 +157,26 @@ class GroupLog:
             self._log.append(delivered)
             self._delivered.update(((turn.lane, index), delivered) for index in range(first, first + part.batches))
 
-    def passed(self, turn: Turn, batch: Part) -> None:
+    def pass_over(self, turn: Turn, batch: Part) -> None:
         """Pass over a batch that was handed over by an earlier daemon: the file has it."""
-        self._done(turn, batch)
+        self._count_handed(turn, batch)
         self._advance()
         if self._moved:
             self._save()
 
-    def lane_ended(self, ended: LaneEnded) -> None:
+    def on_lane_ended(self, ended: LaneEnded) -> None:
         """Note that a lane ends here."""
         self._log.append(ended)
         self._advance()
 
-    def pool_begins(self, pool: PoolBegun) -> None:
+    def on_pool_begun(self, pool: PoolBegun) -> None:
         """Note that a pool begins here. The position stays at its start until all of the pool was handed over."""
         self._log.append(pool)
         self._advance()
 
-    def handed(self, sent: Iterable[SentSlab]) -> None:
+    def on_handed(self, sent: Iterable[SentSlab]) -> None:
         """Note that these slabs were handed over."""
-        ahead = [self._done(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
+        ahead = [self._count_handed(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
         if ahead:
             self._advance()
             self._save(ahead)
@@ -186,7 +186,7 @@ class GroupLog:
     def _add_ahead(self, lane: int, index: int, batches: int) -> None:
         self._ahead[lane].add(index, index + batches)
 
-    def _done(self, turn: Source, batch: Part) -> tuple[int, int, int]:
+    def _count_handed(self, turn: Source, batch: Part) -> tuple[int, int, int]:
         index = turn.index + batch.first
         self._delivered.pop((turn.lane, index)).left -= 1
         return turn.lane, index, 1

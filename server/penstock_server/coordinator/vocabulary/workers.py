@@ -125,28 +125,28 @@ class Workers:
         self.away.add(number)
         self._update()
 
-    def is_ready(self, number: int) -> None:
+    def on_ready(self, number: int) -> None:
         """Note that the worker can work."""
         self.away.discard(number)
         self._update()
 
-    def stands(self, number: int) -> None:
+    def on_stands(self, number: int) -> None:
         """Note that the worker has been in one call of user code for long."""
         self.standing.add(number)
         self._update()
 
-    def goes_on(self, number: int) -> None:
+    def on_goes_on(self, number: int) -> None:
         """Note that the worker does not stand any longer."""
         self.standing.discard(number)
         self._update()
 
-    def died(self, number: int) -> None:
+    def on_died(self, number: int) -> None:
         """Note that the worker's process is gone."""
         self.away.add(number)
         self.standing.discard(number)
         self._update()
 
-    def leave(self, numbers: Iterable[int]) -> None:
+    def let_leave(self, numbers: Iterable[int]) -> None:
         """Note that these workers are to leave."""
         self.leaving.update(numbers)
         self._update()
@@ -168,7 +168,7 @@ class Workers:
             self.apart = died
         return None
 
-    def together(self) -> None:
+    def unset_apart(self) -> None:
         """Let all workers make all lanes again."""
         self.apart = None
         self._update()
@@ -178,12 +178,12 @@ class Workers:
         """Whether the worker that is set apart is to leave, and others stay."""
         return self.apart in self.leaving and not self.leaving.issuperset(self._available)
 
-    def own_stay(self) -> None:
+    def let_own_stay(self) -> None:
         """Let the daemon's own workers stay after all."""
         self.leaving.difference_update(self.own)
         self._update()
 
-    def gone(self, *numbers: int) -> None:
+    def remove(self, *numbers: int) -> None:
         """Remove these workers."""
         self.numbers = [number for number in self.numbers if number not in numbers]
         for number in numbers:
@@ -194,7 +194,7 @@ class Workers:
             self.apart = None
         self._update()
 
-    def place_taken(self) -> None:
+    def on_vacant_place_taken(self) -> None:
         """Note that VACANT has no work any longer."""
         self.vacant = False
 
