@@ -543,11 +543,11 @@ def test_the_file_of_a_group_has_lanes_where_their_pool_begins_until_all_of_it_w
         now = saved[-1]
         assert isinstance(now, do.SaveGroup)
         assert (now.batches, now.places, now.passed) == (0, (), ())
-        assert now.ahead == ((POOL_LANE, turn.index + batch, 1),)
+        assert now.beyond == ((POOL_LANE, turn.index + batch, 1),)
     log.on_handed([SentSlab(0, 100, 0, second, Part(1, 1, 4, ()))])
     now = saved[-1]
     assert isinstance(now, do.SaveGroup)
-    assert (now.batches, now.places, now.ahead) == (4, ((0, 2, b"a2"), (1, 2, b"b2")), ())
+    assert (now.batches, now.places, now.beyond) == (4, ((0, 2, b"a2"), (1, 2, b"b2")), ())
     assert dict(now.passed) == {0: 2, 1: 2, POOL_LANE: 4}
 
 

@@ -333,16 +333,18 @@ class TestFile:
         first.close()
         StateFile(tmp_path / "state").close()
 
-    def test_batches_ahead_stay_until_the_position_has_passed_all_of_them(self, tmp_path: Path) -> None:
+    def test_batches_beyond_the_position_stay_until_it_has_passed_all_of_them(self, tmp_path: Path) -> None:
         keep = do.SaveGroup(World(SimFeed(turn=4)).coordinator.feeds["train"].info, "g", 0, 0, 0, bytes(32), 0)
         file = StateFile(tmp_path / "state")
-        file.keep(replace(keep, ahead=((0, 4, 4), (0, 9, 1)), arrived=b"a"))
-        file.keep(replace(keep, batches=6, places=((0, 6, b"record"),), passed=((0, 6),), ahead=((0, 9, 1), (0, 4, 2))))
+        file.keep(replace(keep, beyond=((0, 4, 4), (0, 9, 1)), arrived=b"a"))
+        file.keep(
+            replace(keep, batches=6, places=((0, 6, b"record"),), passed=((0, 6),), beyond=((0, 9, 1), (0, 4, 2)))
+        )
         file.close()
         file = StateFile(tmp_path / "state")
         (kept,) = file.load().values()
         file.close()
-        assert kept.ahead == ((0, 4, 4), (0, 9, 1)), "numbers 6 and 7 were handed over"
+        assert kept.beyond == ((0, 4, 4), (0, 9, 1)), "numbers 6 and 7 were handed over"
         assert (kept.position.batches, kept.position.places[0].index, kept.consumers) == (6, 6, {b"a"})
 
     def test_a_file_that_is_no_database_stays_as_it_is(self, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_number_of_rows_has_a_bound_and_batches_in_a_row_count_as_one(
     file = StateFile(path)
     (saved,) = file.load().values()
     file.close()
-    assert saved.ahead == ((2, 1, 1), (2, 20, 40))
+    assert saved.beyond == ((2, 1, 1), (2, 20, 40))
 
 
 def test_a_file_that_is_cut_off_anywhere_is_damaged_or_no_state_file(path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.simulation.simulation import SimFeed, World
 
 FEED = World(SimFeed(turn=4, splits=(8, 8, 8), lanes=3)).coordinator.feeds["train"].info
 KEEP = do.SaveGroup(
-    FEED, "g", 0, 8, 8, bytes(32), 0, places=((0, 4, b"record"), (1, 4, b"record")), ahead=((2, 1, 1),), arrived=b"a"
+    FEED, "g", 0, 8, 8, bytes(32), 0, places=((0, 4, b"record"), (1, 4, b"record")), beyond=((2, 1, 1),), arrived=b"a"
 )
 
 SCHEMA = [

@@ -63,7 +63,7 @@ class GroupReader:
             },
             Position,
         )
-        ahead = self._ahead(number, position)
+        beyond = self._beyond(number, position)
         consumers = self._rows("SELECT consumer FROM consumers WHERE id = ?", number)
         lanes = [place.lane for place in position.places] + [lane.lane for lane in position.ended]
         most = position.feed.lanes
@@ -71,15 +71,15 @@ class GroupReader:
             raise ValueError(f"a SHA-256 of {len(position.digest)} bytes")
         if [count for *_, count in ended] != list(range(len(ended))):
             raise ValueError("its lanes ended in no order")
-        if len(set(lanes)) < len(lanes) or max([*lanes, *(lane for lane, *_ in ahead)], default=0) >= most:
+        if len(set(lanes)) < len(lanes) or max([*lanes, *(lane for lane, *_ in beyond)], default=0) >= most:
             raise ValueError(f"a lane occurs twice, or is not one of {most}")
         return SavedGroup(
             position,
-            ahead,
+            beyond,
             frozenset(msgspec.convert([consumer for (consumer,) in consumers], list[_CONSUMER])),
         )
 
-    def _ahead(self, number: int, position: Position) -> tuple[tuple[int, int, int], ...]:
+    def _beyond(self, number: int, position: Position) -> tuple[tuple[int, int, int], ...]:
         """Return the batches that were handed over beyond a position, as runs. One consumer that stops for hours leaves
         a row for each later slab of the others, but only few runs."""
         runs: list[tuple[int, int, int]] = []

@@ -206,7 +206,7 @@ class StateFile:
             self._do("INSERT OR REPLACE INTO ended VALUES (?, ?, ?, ?, ?, ?)", number, lane, *rest)
         for lane, index in keep.passed:
             self._do("DELETE FROM ahead WHERE id = ? AND lane = ? AND idx + batches <= ?", number, lane, index)
-        for batches in keep.ahead:
+        for batches in keep.beyond:
             self._do(
                 "INSERT INTO ahead VALUES (?, ?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET batches = max(batches, excluded.batches)",

@@ -217,10 +217,10 @@ class SaveGroup(Struct, frozen=True):
     """Write the group's position to the state file, before carrying out the next command.
 
     `epoch` to `merged` are fields of the position. `fresh`: True if the epoch has just begun, so that the lanes and the
-    `ahead` in the file belong to the epoch before. The other fields are changes. `places` (lane, index, record) and
-    `ended` (lane, number, index, leftover, record) replace those of lanes. `ahead` (lane, index, batches) adds batches
-    that were handed over beyond the position. `passed` (lane, index): batches of the lane before this index are no
-    longer ahead. `arrived` and `parted` name a consumer that has come or gone.
+    batches beyond the position in the file belong to the epoch before. The other fields are changes. `places` (lane,
+    index, record) and `ended` (lane, number, index, leftover, record) replace those of lanes. `beyond` (lane, index,
+    batches) adds batches after the position that were handed over. `passed` (lane, index): the position has passed the
+    batches of the lane before this index. `arrived` and `parted` name a consumer that has come or gone.
     """
 
     feed: FeedInfo
@@ -234,7 +234,7 @@ class SaveGroup(Struct, frozen=True):
     places: tuple[tuple[int, int, bytes], ...] = ()
     ended: tuple[tuple[int, int, int, int, bytes], ...] = ()
     passed: tuple[tuple[int, int], ...] = ()
-    ahead: tuple[tuple[int, int, int], ...] = ()
+    beyond: tuple[tuple[int, int, int], ...] = ()
     arrived: bytes = b""
     parted: bytes = b""
 

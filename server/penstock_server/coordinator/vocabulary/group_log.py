@@ -2,9 +2,9 @@
 
 No consumer of a group knows the position of the stream. So the delivery policy reports to the log which batches it
 delivers, in stream order, and which were handed over, in any order. The position is the end of the longest part of the
-stream, from its beginning, that was handed over completely. Batches that were handed over beyond it are *ahead*. Each
-change goes out as `SaveGroup` at once: before the credit that it frees is used, before the End that it makes possible,
-and before a consumer is told that its stream is open.
+stream, from its beginning, that was handed over completely. Each change goes out as `SaveGroup` at once: before the
+credit that it frees is used, before the End that it makes possible, and before a consumer is told that its stream is
+open.
 
 So if the daemon ends, the file lacks at most batches that were under way to a consumer. A consumer remembers that many
 batches, and when it comes back it names those that it was handed. Until then the stream might deliver them again. So a
@@ -41,12 +41,12 @@ class SavedGroup:
 
     Attributes:
         position: everything before it was handed over.
-        ahead: the batches that were handed over beyond it: lane, number of the first batch, number of batches.
+        beyond: the batches after it that were handed over: lane, number of the first batch, number of batches.
         consumers: the consumers that were connected.
     """
 
     position: Position
-    ahead: tuple[tuple[int, int, int], ...]
+    beyond: tuple[tuple[int, int, int], ...]
     consumers: frozenset[bytes]
 
 
@@ -88,26 +88,26 @@ class GroupLog:
         self._group = group
         self._do = out
         self._cursor = Cursor(saved.position if saved else Position(feed, 0))
-        self._ahead: defaultdict[int, Ranges] = defaultdict(Ranges)
+        self._beyond: defaultdict[int, Ranges] = defaultdict(Ranges)
         """Batches that were handed over beyond the position, by lane."""
         self._log: deque[_Delivered | LaneEnded | PoolBegun] = deque()
         self._delivered: dict[tuple[int, int], _Delivered] = {}
         self._moved: dict[int, int] = {}
         self._over = False
-        for batches in saved.ahead if saved else ():
-            self._add_ahead(*batches)
+        for batches in saved.beyond if saved else ():
+            self._add_beyond(*batches)
 
     # --- consumers ---
 
     def on_arrived(self, consumer: bytes, had: Iterable[Had]) -> None:
         """Note that a consumer has come. If it was awaited, `had` are the last slabs that it was handed."""
-        ahead = []
+        beyond = []
         if consumer in self.awaited:
             self.awaited.remove(consumer)
-            ahead = [(one.lane, one.index, one.batches) for one in had if one.epoch == self._cursor.epoch]
-        for batches in ahead:
-            self._add_ahead(*batches)
-        self._save(ahead, arrived=consumer)
+            beyond = [(one.lane, one.index, one.batches) for one in had if one.epoch == self._cursor.epoch]
+        for batches in beyond:
+            self._add_beyond(*batches)
+        self._save(beyond, arrived=consumer)
 
     def on_parted(self, consumer: bytes) -> None:
         """Note that a consumer has gone: batches that it was not handed go to others."""
@@ -135,7 +135,7 @@ class GroupLog:
             self._log.clear()
             self._delivered.clear()
             self._moved.clear()
-            self._ahead.clear()
+            self._beyond.clear()
         elif digest == self._cursor.digest:
             return
         self._cursor.digest = digest
@@ -143,7 +143,7 @@ class GroupLog:
 
     def was_handed(self, turn: Turn, part: Part) -> bool:
         """Whether the part's first batch was handed over by an earlier daemon."""
-        return turn.index + part.first in self._ahead[turn.lane]
+        return turn.index + part.first in self._beyond[turn.lane]
 
     def on_delivery(self, epoch: int, turn: Turn, part: Part) -> None:
         """Note that the part's first batch is delivered now. Its other batches follow one by one.
@@ -176,15 +176,15 @@ class GroupLog:
 
     def on_handed(self, sent: Iterable[SentSlab]) -> None:
         """Note that these slabs were handed over."""
-        ahead = [self._count_handed(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
-        if ahead:
+        beyond = [self._count_handed(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
+        if beyond:
             self._advance()
-            self._save(ahead)
+            self._save(beyond)
 
     # --- helpers ---
 
-    def _add_ahead(self, lane: int, index: int, batches: int) -> None:
-        self._ahead[lane].add(index, index + batches)
+    def _add_beyond(self, lane: int, index: int, batches: int) -> None:
+        self._beyond[lane].add(index, index + batches)
 
     def _count_handed(self, turn: Source, batch: Part) -> tuple[int, int, int]:
         index = turn.index + batch.first
@@ -224,7 +224,7 @@ class GroupLog:
 
     def _save(
         self,
-        ahead: Iterable[tuple[int, int, int]] = (),
+        beyond: Iterable[tuple[int, int, int]] = (),
         *,
         fresh: bool = False,
         arrived: bytes = b"",
@@ -247,7 +247,7 @@ class GroupLog:
                 places=tuple((lane, *cursor.places[lane]) for lane in moved if lane in cursor.places),
                 ended=tuple((lane, *cursor.ended[lane]) for lane in moved if lane in cursor.ended),
                 passed=tuple(moved.items()),
-                ahead=tuple(one for one in ahead if one[1] + one[2] > moved.get(one[0], 0)),
+                beyond=tuple(one for one in beyond if one[1] + one[2] > moved.get(one[0], 0)),
                 arrived=arrived,
                 parted=parted,
             )
