@@ -124,7 +124,7 @@ class TestAtTheHost:
             await world.fill(ticket=8, keep=True)
             world.says(0, made(0, 1, last=False))
             world.workers.workers[0].shown.clear()
-            world.membership.ended(0, "was killed", None)
+            world.membership.on_worker_ended(0, "was killed", None)
             assert world.used == 1
             (secret,) = secrets_of(world)
             assert world.membership.slots.fetch(m.Fetch(0, 7, secret, 0, 1)) is not None
@@ -161,10 +161,10 @@ class TestTheListener:
                 server._router.drop = lambda peer: heard.append(("dropped", peer))  # type: ignore[method-assign]
                 server._router.address = lambda peer: "10.0.0.1:5"  # type: ignore[method-assign]
                 fetch = m.Fetch(3, 7, OTHER, 0, 1)
-                server._heard(b"p", codec.encode(fetch))  # before it has joined
-                server._heard(b"p", codec.encode(m.Ping()))
-                server._heard(b"p", b"nonsense")
-                server._heard(b"p", codec.encode(m.Begin(0)))
+                server._on_message(b"p", codec.encode(fetch))  # before it has joined
+                server._on_message(b"p", codec.encode(m.Ping()))
+                server._on_message(b"p", b"nonsense")
+                server._on_message(b"p", codec.encode(m.Begin(0)))
                 assert heard == [("said", m.NotKept(3)), ("said", m.Pong()), ("dropped", b"p"), ("dropped", b"p")]
                 await world.start()
                 await world.fill(keep=True)
@@ -173,7 +173,7 @@ class TestTheListener:
                 world.says(0, made(0, 2, last=True))
                 server.slots = world.membership.slots
                 heard.clear()
-                server._heard(b"p", codec.encode(m.Fetch(3, 7, secrets_of(world)[0], 1, 1)))
+                server._on_message(b"p", codec.encode(m.Fetch(3, 7, secrets_of(world)[0], 1, 1)))
                 whole = bytes(at % 251 for at in range(SLOT))
                 assert heard == [("3 from 64", whole[64:128]), ("3 from 160", whole[160:192])]
             finally:

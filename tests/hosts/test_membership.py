@@ -134,7 +134,7 @@ class World:
         await settle()
 
     def says(self, worker: int, message: m.FromWorker) -> None:
-        self.membership.said(worker, message, codec.encode(message))
+        self.membership.on_said(worker, message, codec.encode(message))
 
     async def start(self, worker: int = 0, run: int = 5, splits: int = 0) -> None:
         await self.say(worker, m.StartRun(run, "feed", 0, 0, splits, spec=SPEC))
@@ -228,7 +228,7 @@ def test_a_message_for_a_process_that_has_ended_is_dropped() -> None:
         await world.start()
         await world.fill()
         world.workers.workers[0].shown.clear()
-        world.membership.ended(0, "was killed", None)
+        world.membership.on_worker_ended(0, "was killed", None)
         assert world.used == 0
         assert world.link.sent[-1] == m.WorkerEnded(FIRST, "was killed", None)
         await world.say(0, m.DropRun(5))
@@ -326,7 +326,7 @@ def test_workers_that_are_added_have_numbers_of_their_own_and_those_that_were_re
         assert isinstance(payload, m.Payload)
         assert isinstance(said, m.Said)
         assert payload.worker == said.worker == FIRST + 71
-        world.membership.ended(3, "was killed", None)
+        world.membership.on_worker_ended(3, "was killed", None)
         assert world.link.sent[-1] == m.WorkerEnded(FIRST + 71, "was killed", None)
         world.membership.take(m.Retire(FIRST + 71))
         world.membership.take(m.Kill(FIRST + 71))  # it crossed the end of the worker's process on the way

@@ -38,7 +38,7 @@ class World:
         if next(job.steps, self) is self:
             self.scheduler.done(job)
             self.done.append(job.ticket)
-        self.scheduler.stepped(job, began, self.now)
+        self.scheduler.on_step(job, began, self.now)
         return job.ticket
 
 

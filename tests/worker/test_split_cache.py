@@ -276,7 +276,7 @@ def test_a_disk_that_cannot_be_written_costs_only_the_cache(
     assert said(cache) == CacheUsed("feed", problem=f"not written: {os.strerror(code)}")
     assert cache.writer(cache.key_of(1)) is None  # paused for a while
     monkeypatch.setattr(split_cache, "PAUSE", 0.0)
-    cache.failed(OSError(code, ""))
+    cache.on_write_failed(OSError(code, ""))
     write(cache, 0, ["x"])
     assert read(cache, 0) == ["x"]
     assert said(cache).problem == ""

@@ -321,7 +321,7 @@ class Maker:
         if spot is not None:
             spot.close()
         self.made += samples * self._seconds
-        self._checks.worked(samples * self._seconds)
+        self._checks.on_work_done(samples * self._seconds)
 
     def _source(self, samples: int):  # type: ignore[no-untyped-def]
         for i in range(samples):

@@ -176,7 +176,7 @@ class InProcess:
             case m.SplitsListed():
                 self._events.append(self._listed(message, fd))
 
-    def run_failed(self, run: int, error: PenstockError) -> None:
+    def report_failed_run(self, run: int, error: PenstockError) -> None:
         """Note that a run failed."""
         if error.__cause__ is not None:
             error.remote_traceback = None  # the cause has the traceback

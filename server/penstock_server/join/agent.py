@@ -209,7 +209,7 @@ class Agent:
         self._listeners.serve(self._membership.slots)
         log.info("joined the head at tcp://%s:%d", *self._config.head, extra={"event": "host_joins"})
         for worker, data in self._imported.items():
-            self._membership.said(worker, codec.from_worker(data), data)
+            self._membership.on_said(worker, codec.from_worker(data), data)
 
     def _refused(self, error: PenstockError) -> None:
         if isinstance(error, DaemonStopped):
@@ -306,7 +306,7 @@ class Agent:
                 self.fail(message.error.error())
                 return
         if self._membership is not None:
-            self._membership.said(worker, message, data)
+            self._membership.on_said(worker, message, data)
 
     def _is_ready(self, worker: int, message: m.Imported, data: bytes) -> None:
         self._imported[worker] = data
@@ -323,7 +323,7 @@ class Agent:
         if self._membership is not None:
             text = "worker %d %s; other workers take over its work"
             log.error(text, worker, how, extra={"event": "worker_died", "worker": worker})
-            self._membership.ended(worker, how, doing)
+            self._membership.on_worker_ended(worker, how, doing)
 
     def given_up(self, worker: int, how: str) -> None:
         """Handle a worker that the supervisor does not start again."""

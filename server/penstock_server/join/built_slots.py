@@ -71,7 +71,7 @@ class BuiltSlot:
         """True once neither a worker nor the head needs it."""
         return self.answered and not self.unsent and not self.secret
 
-    def was_fetched(self) -> None:
+    def on_fetched(self) -> None:
         """Note that a piece was sent to a consumer."""
         self.fetched -= 1
 
@@ -111,7 +111,7 @@ class BuiltSlots:
         """Return whether the run still builds a slot."""
         return any(other == run for _, other in self._open)
 
-    def made(self, made: m.Made) -> bytes:
+    def on_made(self, made: m.Made) -> bytes:
         """Send or keep the batches that a worker has made. Return the slot's secret if they are kept."""
         slot = self._open.get((made.ticket, made.run))
         if slot is None or not made.batches or not isinstance(slot.wanted, m.Fill):
@@ -129,7 +129,7 @@ class BuiltSlots:
         if slot is not None and isinstance(slot.wanted, m.WriteRows):
             self._send(slot, slot.regions.of_rows(slot.wanted))
 
-    def answered(self, ticket: int, run: int) -> None:
+    def on_answered(self, ticket: int, run: int) -> None:
         """Note that the worker has answered for the ticket, and no longer writes there."""
         slot = self._open.pop((ticket, run), None)
         if slot is None:
@@ -139,16 +139,16 @@ class BuiltSlots:
             self._stop_keeping(slot)
         self._release_if_over(slot)
 
-    def run_failed(self, run: int) -> None:
+    def on_run_failed(self, run: int) -> None:
         """Note that the run has failed, and will not answer for its tickets."""
         for ticket, of in [key for key in self._open if key[1] == run]:
-            self.answered(ticket, of)
+            self.on_answered(ticket, of)
 
-    def worker_ended(self, worker: int) -> None:
+    def on_worker_ended(self, worker: int) -> None:
         """Note that the process of a worker has ended. `worker`: its number at the head."""
         for (ticket, run), slot in list(self._open.items()):
             if slot.worker == worker:
-                self.answered(ticket, run)
+                self.on_answered(ticket, run)
 
     def send_kept(self, ticket: int) -> None:
         """Send the kept batches of a ticket to the head."""
@@ -234,9 +234,9 @@ class BuiltSlots:
                 payload = m.Payload(slot.worker, slot.wanted.run, slot.wanted.ticket, start, stop - start)
                 body = slot.memfd.view(start, stop).data
                 slot.unsent += 1
-                self._link.send(codec.encode(payload), body, done=lambda: self._sent(slot))
+                self._link.send(codec.encode(payload), body, done=lambda: self._on_sent(slot))
 
-    def _sent(self, slot: BuiltSlot) -> None:
+    def _on_sent(self, slot: BuiltSlot) -> None:
         slot.unsent -= 1
         self._release_if_over(slot)
 

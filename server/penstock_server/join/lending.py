@@ -41,7 +41,7 @@ class Lender:
         self._slots: BuiltSlots | None = None
         self._lent: dict[LocalPeer, dict[int, BuiltSlot]] = {}
         """The slots from which each consumer has borrowed, by the number of the slab."""
-        self._listener = Listener(self._heard, self._forget, MOST, uids)
+        self._listener = Listener(self._on_message, self._forget, MOST, uids)
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Lender:
         """Close all connections."""
         self._listener.close()
 
-    def _heard(self, peer: LocalPeer, data: bytes) -> None:
+    def _on_message(self, peer: LocalPeer, data: bytes) -> None:
         try:
             message = codec.from_borrower(data)
         except ProtocolError as error:

@@ -95,7 +95,7 @@ class Membership:
         self._workers = workers
         self._host = host
         self._memory_gone = memory_gone
-        self._building = Building(memory, self._gone)
+        self._building = Building(memory, self._on_memfd_gone)
         self._numbers: dict[int, int] = {}
         """The head's number of each worker. Here workers have other numbers, which are used once for each
         connection."""
@@ -129,7 +129,7 @@ class Membership:
         self._workers.forget_lists()
         self._building.close(self.slots.in_use)
 
-    def _gone(self, memfd: Memfd) -> None:
+    def _on_memfd_gone(self, memfd: Memfd) -> None:
         self._workers.forget_memfd(memfd)
         self._memory_gone(memfd)
 
@@ -211,7 +211,7 @@ class Membership:
         self._processes[worker] = 0
         self._queues[worker] = asyncio.Queue()
         self._tasks[worker] = asyncio.create_task(self._pass_on(worker))
-        self._tasks[worker].add_done_callback(self._task_ended)
+        self._tasks[worker].add_done_callback(self._on_task_ended)
 
     def _add(self, number: int) -> None:
         """Start another worker, which is worker `number` at the head."""
@@ -231,9 +231,9 @@ class Membership:
             while not queue.empty():
                 said = queue.get_nowait()
                 if isinstance(said, m.SplitsGone):
-                    self._list_passed(said.splits)
+                    self._on_list_passed(said.splits)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.critical("a worker cannot be given its messages", exc_info=error, extra={"event": "internal_error"})
@@ -251,7 +251,7 @@ class Membership:
         while True:
             said = await queue.get()
             if isinstance(said, m.SplitsGone):
-                self._list_passed(said.splits)
+                self._on_list_passed(said.splits)
                 continue
             say, message = said
             if isinstance(message, Writes):
@@ -292,7 +292,7 @@ class Membership:
         except KeyError:
             raise ProtocolError(f"list of splits {message.splits}, which the head has not sent") from None
 
-    def _list_passed(self, splits: int) -> None:
+    def _on_list_passed(self, splits: int) -> None:
         """Note that one queue holds no more messages that name the list. After the last queue, forget the list."""
         self._going[splits] -= 1
         if not self._going[splits]:
@@ -311,21 +311,21 @@ class Membership:
 
     # --- what workers say ---
 
-    def said(self, worker: int, message: m.FromWorker, data: bytes) -> None:
+    def on_said(self, worker: int, message: m.FromWorker, data: bytes) -> None:
         """Handle a message from a worker."""
         match message:
             case m.Made():
-                self._made(worker, message, data)
+                self._on_made(worker, message, data)
             case m.RowsWritten():
                 self.slots.rows_written(message.ticket, message.run)
                 self._pass_said(worker, data)
-                self._answered(message.ticket, message.run)
+                self._on_answered(message.ticket, message.run)
             case m.NeedRoom():
                 self._pass_said(worker, data)
-                self._answered(message.ticket, message.run)
+                self._on_answered(message.ticket, message.run)
             case m.RunFailed():
                 self._pass_said(worker, data)
-                self.slots.run_failed(message.run)
+                self.slots.on_run_failed(message.run)
                 self._regions.pop(message.run, None)
                 self._dropped.discard(message.run)
             case m.SplitsListed() | m.EnvironmentWanted():
@@ -333,12 +333,12 @@ class Membership:
             case _:
                 self._pass_said(worker, data)
 
-    def ended(self, worker: int, how: str, doing: Activity | None) -> None:
+    def on_worker_ended(self, worker: int, how: str, doing: Activity | None) -> None:
         """Tell the head that a worker's process has ended."""
         self._processes[worker] += 1
         said = None if doing is None else m.LastActivity(**dataclasses.asdict(doing))
         self._link.send(codec.encode(m.WorkerEnded(self._numbers[worker], how[:1024], said)))
-        self.slots.worker_ended(self._numbers[worker])
+        self.slots.on_worker_ended(self._numbers[worker])
 
     def given_up(self, worker: int, how: str) -> None:
         """Tell the head that no further process takes this worker's place."""
@@ -369,10 +369,10 @@ class Membership:
         )
         self._link.send(codec.encode(report))
 
-    def _made(self, worker: int, message: m.Made, data: bytes) -> None:
-        self._pass_said(worker, data, self.slots.made(message))
+    def _on_made(self, worker: int, message: m.Made, data: bytes) -> None:
+        self._pass_said(worker, data, self.slots.on_made(message))
         if message.last:
-            self._answered(message.ticket, message.run)
+            self._on_answered(message.ticket, message.run)
 
     def _pass_said(self, worker: int, data: bytes, secret: bytes = b"") -> None:
         try:
@@ -380,9 +380,9 @@ class Membership:
         except ProtocolError as error:  # it is too large
             self._host.fail(error)
 
-    def _answered(self, ticket: int, run: int) -> None:
+    def _on_answered(self, ticket: int, run: int) -> None:
         """Note that the worker has answered for the ticket, and no longer writes there."""
-        self.slots.answered(ticket, run)
+        self.slots.on_answered(ticket, run)
         self._forget_if_over(run)
 
     def _forget_if_over(self, run: int) -> None:

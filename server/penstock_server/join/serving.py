@@ -39,7 +39,7 @@ class SlabServer:
         host = f"[{address}]" if ":" in address else address
         own = None if keys is None else ServerKeys(keys.folder, keys.own, {})
         self._admitted: dict[bytes, ClientKey] = {}
-        self._router = Router(f"tcp://{host}:{port}", self._heard, lambda peer: None, own)
+        self._router = Router(f"tcp://{host}:{port}", self._on_message, lambda peer: None, own)
 
     @property
     def port(self) -> int:
@@ -70,7 +70,7 @@ class SlabServer:
         """Close all connections."""
         self._router.close()
 
-    def _heard(self, peer: bytes, data: bytes) -> None:
+    def _on_message(self, peer: bytes, data: bytes) -> None:
         try:
             message = codec.from_fetcher(data)
         except ProtocolError as error:
@@ -91,4 +91,4 @@ class SlabServer:
         slot, regions = found
         for start, stop in regions:
             slot.fetched += 1
-            self._router.send_bytes(peer, fetch.seq, start, slot.memfd.view(start, stop), done=slot.was_fetched)
+            self._router.send_bytes(peer, fetch.seq, start, slot.memfd.view(start, stop), done=slot.on_fetched)

@@ -13,18 +13,18 @@ class CacheCounters:
         self._problem = ""
         self._stored: int | None = None
 
-    def opened(self, *, hit: bool) -> None:
+    def count_opened(self, *, hit: bool) -> None:
         """Count a split that was opened."""
         self._hits += hit
         self._misses += not hit
 
-    def wrote(self, nbytes: int) -> None:
+    def count_written(self, nbytes: int) -> None:
         """Count a split that was written, and forget an earlier problem."""
         self._written += 1
         self._nbytes += nbytes
         self._problem = ""
 
-    def counted(self, nbytes: int) -> None:
+    def note_nbytes(self, nbytes: int) -> None:
         """Note the bytes in the directory, which include all splits written so far."""
         self._stored = nbytes
         self._nbytes = 0

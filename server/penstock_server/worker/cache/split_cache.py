@@ -118,11 +118,11 @@ class SplitCache:
             os.makedirs(self._directory, exist_ok=True)
             opened = _open_aside(os.path.join(self._directory, key.name))
         except OSError as error:
-            self.failed(error)
+            self.on_write_failed(error)
             return None
         return None if opened is None else CacheWriter(self, *opened, self._path(key), key)
 
-    def failed(self, error: OSError | MemoryError | NotPicklable) -> None:
+    def on_write_failed(self, error: OSError | MemoryError | NotPicklable) -> None:
         """Note that a split could not be written, and write none for a while."""
         self._pause_until = time.monotonic() + PAUSE
         if isinstance(error, OSError):
@@ -150,7 +150,7 @@ class SplitCache:
             pass
         except OSError as error:
             self.counters.note_problem(f"not read: {error.strerror or error}")
-        self.counters.counted(stored * files // max(1, counted))
+        self.counters.note_nbytes(stored * files // max(1, counted))
 
     def _path(self, key: SplitKey) -> str:
         return os.path.join(self._directory, f"{key.name}.split")
@@ -191,7 +191,7 @@ class CacheWriter:
                 nbytes = self._writer.finish()
                 os.rename(self._aside, self._path)
                 self._close()
-                self._cache.counters.wrote(nbytes)
+                self._cache.counters.count_written(nbytes)
 
     def abandon(self) -> None:
         """Remove what was written."""
@@ -216,7 +216,7 @@ class CacheWriter:
             yield
         except (OSError, MemoryError, NotPicklable) as error:
             self.abandon()
-            self._cache.failed(error)
+            self._cache.on_write_failed(error)
 
 
 def _open_aside(stem: str) -> tuple[int, str] | None:

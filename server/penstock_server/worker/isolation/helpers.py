@@ -92,7 +92,7 @@ class Helpers:
             if helper.owner is owner:
                 helper.owner = successor
 
-    def ended(self, owner: object) -> None:
+    def end_of(self, owner: object) -> None:
         """End the helpers of `owner`, a generator that has ended and that nothing refers to any longer, if they are
         not in use."""
         self.look(owner)

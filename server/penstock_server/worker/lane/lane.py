@@ -216,7 +216,7 @@ class LaneRun:
         try:
             rows = self._from_block(target) if self._block_rows else self._in_order(target)
             if rows:
-                self._moved()
+                self._advance()
         except BaseException:
             self._failed = True
             raise
@@ -259,7 +259,7 @@ class LaneRun:
     def _decoded(self, record: bytes) -> RestartRecord:
         return self._splits.decode(record, self._batch_rows, self._block_rows)
 
-    def _moved(self) -> None:
+    def _advance(self) -> None:
         """Move the record past the batch that has just been completed."""
         index = self.index + 1
         if self._block_start is not None and self._taken < self._block_rows:

@@ -161,7 +161,7 @@ class LaneSplits:
 
     def reopen(self, seat: int, number: int, taken: int) -> None:
         """Open split `number` again, after `taken` samples were read before; `replay` then reads these."""
-        self._seats[seat] = number, self._opened(number, taken)
+        self._seats[seat] = number, self._open_at_start(number, taken)
 
     def replay(self, seat: int, taken: int) -> bool:
         """Read the split in that seat up to sample `taken`, for one step. Return whether it has arrived there."""
@@ -186,7 +186,7 @@ class LaneSplits:
                     break
                 number = self.next
                 self.next += 1
-                taken = self._seats[seat] = number, self._opened(number)
+                taken = self._seats[seat] = number, self._open_at_start(number)
             row = self._read_split(*taken, store, row, stop)
             if row < stop or taken[1].taken == self._segment:  # a complete segment need not be read again
                 self._seats[seat] = None
@@ -301,7 +301,7 @@ class LaneSplits:
                 split=f"segment {self.index_of(self.next - 1)}",
             )
 
-    def _opened(self, number: int, taken: int = 0) -> Split:
+    def _open_at_start(self, number: int, taken: int = 0) -> Split:
         """Open the split with this number at its start. Return an ended one if it ends after the `taken` samples read
         before."""
         if self.skipped.get(number) == taken:

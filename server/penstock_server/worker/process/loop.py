@@ -79,7 +79,7 @@ class WorkerLoop:
         except ConnectionError:
             os._exit(0)
 
-    def run_failed(self, run: int, error: PenstockError) -> None:
+    def report_failed_run(self, run: int, error: PenstockError) -> None:
         """Report that a run failed."""
         self.send(m.RunFailed(run=run, error=m.ErrorReport.of(error)))
 

@@ -78,7 +78,7 @@ class Probe:
                         if opened.held:
                             seconds = math.inf  # it is not made again
                             warnings += (returned_iterator.warning(plan.name, opener.name, opened.held),)
-                        found = self._seen(sample, opened.place, index, seconds, warnings)
+                        found = self._describe(sample, opened.place, index, seconds, warnings)
                         if feed.cache is None:  # a lane writes the split to the cache, from its start
                             kept = feed.first_split.keep(split, index, epoch, opened, sample, seconds)
                         return found
@@ -107,7 +107,7 @@ class Probe:
             return None, feed.declared_nbytes
         began = time.monotonic()
         sample = self.item(0, warm=False)
-        return self._seen(sample, "item 0", 0, time.monotonic() - began)
+        return self._describe(sample, "item 0", 0, time.monotonic() - began)
 
     def item(self, index: int, *, warm: bool = True) -> Any:
         """Read an item of the first epoch of an indexable feed, and transform it, with the same random numbers in every
@@ -146,7 +146,7 @@ class Probe:
             found.append(shared_objects.warning(name, changed))
         return tuple(text[:1024] for text in found)
 
-    def _seen(
+    def _describe(
         self, sample: Any, place: str | None, index: int, seconds: float, warnings: tuple[str, ...] = ()
     ) -> tuple[Spec | None, int]:
         feed, plan = self._feed, self._feed.plan

@@ -210,7 +210,7 @@ class ZippedSamples(Iterator[Any]):
             try:
                 samples.append(self._next(label, part))
             except StopIteration:
-                self._ended(label, longer=bool(samples))
+                self._on_part_ended(label, longer=bool(samples))
                 raise
         self._yielded += 1
         return self._zipped.form.joined(samples)
@@ -231,7 +231,7 @@ class ZippedSamples(Iterator[Any]):
         except BaseException as error:
             raise CallFailed(f"{self._generators[label].name} of {label}", error) from error
 
-    def _ended(self, label: str, *, longer: bool) -> None:
+    def _on_part_ended(self, label: str, *, longer: bool) -> None:
         """Compare the numbers of samples when the part `label` has ended.
 
         `longer`: another part has already yielded one more sample. Otherwise ask the other parts for one.

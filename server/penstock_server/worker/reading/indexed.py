@@ -183,9 +183,9 @@ class IndexRun:
         items = self._items.read(self._reads)
         if self._transform is None:
             return items
-        return map(self._transformed, self._reads, items)
+        return map(self._transform_item, self._reads, items)
 
-    def _transformed(self, item: int, sample: Any) -> Any:
+    def _transform_item(self, item: int, sample: Any) -> Any:
         assert self._transform is not None
         self._transforms = item
         made = self._transform(sample, self._epoch, 0, item)

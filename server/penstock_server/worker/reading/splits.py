@@ -119,9 +119,9 @@ class SplitOpener:
             elif self._cache is None:
                 started = start()
             else:
-                started = self._started_cached(self._cache, None if share is not None else split, share, start)
+                started = self._start_cached(self._cache, None if share is not None else split, share, start)
         except CallFailed as failed:
-            helpers.of_this_process.ended(failed)
+            helpers.of_this_process.end_of(failed)
             raise _failed(failed.name, place, failed.error) from failed.error
         except PenstockError as error:
             error.split = place
@@ -151,7 +151,7 @@ class SplitOpener:
         helpers.of_this_process.look(opened)
         return opened
 
-    def _started_cached(
+    def _start_cached(
         self, cache: SplitCache, split: Any, share: Share | None, start: Callable[[GlobalState], Started]
     ) -> Started:
         """Open the cached split, or else start the generator with the random state of the split's key. Write its
@@ -159,7 +159,7 @@ class SplitOpener:
         key = cache.key_of(split)
         found = cache.find(key)
         if self._fills_cache:
-            cache.counters.opened(hit=found is not None)
+            cache.counters.count_opened(hit=found is not None)
         if found is not None:
             # A share has rows of batches, not whole batches.
             cached = CachedSamples(found, key.name, None if self._yields_batches else share)
@@ -340,7 +340,7 @@ class OpenSplit:
         finally:
             self._leave()
             if self._transformed is not None and not self._drops:  # with `drops` it has counted on its own
-                self._transformed.skipped_to(self.taken)
+                self._transformed.on_skipped(self.taken)
         if self.taken < until and not late:
             raise FeedError(
                 f"{self._name} yielded {until} samples of a {self._piece}, and only {self.taken} when it was run "
@@ -366,7 +366,7 @@ class OpenSplit:
         self._transformed = self._seekable = None
         self.variables = Context()
         self._run_code = self.variables.run
-        helpers.of_this_process.ended(self)
+        helpers.of_this_process.end_of(self)
 
     def _drop(self, until: int, deadline: float) -> bool:
         """Drop samples until `until` samples were read in all, or the split has ended. Return whether the deadline came

@@ -66,7 +66,7 @@ class Spot:
 
     def of(self, samples: Iterator[Any]) -> Iterator[Any]:
         """Yield `samples`, and note the first ones."""
-        return chain(self._noted(samples), samples)
+        return chain(self._noting(samples), samples)
 
     def close(self) -> None:
         """Complete the spot with the samples that it has: no more will come."""
@@ -81,7 +81,7 @@ class Spot:
         if over is not None:
             over(self)
 
-    def _noted(self, samples: Iterator[Any]) -> Iterator[Any]:
+    def _noting(self, samples: Iterator[Any]) -> Iterator[Any]:
         while self._over is not None:
             began = time.monotonic()
             try:
@@ -127,7 +127,7 @@ class SpotChecks:
         self._stream = -1
         self._open = False
 
-    def worked(self, seconds: float) -> None:
+    def on_work_done(self, seconds: float) -> None:
         """Note that this worker has made batches for `seconds`."""
         self._saved = min(MOST_SAVED, self._saved + SHARE * seconds)
 

@@ -183,7 +183,7 @@ class TransformedSamples(Iterator[Any]):
         self._state = state
         self._randomness = randomness
 
-    def skipped_to(self, number: int) -> None:
+    def on_skipped(self, number: int) -> None:
         """Note that samples were taken from `samples` directly, so that `number` were taken in all."""
         self.number = number
 

@@ -65,7 +65,7 @@ class Scheduler(Generic[R]):
         """Return the job to continue with. Pass over the jobs of a waiting run, which keep their places."""
         return next((job for jobs in self._jobs.values() for job in jobs if not self._waits(job.run)), None)
 
-    def stepped(self, job: Job[R], began: float, now: float) -> None:
+    def on_step(self, job: Job[R], began: float, now: float) -> None:
         """Note that a step of the job was done from `began` until `now`. A stream that has used up its time goes
         last."""
         stream = self._stream(job.run)

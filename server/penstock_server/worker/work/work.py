@@ -48,7 +48,7 @@ class Daemon(Protocol):
     def send(self, message: m.FromWorker, fd: int | None = None) -> None:
         """Send a message, perhaps with a file descriptor, which stays the caller's."""
 
-    def run_failed(self, run: int, error: PenstockError) -> None:
+    def report_failed_run(self, run: int, error: PenstockError) -> None:
         """Report that a run failed. It is closed, with all of its tickets."""
 
 
@@ -108,8 +108,8 @@ class Work:
             self.fail(job.run.number, None, error)
         ended = time.monotonic()
         job.run.seconds += ended - began
-        self._spots.worked(ended - began)
-        self._scheduler.stepped(job, began, ended)
+        self._spots.on_work_done(ended - began)
+        self._scheduler.on_step(job, began, ended)
         self._page.works_on(-1)
         return True
 
@@ -144,7 +144,7 @@ class Work:
         if opened is not None:
             error.feed = opened.feed.plan.name
             self._close(opened)
-        self._daemon.run_failed(run, error)
+        self._daemon.report_failed_run(run, error)
 
     @property
     def patience(self) -> float | None:
