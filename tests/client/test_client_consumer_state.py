@@ -50,9 +50,9 @@ def test_slabs_are_handed_in_order_and_then_the_end() -> None:
     stream = ConsumerState(info())
     assert stream.begin() == [Begin(0)]
     assert stream.take(0) is None
-    stream.came(slab(0, 0))
-    stream.came(slab(1, 0))
-    stream.ended(End(0, 2, 2, 8))
+    stream.queue(slab(0, 0))
+    stream.queue(slab(1, 0))
+    stream.end_epoch(End(0, 2, 2, 8))
     assert [stream.take(0).slab.seq for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
     assert isinstance(stream.take(0), End)
     assert stream.ack() == Ack(2, (), 1)
@@ -63,15 +63,15 @@ def test_slabs_are_handed_in_order_and_then_the_end() -> None:
 def test_leaving_makes_void_what_came_and_what_comes() -> None:
     stream = ConsumerState(info())
     stream.begin()
-    stream.came(slab(0, 0))
-    stream.came(slab(1, 0))
+    stream.queue(slab(0, 0))
+    stream.queue(slab(1, 0))
     stream.take(0)
     assert stream.leave(0) == [Leave(0, 1)]
     assert stream.handed == 2
-    stream.came(slab(2, 0))
+    stream.queue(slab(2, 0))
     assert stream.handed == 3
     assert stream.begin() == [Begin(1)]
-    stream.came(slab(3, 1))
+    stream.queue(slab(3, 1))
     assert stream.handed == 3
     assert stream.leave(0) == []
 
@@ -87,14 +87,14 @@ def test_a_newer_iteration_takes_over() -> None:
 def test_an_epoch_whose_end_has_come_is_not_left() -> None:
     stream = ConsumerState(info())
     stream.begin()
-    stream.ended(End(0, 0, 0, 0))
+    stream.end_epoch(End(0, 0, 0, 0))
     assert stream.leave(0) == []
 
 
 def test_a_failure_comes_after_the_data_before_it_and_stays() -> None:
     stream, error = ConsumerState(info()), GeneratorError("boom")
     stream.begin()
-    stream.came(slab(0, 0))
+    stream.queue(slab(0, 0))
     stream.fail(error)
     stream.fail(GeneratorError("later"))
     assert isinstance(stream.take(0), Received)
@@ -107,18 +107,18 @@ def test_a_failure_comes_after_the_data_before_it_and_stays() -> None:
 def test_a_failure_of_an_epoch_that_is_left_before_it_does_not_end_the_stream() -> None:
     stream = ConsumerState(info())
     stream.begin()
-    stream.came(slab(0, 0))
-    stream.came(slab(1, 0))
+    stream.queue(slab(0, 0))
+    stream.queue(slab(1, 0))
     stream.fail(GeneratorError("boom"))
     stream.take(0)
     assert stream.error is None
     assert stream.leave(0) == []  # the session has failed, so another one is needed
     assert "boom" in str(stream.passed_by)
     assert stream.begin() == []
-    stream.disconnected()
+    stream.on_disconnected()
     assert stream.passed_by is None
     assert stream.place().epoch == 1
-    assert stream.joined(stream.place(), 0) == [Begin(1)]
+    assert stream.go_on_at(stream.place(), 0) == [Begin(1)]
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -132,8 +132,8 @@ def test_a_failure_that_crosses_a_leave_belongs_to_the_epoch_that_was_left(begin
     assert stream.passed_by is not None
     if not begins:
         assert stream.begin() == []
-    stream.disconnected()
-    assert stream.joined(stream.place(), 0) == [Begin(1)]
+    stream.on_disconnected()
+    assert stream.go_on_at(stream.place(), 0) == [Begin(1)]
     stream.fail(GeneratorError("boom"))  # so it was of this epoch
     with refused(GeneratorError, match="boom"):
         stream.take(1)
@@ -145,9 +145,9 @@ def test_a_failure_after_the_answer_to_begin_belongs_to_the_new_epoch(answer: st
     stream.begin()
     stream.begin()
     if answer == "begun":
-        stream.listed(Begun(1, bytes(32)))
+        stream.on_listed(Begun(1, bytes(32)))
     else:
-        stream.came(slab(0, 1))
+        stream.queue(slab(0, 1))
         stream.take(1)
     stream.fail(GeneratorError("boom"))
     assert stream.passed_by is None
@@ -159,7 +159,7 @@ def test_a_failure_after_the_answer_to_begin_belongs_to_the_new_epoch(answer: st
 def test_a_failure_ends_a_stream_that_others_share_at_once(more: dict[str, int]) -> None:
     stream = ConsumerState(info(), **more)  # type: ignore[arg-type]
     stream.begin()
-    stream.came(slab(0, 0))
+    stream.queue(slab(0, 0))
     stream.fail(GeneratorError("boom"))
     stream.leave(0)
     with refused(GeneratorError, match="boom"):
@@ -170,22 +170,22 @@ def test_a_failure_that_was_not_reached_is_lost_with_its_connection() -> None:
     stream = ConsumerState(info())
     stream.begin()
     for number in range(3):
-        stream.came(slab(number, 0))
+        stream.queue(slab(number, 0))
     stream.take(0)
     stream.fail(GeneratorError("boom"))
-    stream.disconnected()
-    assert stream.joined(stream.place(), 0) == [Begin(0)]
+    stream.on_disconnected()
+    assert stream.go_on_at(stream.place(), 0) == [Begin(0)]
     assert stream.take(0) is None
-    stream.came(slab(0, 0))
+    stream.queue(slab(0, 0))
     assert isinstance(stream.take(0), Received)
 
 
 def test_batches_that_were_lost_before_a_failure_are_the_error() -> None:
     stream = ConsumerState(info())
     stream.begin()
-    stream.came(slab(0, 0))
+    stream.queue(slab(0, 0))
     stream.fail(GeneratorError("boom"))
-    stream.lost(ConnectionLost("gone"))
+    stream.fail_now(ConnectionLost("gone"))
     with refused(ConnectionLost, match="gone"):
         stream.take(0)
 
@@ -194,39 +194,39 @@ def test_slabs_that_became_void_when_the_daemon_may_not_have_heard_of_it_count_a
     stream = ConsumerState(info(), shared_from=0)
     stream.begin()
     for number in range(4):
-        stream.came(slab(number, 0))
+        stream.queue(slab(number, 0))
     stream.take(0)
     assert stream.leave(0) == [Leave(0, 1)]
-    stream.came(slab(4, 0))
-    stream.disconnected()  # and Leave is lost: the others get slabs 1 to 4
+    stream.queue(slab(4, 0))
+    stream.on_disconnected()  # and Leave is lost: the others get slabs 1 to 4
     assert stream.handed_before == 1
 
-    stream.joined(stream.place(), 1)
+    stream.go_on_at(stream.place(), 1)
     stream.begin()
-    stream.came(slab(0, 1))
+    stream.queue(slab(0, 1))
     stream.take(1)
     stream.begin()
-    stream.came(slab(1, 2))  # the daemon has heard that epoch 1 was left
+    stream.queue(slab(1, 2))  # the daemon has heard that epoch 1 was left
     stream.take(2)
-    stream.disconnected()
+    stream.on_disconnected()
     assert stream.handed_before == 2
 
-    stream.joined(stream.place(), 2)
-    stream.came(slab(0, 2))
-    stream.came(slab(1, 2))
+    stream.go_on_at(stream.place(), 2)
+    stream.queue(slab(0, 2))
+    stream.queue(slab(1, 2))
     stream.take(2)
     stream.close(StreamClosed("closed"))
     assert (stream.handed, stream.given) == (2, 1)
-    stream.disconnected()
+    stream.on_disconnected()
     assert (stream.handed_before, stream.given) == (1, 0)
 
 
 def test_closing_after_a_loss_does_not_change_how_many_slabs_were_handed_over() -> None:
     stream = ConsumerState(info(), shared_from=0)
     stream.begin()
-    stream.came(slab(0, 0))
+    stream.queue(slab(0, 0))
     stream.take(0)
-    stream.disconnected()
+    stream.on_disconnected()
     stream.close(StreamClosed("closed"))
     assert (stream.handed_before, stream.given) == (1, 0)
 
@@ -234,8 +234,8 @@ def test_closing_after_a_loss_does_not_change_how_many_slabs_were_handed_over() 
 def test_slabs_of_a_lost_connection_are_not_handed() -> None:
     stream, error = ConsumerState(info()), GeneratorError("gone")
     stream.begin()
-    stream.came(slab(0, 0))
-    stream.lost(error)
+    stream.queue(slab(0, 0))
+    stream.fail_now(error)
     with refused(GeneratorError, match="gone"):
         stream.take(0)
 
@@ -245,23 +245,23 @@ def test_a_slab_that_was_not_to_come_breaks_the_protocol(bad: Received) -> None:
     stream = ConsumerState(info())
     stream.begin()
     with pytest.raises(ProtocolError, match="slab 0 of epoch 0 was due"):
-        stream.came(bad)
+        stream.queue(bad)
 
 
 def test_what_comes_behind_the_end_or_was_not_asked_for_changes_nothing() -> None:
     stream = ConsumerState(info())
     stream.begin()
-    stream.came(slab(0, 0))
-    stream.ended(End(0, 1, 1, 4))
+    stream.queue(slab(0, 0))
+    stream.end_epoch(End(0, 1, 1, 4))
     for wrong in (
-        lambda: stream.came(slab(1, 0)),
-        lambda: stream.passed(SentElsewhere(0, 0, 1, 1, 4)),
-        lambda: stream.passed(LaneEnded(0, 0, 0, 1, 0, b"")),
-        lambda: stream.ended(End(0, 1, 1, 4)),
-        lambda: stream.ended(End(1, 0, 0, 0)),
-        lambda: stream.passed(SentElsewhere(1, 0, 0, 1, 4)),
-        lambda: stream.passed(LaneEnded(1, 0, 0, 0, 0, b"")),
-        lambda: stream.listed(Begun(1, bytes(32))),
+        lambda: stream.queue(slab(1, 0)),
+        lambda: stream.on_passed(SentElsewhere(0, 0, 1, 1, 4)),
+        lambda: stream.on_passed(LaneEnded(0, 0, 0, 1, 0, b"")),
+        lambda: stream.end_epoch(End(0, 1, 1, 4)),
+        lambda: stream.end_epoch(End(1, 0, 0, 0)),
+        lambda: stream.on_passed(SentElsewhere(1, 0, 0, 1, 4)),
+        lambda: stream.on_passed(LaneEnded(1, 0, 0, 0, 0, b"")),
+        lambda: stream.on_listed(Begun(1, bytes(32))),
     ):
         with pytest.raises(ProtocolError):
             wrong()
@@ -275,11 +275,11 @@ def test_what_comes_behind_the_end_or_was_not_asked_for_changes_nothing() -> Non
 def test_another_list_of_splits_fails_the_stream_and_is_not_taken_into_its_position() -> None:
     stream = ConsumerState(info())
     stream.begin()
-    stream.listed(Begun(0, bytes(32)))
-    stream.listed(Begun(0, bytes(32)))
-    stream.came(slab(0, 0))
+    stream.on_listed(Begun(0, bytes(32)))
+    stream.on_listed(Begun(0, bytes(32)))
+    stream.queue(slab(0, 0))
     stream.take(0)
-    stream.listed(Begun(0, b"1" * 32))
+    stream.on_listed(Begun(0, b"1" * 32))
     with refused(StateMismatch, match="the list of splits of epoch 0 has changed"):
         stream.take(0)
     assert stream.progress.newest().digest == bytes(32)
@@ -288,8 +288,8 @@ def test_another_list_of_splits_fails_the_stream_and_is_not_taken_into_its_posit
 def test_counts_that_differ_are_an_error_and_no_end() -> None:
     stream = ConsumerState(info())
     stream.begin()
-    stream.came(slab(0, 0))
-    stream.ended(End(0, 1, 1, 5))
+    stream.queue(slab(0, 0))
+    stream.end_epoch(End(0, 1, 1, 5))
     stream.take(0)
     with refused(IncompleteEpoch, match="1 batches and 4 rows, but the daemon counted 1, 1 and 5"):
         stream.take(0)
@@ -298,8 +298,8 @@ def test_counts_that_differ_are_an_error_and_no_end() -> None:
 def test_an_epoch_shorter_than_promised_is_an_error() -> None:
     stream = ConsumerState(info(batches=2))
     stream.begin()
-    stream.came(slab(0, 0))
-    stream.ended(End(0, 1, 1, 4))
+    stream.queue(slab(0, 0))
+    stream.end_epoch(End(0, 1, 1, 4))
     stream.take(0)
     with refused(IncompleteEpoch, match="had 1 batches and 4 rows, but the feed promises 2"):
         stream.take(0)
@@ -310,7 +310,7 @@ def test_the_last_epoch_is_followed_by_the_end_of_the_stream() -> None:
     stream.begin()
     with refused(EndOfStream, match="epochs=1"):
         stream.begin()
-    stream.came(slab(0, 0))
+    stream.queue(slab(0, 0))
     assert isinstance(stream.take(0), Received)  # the refusal did not disturb the open epoch
 
 
@@ -324,10 +324,10 @@ def test_every_slab_is_accounted_for_once_whatever_happens(steps: list[str]) -> 
             stream.begin()
             wanted, epoch_sent, ended = wanted + 1, 0, False
         elif step == "slab" and not ended:
-            stream.came(slab(sent, wanted))
+            stream.queue(slab(sent, wanted))
             sent, epoch_sent = sent + 1, epoch_sent + 1
         elif step == "end" and not ended:
-            stream.ended(End(wanted, epoch_sent, epoch_sent, 4 * epoch_sent))
+            stream.end_epoch(End(wanted, epoch_sent, epoch_sent, 4 * epoch_sent))
             ended = True
         elif step == "leave":
             stream.leave(wanted)
@@ -337,7 +337,7 @@ def test_every_slab_is_accounted_for_once_whatever_happens(steps: list[str]) -> 
                 taken.append(item.slab.seq)
                 assert stream.handed == item.slab.seq + 1
         elif step == "release" and taken and taken[-1] not in released:
-            stream.released(taken[-1])
+            stream.release(taken[-1])
             released.append(taken[-1])
         assert stream.handed <= sent
     assert taken == sorted(set(taken))
@@ -351,16 +351,16 @@ def test_every_slab_is_accounted_for_once_whatever_happens(steps: list[str]) -> 
 def test_a_groups_consumer_that_was_cut_off_while_epochs_ended_for_the_others_goes_on_where_they_are() -> None:
     stream = ConsumerState(info(epochs=5), shared_from=1)
     assert stream.begin() == [Begin(1)]
-    stream.came(slab(0, 1))
+    stream.queue(slab(0, 1))
     assert isinstance(stream.take(1), Received)
-    stream.disconnected()
-    assert stream.joined(stream.place(), 1) == [Begin(1)]  # it is still being read
-    stream.disconnected()
-    assert stream.joined(stream.place(), 3) == []
+    stream.on_disconnected()
+    assert stream.go_on_at(stream.place(), 1) == [Begin(1)]  # it is still being read
+    stream.on_disconnected()
+    assert stream.go_on_at(stream.place(), 3) == []
     assert isinstance(stream.take(1), End)
     assert stream.begin() == [Begin(3)]
-    stream.disconnected()
-    assert stream.joined(stream.place(), 5) == []
+    stream.on_disconnected()
+    assert stream.go_on_at(stream.place(), 5) == []
     assert isinstance(stream.take(3), End)
     with refused(EndOfStream, "all 5 epochs"):
         stream.begin()

@@ -559,14 +559,14 @@ def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() ->
         nonlocal now
         for _ in range(round(seconds * 10)):
             counts.waiting(now)
-            counts.waited(now, now + 0.1)
+            counts.count_wait(now, now + 0.1)
             now += 0.1
         return counts.slow(now)
 
     assert wait(9) is None
     counts.waiting(now)
     now += 300  # it was stopped during a wait
-    counts.waited(now - 300, now)
+    counts.count_wait(now - 300, now)
     assert counts.slow(now) is None
     assert wait(9) is None
     now += 300  # and between two

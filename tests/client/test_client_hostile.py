@@ -102,21 +102,21 @@ def test_credit_is_exact_in_slabs_and_in_bytes() -> None:
         return m.Slab(seq, 0, 0, seq, 1, 1, nbytes)
 
     credit = Credit(3, 100)
-    credit.came(slab(0, 1000))  # one slab of any size
+    credit.on_slab(slab(0, 1000))  # one slab of any size
     with pytest.raises(ProtocolError, match="without credit: 1 slabs of 1000 bytes are under way"):
-        credit.came(slab(1, 1))
+        credit.on_slab(slab(1, 1))
     credit.tell(1)
     for seq in (1, 2):
-        credit.came(slab(seq, 40))
+        credit.on_slab(slab(seq, 40))
     with pytest.raises(ProtocolError, match="without credit"):
-        credit.came(slab(3, 21))
-    credit.came(slab(3, 20))
+        credit.on_slab(slab(3, 21))
+    credit.on_slab(slab(3, 20))
     with pytest.raises(ProtocolError, match="without credit: 3 slabs"):
-        credit.came(slab(4, 0))
+        credit.on_slab(slab(4, 0))
     credit.tell(3)
     with pytest.raises(ProtocolError, match="slab 5, but slab 4 was due"):
-        credit.came(slab(5, 0))
-    credit.came(slab(4, 0))
+        credit.on_slab(slab(5, 0))
+    credit.on_slab(slab(4, 0))
 
 
 def test_a_stream_of_one_client_gets_no_more_credit_than_it_asked_for() -> None:
@@ -124,9 +124,9 @@ def test_a_stream_of_one_client_gets_no_more_credit_than_it_asked_for() -> None:
     for shares, most in ((False, 4), (True, 4096)):
         credit = Credit.granted(opened, 4, 1 << 62, shares=shares)
         for seq in range(most):
-            credit.came(m.Slab(seq, 0, 0, seq, 1, 1, 64))
+            credit.on_slab(m.Slab(seq, 0, 0, seq, 1, 1, 64))
         with pytest.raises(ProtocolError, match="without credit"):
-            credit.came(m.Slab(most, 0, 0, most, 1, 1, 64))
+            credit.on_slab(m.Slab(most, 0, 0, most, 1, 1, 64))
 
 
 # --- messages beside slabs ---
@@ -240,14 +240,14 @@ def test_the_bound_of_messages_between_slabs_is_exact(monkeypatch: pytest.Monkey
     monkeypatch.setattr(epoch_bounds, "MAX_BETWEEN", sum(map(epoch_bounds.nbytes_of, messages)))
     bounds = EpochBounds(info)
     for message in messages:
-        bounds.passed(message)
-    bounds.came(m.Slab(0, 0, 50, 0, 1, 4, 64))
+        bounds.on_message(message)
+    bounds.on_slab(m.Slab(0, 0, 50, 0, 1, 4, 64))
     for message in between(7, 0)[3:6]:
-        bounds.passed(message)
+        bounds.on_message(message)
     for message in (m.LaneEnded(0, 6, 6, 0, 0, bytes(1100)), m.LaneEnded(0, 7, 7, 0, 0, bytes(1100))):
-        bounds.passed(message)
+        bounds.on_message(message)
     with pytest.raises(ProtocolError, match="messages between two slabs"):
-        bounds.passed(m.LaneEnded(0, 8, 8, 0, 0, bytes(1000)))
+        bounds.on_message(m.LaneEnded(0, 8, 8, 0, 0, bytes(1000)))
 
 
 def test_the_bound_of_records_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +256,9 @@ def test_the_bound_of_records_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Position(info, 0, 1, 4, bytes(32), (Place(0, 1, bytes(500)),), (EndedLane(1, 1, 1, bytes(500)),))
     bounds = EpochBounds(info, place)
     for size in (1000, 2000, 1000, 2500):  # the latest record of a lane counts
-        bounds.came(m.Slab(0, 0, 0, 1, 1, 4, 64, record=bytes(size)))
+        bounds.on_slab(m.Slab(0, 0, 0, 1, 1, 4, 64, record=bytes(size)))
     with pytest.raises(ProtocolError, match="records of more than 3000 bytes"):
-        bounds.came(m.Slab(0, 0, 2, 1, 1, 4, 64, record=b"x"))
+        bounds.on_slab(m.Slab(0, 0, 2, 1, 1, 4, 64, record=b"x"))
 
 
 def test_what_was_sent_elsewhere_lies_within_the_skip_or_goes_to_other_ranks() -> None:
@@ -268,15 +268,15 @@ def test_what_was_sent_elsewhere_lies_within_the_skip_or_goes_to_other_ranks() -
     for ranks, fine in ((1, 1), (2, 2), (4, 3)):
         bounds = EpochBounds(info, place, ranks=ranks)
         for _ in range(fine):
-            bounds.passed(elsewhere)
+            bounds.on_message(elsewhere)
         with pytest.raises(ProtocolError, match="elsewhere"):
-            bounds.passed(elsewhere)
+            bounds.on_message(elsewhere)
     bounds = EpochBounds(info, ranks=3)
     for _ in range(5):
-        bounds.passed(elsewhere)
-        bounds.came(slab)
+        bounds.on_message(elsewhere)
+        bounds.on_slab(slab)
     with pytest.raises(ProtocolError, match="not for a group's stream"):
-        EpochBounds(info, shares=True).passed(elsewhere)
+        EpochBounds(info, shares=True).on_message(elsewhere)
 
 
 def test_the_batches_of_pools_are_counted() -> None:
@@ -284,32 +284,32 @@ def test_the_batches_of_pools_are_counted() -> None:
     slab, elsewhere = m.Slab(0, 0, POOL_LANE, 0, 1, 4, 64), m.SentElsewhere(0, POOL_LANE, 0, 1, 4)
     lanes = (m.LaneInPool(0, 2, b"a"), m.LaneInPool(1, 1, b"b"))
     bounds = EpochBounds(info, ranks=2)
-    bounds.passed(m.PoolBegun(0, 0, 2, 8, lanes))
-    bounds.passed(elsewhere)
-    bounds.came(slab)
-    bounds.came(structs.replace(slab, repeat=True))  # a copy, which fills up a round
+    bounds.on_message(m.PoolBegun(0, 0, 2, 8, lanes))
+    bounds.on_message(elsewhere)
+    bounds.on_slab(slab)
+    bounds.on_slab(structs.replace(slab, repeat=True))  # a copy, which fills up a round
     with pytest.raises(ProtocolError, match="which has fewer"):
-        bounds.came(slab)
-    bounds.passed(m.PoolBegun(0, 1, 1, 4, lanes[:1], more=True))
+        bounds.on_slab(slab)
+    bounds.on_message(m.PoolBegun(0, 1, 1, 4, lanes[:1], more=True))
     with pytest.raises(ProtocolError, match="before the other lanes of pool 1"):
-        bounds.came(slab)
+        bounds.on_slab(slab)
     with pytest.raises(ProtocolError, match="before the other lanes of pool 1"):
-        bounds.passed(elsewhere)
-    bounds.passed(m.PoolBegun(0, 1, 1, 4, lanes[1:]))
-    bounds.came(slab)
+        bounds.on_message(elsewhere)
+    bounds.on_message(m.PoolBegun(0, 1, 1, 4, lanes[1:]))
+    bounds.on_slab(slab)
     with pytest.raises(ProtocolError, match="lane 4"):
-        bounds.came(m.Slab(0, 0, 4, 0, 1, 4, 64, repeat=True))
+        bounds.on_slab(m.Slab(0, 0, 4, 0, 1, 4, 64, repeat=True))
 
 
 def test_old_places_are_forgotten_when_they_take_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_progress, "KEEP_BYTES", 10_000)
     progress = _progress.Progress(small_feed())
     for number in range(100):
-        progress.handed(m.Slab(number, 0, 0, number, 1, 4, 64, record=bytes(1000)), ())
+        progress.on_handed(m.Slab(number, 0, 0, number, 1, 4, 64, record=bytes(1000)), ())
     assert progress.position(100).batches == 100
     kept = _progress.Progress(small_feed())
     for number in range(100):
-        kept.handed(m.Slab(number, 0, 0, number, 1, 4, 64, record=bytes(1000)), ())
+        kept.on_handed(m.Slab(number, 0, 0, number, 1, 4, 64, record=bytes(1000)), ())
     with pytest.raises(ValueError, match=r"the oldest state that is kept is after 9[0-9] batches"):
         kept.position(80)
     assert kept.position(95).places[0].index == 95

@@ -57,7 +57,7 @@ def test_the_position_behind_any_batch_is_that_of_the_stream(
     follow = Progress(info)
     borders, cut = [0], slabs(info, plan, cuts)
     for slab, before in cut:
-        follow.handed(slab, tuple(before))
+        follow.on_handed(slab, tuple(before))
         borders.append(follow.consumed)
     for consumed in sorted(n for n in asked if n <= follow.consumed):
         border = max(b for b in borders if b <= consumed)
@@ -65,7 +65,7 @@ def test_the_position_behind_any_batch_is_that_of_the_stream(
         assert position == within(standing(info, 0, plan, border), consumed, cut)
         assert unpack(pack(position)) == position
     assert follow.newest() == standing(info, 0, plan, follow.consumed)
-    follow.ended(0)
+    follow.on_epoch_ended(0)
     follow.begin(1)
     assert follow.position(follow.consumed) == standing(info, 0, plan, follow.consumed), (
         "the state of a consumer that has not seen the end"
@@ -98,7 +98,7 @@ def test_slabs_that_nobody_asks_for_are_thinned_out_and_what_is_kept_stays_right
         for e in range(3):
             follow.begin(e)
             for slab, before in slabs(info, epoch(e), []):
-                follow.handed(msgspec.structs.replace(slab, epoch=e), tuple(before))
+                follow.on_handed(msgspec.structs.replace(slab, epoch=e), tuple(before))
                 assert len(follow._steps) <= 9
         count = follow.consumed // 3
         consumed = data.draw(st.integers(follow._oldest, follow.consumed))
@@ -123,7 +123,7 @@ def test_asking_for_what_was_not_handed_or_is_forgotten_names_both_numbers() -> 
     info, epoch = dealt([20, 20])
     follow = Progress(info, consumed=100)
     for slab, before in slabs(info, epoch(0), []):
-        follow.handed(slab, tuple(before))
+        follow.on_handed(slab, tuple(before))
     follow.position(105)
     with pytest.raises(ValueError, match=r"consumed=104, but the oldest state that is kept is after 105"):
         follow.position(104)
@@ -135,7 +135,7 @@ def test_batches_that_were_not_read_when_their_epoch_was_left_are_not_counted() 
     info, epoch = dealt([40], turn=4)
     follow = Progress(info)
     (slab, before), *_ = slabs(info, epoch(0), [])
-    follow.handed(slab, tuple(before))
+    follow.on_handed(slab, tuple(before))
     assert follow.position(1).skip == 1
     follow.begin(1, unread=3)
     assert follow.consumed == 1
@@ -153,8 +153,8 @@ def test_a_lane_that_lacks_a_batch_or_does_not_end_is_named() -> None:
         for slab, before in slabs(info, plan, []):
             for lane in before:
                 if not missing(lane):
-                    check.ended(msgspec.structs.replace(lane, index=lane.index + (lane.lane == 0)))
-            check.came(slab)
+                    check.on_lane_ended(msgspec.structs.replace(lane, index=lane.index + (lane.lane == 0)))
+            check.on_batches(slab)
         if "not ended" in says:
-            check.ended(LaneEnded(0, 0, 0, 2, 0, b""))
+            check.on_lane_ended(LaneEnded(0, 0, 0, 2, 0, b""))
         assert check.fault(End(0, check.slabs, check.batches, check.rows)) == says

@@ -355,10 +355,10 @@ def slab(seq: int, index: int, batches: int) -> m.Slab:
 
 def test_a_position_within_a_pool_is_its_start_with_the_records_behind_it() -> None:
     track = Progress(INFO)
-    track.handed(slab(0, 0, 2), (FIRST,))
-    track.handed(slab(1, 2, 2), ())
-    track.handed(slab(2, 4, 2), (SECOND,))
-    track.handed(slab(3, 6, 1), ())
+    track.on_handed(slab(0, 0, 2), (FIRST,))
+    track.on_handed(slab(1, 2, 2), ())
+    track.on_handed(slab(2, 4, 2), (SECOND,))
+    track.on_handed(slab(3, 6, 1), ())
     assert track.position(1) == Position(INFO, 0, places=(Place(0, 0, b"", b"a2"), Place(1, 0, b"", b"b2")), skip=1)
     assert track.position(3).skip == 3
     behind = track.position(4)
@@ -379,26 +379,26 @@ def test_a_stream_that_goes_on_within_a_pool_is_told_of_it_again(passed: int) ->
     track = Progress(INFO, start, consumed=passed)
     assert track.position(passed) == start
     parts = [m.SentElsewhere(0, POOL_LANE, at, 1, 4) for at in range(passed)]
-    track.handed(slab(0, passed, 4 - passed), (FIRST, *parts))
+    track.on_handed(slab(0, passed, 4 - passed), (FIRST, *parts))
     if passed < 3:
         assert track.position(passed + 1) == msgspec.structs.replace(start, skip=passed + 1)
     assert track.position(4) == Position(INFO, 0, 4, 16, places=(Place(0, 2, b"a2"), Place(1, 2, b"b2")))
     check_ = EpochCheck(start)
-    check_.pooled(FIRST)
+    check_.on_pool(FIRST)
     for part in parts:
-        check_.came(part)
-    check_.came(slab(0, passed, 4 - passed))
+        check_.on_batches(part)
+    check_.on_batches(slab(0, passed, 4 - passed))
     assert check_.fault(m.End(0, 1, 4, 16)) == "is over, but its lane 0, with 2 batches so far, has not ended"
 
 
 def test_a_rank_hears_of_the_next_pool_before_its_own_batch_of_this_one() -> None:
     track = Progress(INFO)
     for seq, (index, before) in enumerate([(0, (FIRST,)), (2, ())]):
-        track.handed(slab(seq, index, 1), (*before, m.SentElsewhere(0, POOL_LANE, index + 1, 1, 4)))
+        track.on_handed(slab(seq, index, 1), (*before, m.SentElsewhere(0, POOL_LANE, index + 1, 1, 4)))
     assert track.position(2).batches == 4
     last_of_first = Progress(INFO)
-    last_of_first.handed(slab(0, 0, 1), (FIRST, *(m.SentElsewhere(0, POOL_LANE, at, 1, 4) for at in (1, 2))))
-    last_of_first.handed(slab(1, 3, 1), (SECOND, *(m.SentElsewhere(0, POOL_LANE, at, 1, 4) for at in (4, 5))))
+    last_of_first.on_handed(slab(0, 0, 1), (FIRST, *(m.SentElsewhere(0, POOL_LANE, at, 1, 4) for at in (1, 2))))
+    last_of_first.on_handed(slab(1, 3, 1), (SECOND, *(m.SentElsewhere(0, POOL_LANE, at, 1, 4) for at in (4, 5))))
     found = last_of_first.position(2)
     assert (found.batches, found.skip) == (4, 2)
     assert found.places == (Place(0, 2, b"a2", b"a4"), Place(1, 2, b"b2", b"b3"))
@@ -407,18 +407,18 @@ def test_a_rank_hears_of_the_next_pool_before_its_own_batch_of_this_one() -> Non
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_pool_that_begins_again_after_a_lost_connection_begins_again_in_the_position(ahead: bool) -> None:
     track = Progress(INFO)
-    track.handed(slab(0, 0, 3), (FIRST, SECOND) if ahead else (FIRST,))
+    track.on_handed(slab(0, 0, 3), (FIRST, SECOND) if ahead else (FIRST,))
     assert track.newest().skip == 3
     again = [m.SentElsewhere(0, POOL_LANE, 0, 2, 8), m.SentElsewhere(0, POOL_LANE, 2, 1, 4)]
-    track.handed(slab(0, 3, 1), (FIRST, *again))
+    track.on_handed(slab(0, 3, 1), (FIRST, *again))
     assert track.newest() == Position(INFO, 0, 4, 16, places=(Place(0, 2, b"a2"), Place(1, 2, b"b2")))
 
 
 def test_a_merged_batch_of_another_rank_that_comes_before_the_last_batch_of_a_pool_is_not_of_the_pool() -> None:
     track = Progress(INFO)
     merged = m.SentElsewhere(0, TAIL_LANE, 0, 1, 4)
-    track.handed(slab(0, 0, 2), (FIRST,))
-    track.handed(slab(1, 3, 1), (m.SentElsewhere(0, POOL_LANE, 2, 1, 4), merged))
+    track.on_handed(slab(0, 0, 2), (FIRST,))
+    track.on_handed(slab(1, 3, 1), (m.SentElsewhere(0, POOL_LANE, 2, 1, 4), merged))
     found = track.newest()
     assert (found.batches, found.merged, found.skip) == (5, 1, 0)
 
@@ -426,7 +426,7 @@ def test_a_merged_batch_of_another_rank_that_comes_before_the_last_batch_of_a_po
 def test_a_rank_keeps_the_ends_of_all_pools_without_a_batch_that_begin_before_its_own_batch() -> None:
     track = Progress(INFO)
     ends = [m.PoolBegun(0, 5 + n, 0, 0, (m.LaneInPool(n, 2, b"r", n, 1),)) for n in range(2)]
-    track.handed(slab(0, 3, 1), (FIRST, m.SentElsewhere(0, POOL_LANE, 0, 3, 12), *ends))
+    track.on_handed(slab(0, 3, 1), (FIRST, m.SentElsewhere(0, POOL_LANE, 0, 3, 12), *ends))
     found = track.newest()
     assert (found.batches, found.skip, found.places) == (4, 0, ())
     assert [lane.lane for lane in found.ended] == [0, 1]
@@ -435,15 +435,15 @@ def test_a_rank_keeps_the_ends_of_all_pools_without_a_batch_that_begin_before_it
 def test_the_lanes_of_a_pool_may_come_in_several_messages() -> None:
     track = Progress(INFO)
     halves = [msgspec.structs.replace(FIRST, lanes=(lane,), more=not n) for n, lane in enumerate(FIRST.lanes)]
-    track.handed(slab(0, 0, 4), tuple(halves))
+    track.on_handed(slab(0, 0, 4), tuple(halves))
     assert track.newest() == Position(INFO, 0, 4, 16, places=(Place(0, 2, b"a2"), Place(1, 2, b"b2")))
 
 
 def test_a_pool_without_batches_moves_its_lanes_at_once() -> None:
     track = Progress(INFO)
-    track.handed(slab(0, 0, 4), (FIRST,))
+    track.on_handed(slab(0, 0, 4), (FIRST,))
     empty = m.PoolBegun(0, 4, 0, 0, (m.LaneInPool(0, 2, b"a2", 0, 3), m.LaneInPool(1, 2, b"b2", 1, 1)))
-    track.handed(m.Slab(1, 0, TAIL_LANE, 0, 1, 4, 100), (empty,))
+    track.on_handed(m.Slab(1, 0, TAIL_LANE, 0, 1, 4, 100), (empty,))
     found = track.newest()
     assert (found.batches, found.merged, found.places) == (5, 1, ())
     assert [lane.lane for lane in found.ended] == [0, 1]
@@ -470,10 +470,10 @@ def test_slabs_of_pools_that_nobody_asks_for_are_thinned_out_and_positions_stay_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "SPAN", 6)
         for slab, before in stream:
-            whole.handed(slab, before)
+            whole.on_handed(slab, before)
         patch.setattr(progress, "KEEP", 8)
         for slab, before in stream:
-            thinned.handed(slab, before)
+            thinned.on_handed(slab, before)
     assert thinned.newest() == whole.newest()
     consumed = data.draw(st.integers(thinned._oldest, len(stream)))
     found, exact = thinned.position(consumed), whole.position(consumed)

@@ -102,7 +102,7 @@ class Client(Consumer):
 
     def slab(self, slab: Slab) -> None:
         self._there[slab.seq] = slab
-        self.state.came(Received(slab.message, LAYOUT, cast(Any, slab)))
+        self.state.queue(Received(slab.message, LAYOUT, cast(Any, slab)))
         self._drop_void()
 
     def hear(self, message: do.Said) -> None:
@@ -118,11 +118,11 @@ class Client(Consumer):
                 if self._awaiting:
                     self._awaiting, place, self._place = False, self._place, None
                     assert place is not None
-                    self._send(self.state.joined(place, message.epoch))
+                    self._send(self.state.go_on_at(place, message.epoch))
                     if self.closed:
                         self._say(on.Close(self.number, self.state.given))
             case _:
-                self.state.applied(message)
+                self.state.apply(message)
         if isinstance(message, m.Failed | m.End):
             self._may_break()
 
@@ -191,7 +191,7 @@ class Client(Consumer):
             self.cut()
 
     def cut(self) -> None:
-        self.state.disconnected()
+        self.state.on_disconnected()
         self._handed = self._given = self.state.handed_before
         self._there.clear()
         self._place, self._awaiting, self.lost = None, False, True
@@ -241,7 +241,7 @@ class Client(Consumer):
     def _let_go(self, slab: Slab) -> None:
         slab.slot.readers.remove((self, slab.seq))
         if self._local:
-            self.state.released(slab.seq)
+            self.state.release(slab.seq)
 
     @property
     def _unfetched(self) -> list[Slab]:

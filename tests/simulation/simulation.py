@@ -857,8 +857,8 @@ class Consumer:
         if slab.epoch == self._epoch:
             slab.before = tuple(self._before)
             self._before.clear()
-            self._tally.came(slab.message)
-            self._bounds.came(slab.message)
+            self._tally.on_batches(slab.message)
+            self._bounds.on_slab(slab.message)
             self._queue.append(slab)
         else:
             hold(
@@ -879,22 +879,22 @@ class Consumer:
                     self._untold.clear()
                     self._opening = False
             case m.Begun():
-                self.track.listed(message.epoch, message.digest)
+                self.track.on_listed(message.epoch, message.digest)
             case m.LaneEnded() if message.epoch != self._epoch:
                 pass
             case m.SentElsewhere() if message.epoch == self._epoch:
                 self._before.append(message)
-                self._tally.came(message)
-                self._bounds.passed(message)
+                self._tally.on_batches(message)
+                self._bounds.on_message(message)
             case m.LaneEnded() if message.epoch == self._epoch:
                 self._before.append(message)
-                self._tally.ended(message)
-                self._bounds.passed(message)
+                self._tally.on_lane_ended(message)
+                self._bounds.on_message(message)
                 self.cuts[message.epoch, message.lane] = message.record
             case m.PoolBegun() if message.epoch == self._epoch:
                 self._before.append(message)
-                self._tally.pooled(message)
-                self._bounds.passed(message)
+                self._tally.on_pool(message)
+                self._bounds.on_message(message)
                 for lane in message.lanes:
                     if lane.number >= 0:
                         self.cuts[message.epoch, lane.lane] = lane.record
@@ -1015,7 +1015,7 @@ class Consumer:
         slab.verify()
         self.read[slab.epoch] += slab.batches.values()
         self._last_batches = len(slab.batches)
-        self.track.handed(slab.message, slab.before)
+        self.track.on_handed(slab.message, slab.before)
         message = slab.message
         self._untold.append(m.Had(message.epoch, message.lane, message.index, message.batches))
         self._handed += 1
@@ -1097,7 +1097,7 @@ class Consumer:
             else:
                 came = position.batches + position.skip + len(read)
                 hold(end.batches == came, f"the epoch ends with {end.batches} batches instead of {came}")
-            self.track.ended(self._epoch)
+            self.track.on_epoch_ended(self._epoch)
             self._epoch = None
 
     def _void(self, slab: Slab) -> None:

@@ -38,21 +38,21 @@ def test_the_waits_of_a_call_follow_from_its_hand_overs(
 
 def source(*slabs: tuple[int, float, float, float]) -> HandOvers:
     overs = HandOvers()
-    overs.begins()
+    overs.on_epoch_begun()
     for slab in slabs:
-        overs.handed(*slab)
+        overs.on_handed(*slab)
     return overs
 
 
 def test_a_wait_is_divided_into_production_transfer_and_hand_off() -> None:
     waits = StepWaits([source((1, 14, 16, 17), (2, 1, 1, 2))])
     waits.asks(10)
-    found = waits.ends(20)
+    found = waits.end(20)
     assert found == Waits(seconds=10, steps=1, ready=0, production=4, transfer=2, handoff=1)
     assert found.waiting == pytest.approx(0.7)
     for _ in range(2):  # both batches of the second slab
         waits.asks(20)
-        waits.ends(21)
+        waits.end(21)
     assert waits.sums == Waits(seconds=12, steps=3, ready=2, production=4, transfer=2, handoff=1)
     assert waits.fits
 
@@ -60,7 +60,7 @@ def test_a_wait_is_divided_into_production_transfer_and_hand_off() -> None:
 def test_a_step_of_two_feeds_waits_for_the_later_one() -> None:
     waits = StepWaits([source((1, 12, 12, 12)), source((1, 15, 15, 15))])
     waits.asks(10)
-    found = waits.ends(20)
+    found = waits.end(20)
     assert found is not None
     assert (found.waited, found.ready) == (5, 0)
 
@@ -69,42 +69,42 @@ def test_the_first_call_is_left_out_and_its_batches_are_not() -> None:
     waits = StepWaits([source((1, 5, 5, 5), (1, 14, 14, 14))], skip=1)
     assert waits.asks(1) is None
     assert waits.asks(10) is None
-    assert waits.ends(15) == Waits(seconds=5, steps=1, production=4)
+    assert waits.end(15) == Waits(seconds=5, steps=1, production=4)
 
 
 def test_batches_that_were_taken_ahead_of_an_iteration_that_is_left_are_not_consumed() -> None:
     overs = source((3, 1, 1, 1), (3, 2, 2, 2))
     waits = StepWaits([overs])
     waits.asks(3)
-    waits.ends(4)
+    waits.end(4)
     waits.end_epoch()
-    overs.begins()  # a new iteration, before the epoch has ended
-    overs.handed(1, 15, 15, 15)
+    overs.on_epoch_begun()  # a new iteration, before the epoch has ended
+    overs.on_handed(1, 15, 15, 15)
     waits.asks(10)
-    assert waits.ends(16) == Waits(seconds=6, steps=1, production=5)
+    assert waits.end(16) == Waits(seconds=6, steps=1, production=5)
 
-    overs.ends()
-    overs.begins()  # as repeat() does: nothing is dropped
-    overs.handed(1, 17, 17, 17)
+    overs.on_epoch_ended()
+    overs.on_epoch_begun()  # as repeat() does: nothing is dropped
+    overs.on_handed(1, 17, 17, 17)
     waits.asks(16)
-    assert waits.ends(18) == Waits(seconds=2, steps=1, production=1)
+    assert waits.end(18) == Waits(seconds=2, steps=1, production=1)
 
 
 def test_batches_that_were_taken_to_build_the_model_are_not_consumed() -> None:
     overs = HandOvers()
-    overs.handed(2, 1, 1, 1)  # from an earlier iteration
-    overs.begins()
-    overs.handed(1, 15, 15, 15)
+    overs.on_handed(2, 1, 1, 1)  # from an earlier iteration
+    overs.on_epoch_begun()
+    overs.on_handed(1, 15, 15, 15)
     waits = StepWaits([overs])
     waits.asks(10)
-    assert waits.ends(16) == Waits(seconds=6, steps=1, production=5)
+    assert waits.end(16) == Waits(seconds=6, steps=1, production=5)
 
 
 def test_an_epoch_may_end_with_fewer_batches_and_with_a_call_that_finds_none() -> None:
     waits = StepWaits([source((6, 1, 1, 1))])
     waits.asks(2, 4)
     assert waits.asks(4, 4) == Waits(seconds=2, steps=4, ready=4)
-    assert waits.ends(5) == Waits(seconds=1, steps=2, ready=2)
+    assert waits.end(5) == Waits(seconds=1, steps=2, ready=2)
     waits.end_epoch()
     assert waits.fits
     waits.asks(6, 4)

@@ -173,7 +173,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
             if batch == self._number + self._steps - 1:  # the next one has not begun
                 if self._validated is None:
                     self._found_sources(validation=False)
-                self._count(self._train.ends(now))
+                self._count(self._train.end(now))
                 if self._early:
                     self._train.asks(now, self._steps)
             shown = self._shown
@@ -204,7 +204,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
         with self._lock:
             if self._validated is not None and batch == self._validation_number + self._steps - 1:
                 self._found_sources(validation=True)
-                self._validated.add(self._validation.ends(now) or Waits())
+                self._validated.add(self._validation.end(now) or Waits())
                 if self._early:
                     self._validation.asks(now, self._steps)
 

@@ -72,12 +72,12 @@ class StepWaits:
 
     def asks(self, now: float, steps: int = 1) -> Waits | None:
         """Begin a call of `steps` steps. The call before has ended: return its sums, or None if it does not count."""
-        before = self.ends(now)
+        before = self.end(now)
         self.fits = self.fits and not self._short
         self._asked, self._steps = now, steps
         return before
 
-    def ends(self, now: float) -> Waits | None:
+    def end(self, now: float) -> Waits | None:
         """End the call if it has not ended yet. Return its sums, or None if it does not count."""
         asked, self._asked = self._asked, None
         if asked is None:

@@ -63,7 +63,7 @@ class Again:
         kept = [] if self.reads is None else self.reads.kept
         return sum(item.slab.batches for item in [*kept, *self._queue] if isinstance(item, Received))
 
-    def begins(self, reads: BuildReads | None, url: str) -> bool:
+    def begin(self, reads: BuildReads | None, url: str) -> bool:
         """Begin an iteration. Return whether it begins with what the one before has read to build a model."""
         before, self.reads = self.reads, reads
         if before is not None and before.too_many:

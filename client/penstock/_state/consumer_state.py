@@ -12,8 +12,8 @@ from then on the stream has failed. If the epoch is left before that, nobody rea
 with the next epoch. The daemon's session has failed, so this needs another connection. (A job of ranks shares its
 session's stream, so a failure ends it at once.)
 
-A stream outlives its connection. `disconnected` drops everything that was not handed over, a failure included. Then
-`joined` continues after the last slab that was, over another connection, which counts its slabs from 0.
+A stream outlives its connection. `on_disconnected` drops everything that was not handed over, a failure included. Then
+`go_on_at` continues after the last slab that was, over another connection, which counts its slabs from 0.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class ConsumerState:
         out: list[Begin | Leave] = [*self.leave(self.epoch)]
         self.epoch = max(self.epoch + 1, self._shared_from)
         self.progress.begin(self.epoch, unread)
-        self._opened(self._start if self._start and self._start.epoch == self.epoch else None)
+        self._start_session(self._start if self._start and self._start.epoch == self.epoch else None)
         return [*out, Begin(self.epoch)] if self.passed_by is None else []
 
     def take(self, epoch: int, hold: bool = False) -> Received | End | None:
@@ -185,7 +185,7 @@ class ConsumerState:
                 return None
             received, before = self._queue.popleft()
             self.handed += 1
-            self.progress.handed(received.slab, before)
+            self.progress.on_handed(received.slab, before)
             if self.shared:
                 slab = received.slab
                 self.untold.append(Had(slab.epoch, slab.lane, slab.index, slab.batches))
@@ -193,7 +193,7 @@ class ConsumerState:
             return received
         if self._end is not None:
             self._open = False
-            self.progress.ended(epoch)
+            self.progress.on_epoch_ended(epoch)
             return self._end
         self.error = self.error or self._failure
         self.check_readable()
@@ -231,7 +231,7 @@ class ConsumerState:
         self._open = False
         self._void()
 
-    def released(self, seq: int) -> None:
+    def release(self, seq: int) -> None:
         """Release the slot of slab `seq`: the last array over it is gone.
 
         Ignore a slab that was refused, or that came after a failure: it was never handed over, so the client does not
@@ -243,23 +243,23 @@ class ConsumerState:
 
     # --- the daemon ---
 
-    def applied(self, message: ServerMessage) -> bool:
+    def apply(self, message: ServerMessage) -> bool:
         """Apply a message about epochs and lanes. Return False, and do nothing, if it is about something else.
 
         Raises:
             ProtocolError: the daemon must not send it now.
         """
         if isinstance(message, LaneEnded | PoolBegun | SentElsewhere):
-            self.passed(message)
+            self.on_passed(message)
         elif isinstance(message, Begun):
-            self.listed(message)
+            self.on_listed(message)
         elif isinstance(message, End):
-            self.ended(message)
+            self.end_epoch(message)
         else:
             return False
         return True
 
-    def listed(self, begun: Begun) -> None:
+    def on_listed(self, begun: Begun) -> None:
         """Note the digest of an epoch's splits. The stream fails with StateMismatch if a different one was known.
 
         Raises:
@@ -280,9 +280,9 @@ class ConsumerState:
                 )
             )
         self._digest = (begun.epoch, begun.digest)
-        self.progress.listed(begun.epoch, begun.digest)
+        self.progress.on_listed(begun.epoch, begun.digest)
 
-    def came(self, received: Received) -> None:
+    def queue(self, received: Received) -> None:
         """Queue a slab.
 
         Raises:
@@ -300,12 +300,12 @@ class ConsumerState:
             self.handed += 1
             return
         self._left_at = None
-        self._bounds.came(slab)
-        self._epoch_check.came(slab)
+        self._bounds.on_slab(slab)
+        self._epoch_check.on_batches(slab)
         before, self._before = tuple(self._before), []
         self._queue.append((received, before))
 
-    def passed(self, message: SentElsewhere | LaneEnded | PoolBegun) -> None:
+    def on_passed(self, message: SentElsewhere | LaneEnded | PoolBegun) -> None:
         """Note that other consumers got batches, that a lane ended, or that a pool begins.
 
         Raises:
@@ -313,16 +313,16 @@ class ConsumerState:
         """
         self._check_open(message)
         if self._reads(message.epoch):
-            self._bounds.passed(message)
+            self._bounds.on_message(message)
             if isinstance(message, SentElsewhere):
-                self._epoch_check.came(message)
+                self._epoch_check.on_batches(message)
             elif isinstance(message, PoolBegun):
-                self._epoch_check.pooled(message)
+                self._epoch_check.on_pool(message)
             else:
-                self._epoch_check.ended(message)
+                self._epoch_check.on_lane_ended(message)
             self._before.append(message)
 
-    def ended(self, end: End) -> None:
+    def end_epoch(self, end: End) -> None:
         """End an epoch. The stream fails with IncompleteEpoch if part of the epoch is missing.
 
         Raises:
@@ -362,7 +362,7 @@ class ConsumerState:
         else:
             self.error = self.error or error
 
-    def lost(self, error: PenstockError) -> None:
+    def fail_now(self, error: PenstockError) -> None:
         """Fail with `error` now, and drop the queue: other consumers may own the slots of slabs that were not handed
         over. If the stream has failed already, or would have failed next, that error stays."""
         self.error = self.error or (None if self._queue else self._failure) or error
@@ -370,7 +370,7 @@ class ConsumerState:
         self._open = False
         self._queue.clear()
 
-    def disconnected(self) -> set[int]:
+    def on_disconnected(self) -> set[int]:
         """Drop everything that belongs to the lost connection. Return its `aliased`."""
         if self._queue:
             self._end = None
@@ -395,7 +395,7 @@ class ConsumerState:
             return self._start
         return Position(self.info, self.epoch + 1)
 
-    def joined(self, place: Position, first: int) -> list[Begin]:
+    def go_on_at(self, place: Position, first: int) -> list[Begin]:
         """Continue over a connection that begins at `place`, or in epoch `first` of a group's stream. Return the
         messages to send."""
         self.untold.clear()  # the daemon opened the session, so it knows of them
@@ -406,7 +406,7 @@ class ConsumerState:
         if self.epoch < self._shared_from:  # it ended for the others meanwhile, so all of it was handed over
             self._end = End(self.epoch, 0, 0, 0)
             return []
-        self._opened(place if place.epoch == self.epoch and not self.shared else None)
+        self._start_session(place if place.epoch == self.epoch and not self.shared else None)
         if place.digest and place.epoch == self.epoch:
             self._digest = (place.epoch, place.digest)
         return [Begin(self.epoch)]
@@ -420,7 +420,7 @@ class ConsumerState:
         released, self._released = self._released[:MAX_RELEASED], self._released[MAX_RELEASED:]
         return Ack(self.handed, tuple(released), self._ended)
 
-    def _opened(self, place: Position | None) -> None:
+    def _start_session(self, place: Position | None) -> None:
         self._open, self._end = True, None
         self._epoch_check = EpochCheck(place)
         self._bounds = EpochBounds(self.info, place, ranks=self._ranks, shares=self.shared)

@@ -59,7 +59,7 @@ class Counters:
         self._counts = self._without(unread)
         self._begun = self._begun or time.monotonic()
 
-    def handed_over(self, item: Received, copy: bool) -> None:
+    def count_handed_over(self, item: Received, copy: bool) -> None:
         """Count a slab that is handed over. `copy`: as a copy."""
         slab = item.slab
         if self._waiting_since is not None:
@@ -83,7 +83,7 @@ class Counters:
             self._waiting_since = now
         self._looked = now
 
-    def waited(self, began: float, now: float) -> None:
+    def count_wait(self, began: float, now: float) -> None:
         """Count a wait from `began` until `now`. It may continue."""
         self._waited += now - began
         self.waiting(now)
@@ -99,7 +99,7 @@ class Counters:
         self._warned = True
         return now - self._waiting_since
 
-    def reconnected(self) -> None:
+    def count_reconnection(self) -> None:
         """Count a reconnection. If the consumer waits, its wait counts from now on."""
         self.reconnects += 1
         self._waiting_since = self._waiting_since and time.monotonic()

@@ -37,7 +37,7 @@ class Credit:
         """Note that the daemon is about to learn that the first `handed` slabs were handed over. Safe on any thread."""
         self._handed = handed
 
-    def came(self, slab: Slab) -> None:
+    def on_slab(self, slab: Slab) -> None:
         """Note that a slab begins to arrive. Its memory is allocated after this.
 
         Raises:

@@ -62,13 +62,13 @@ class EpochBounds:
             for ended in place.ended:
                 self._keep(ended.lane, ended.record)
 
-    def came(self, slab: Slab) -> None:
-        """Note a slab. Raises ProtocolError, as `passed`."""
+    def on_slab(self, slab: Slab) -> None:
+        """Note a slab. Raises ProtocolError, as `on_message`."""
         self._read(slab)
         self._others = self._ranks - 1
         self._between = 0
 
-    def passed(self, message: LaneEnded | PoolBegun | SentElsewhere) -> None:
+    def on_message(self, message: LaneEnded | PoolBegun | SentElsewhere) -> None:
         """Note another message.
 
         Raises:

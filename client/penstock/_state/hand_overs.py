@@ -34,7 +34,7 @@ class HandOver:
 class HandOvers:
     """The hand-overs of one stream that no step has consumed yet.
 
-    One thread calls `begins`, `ends` and `handed`, and another one `take`.
+    One thread calls the methods that begin with `on_`, and another one `take`.
 
     Attributes:
         total: batches that were handed over.
@@ -54,17 +54,17 @@ class HandOvers:
 
     # --- the thread that hands over ---
 
-    def begins(self) -> None:
+    def on_epoch_begun(self) -> None:
         """Note that an epoch begins. If the one before was left, the batches taken ahead will not be consumed."""
         if self._within:
             self._restarts.append(self.total)
         self._within = True
 
-    def ends(self) -> None:
+    def on_epoch_ended(self) -> None:
         """Note that the epoch has ended: all of it was handed over, and will be consumed."""
         self._within = False
 
-    def handed(self, batches: int, began: float, whole: float, now: float) -> None:
+    def on_handed(self, batches: int, began: float, whole: float, now: float) -> None:
         """Record that a slab of `batches` batches was handed over."""
         self.total += batches
         if len(self._log) < MOST:

@@ -73,7 +73,7 @@ class Progress:
         self._nbytes = 0
         self._digests: dict[int, bytes] = {}
 
-    def ended(self, epoch: int) -> None:
+    def on_epoch_ended(self, epoch: int) -> None:
         """Note that an epoch was read to its end."""
         self._steps.append((self.consumed, _Next(epoch + 1, ended=True), ()))
 
@@ -85,13 +85,13 @@ class Progress:
             self._steps.append((self.consumed, what, before))
         self._steps.append((self.consumed, _Next(epoch, ended=False), ()))
 
-    def listed(self, epoch: int, digest: bytes) -> None:
+    def on_listed(self, epoch: int, digest: bytes) -> None:
         """Note the digest of the epoch's splits."""
         self._digests[epoch] = digest
         for old in [old for old in self._digests if old < self._place.epoch]:
             del self._digests[old]
 
-    def handed(self, slab: Slab, before: Before) -> None:
+    def on_handed(self, slab: Slab, before: Before) -> None:
         """Note that a slab was handed over; the messages `before` came between it and the slab before."""
         self.consumed += slab.batches
         step = (self.consumed, slab, before)
@@ -259,7 +259,7 @@ class EpochCheck:
             self._ended = {lane.lane: lane.index for lane in position.ended}
             self._read = {place.lane: place.index for place in position.places} | self._ended
 
-    def came(self, some: Slab | SentElsewhere) -> None:
+    def on_batches(self, some: Slab | SentElsewhere) -> None:
         """Count batches that arrived, or that other consumers got."""
         self.slabs += isinstance(some, Slab)
         if isinstance(some, Slab) and some.repeat:
@@ -269,11 +269,11 @@ class EpochCheck:
         if some.lane >= 0 and some.record:
             self._read[some.lane] = self._read.get(some.lane, 0) + some.batches
 
-    def ended(self, lane: LaneEnded) -> None:
+    def on_lane_ended(self, lane: LaneEnded) -> None:
         """Note the end of a lane."""
         self._ended[lane.lane] = lane.index
 
-    def pooled(self, pool: PoolBegun) -> None:
+    def on_pool(self, pool: PoolBegun) -> None:
         """Note how far a pool takes its lanes."""
         for lane in pool.lanes:
             self._read[lane.lane] = lane.index

@@ -50,7 +50,7 @@ class StreamRegistry:
         self._times: dict[str, int] = {}
         self._warned: set[str] = set()
 
-    def opened(self, feed: str | None, goes_on: bool = False) -> StreamReads:
+    def register(self, feed: str | None, goes_on: bool = False) -> StreamReads:
         """Register a stream that begins with the first epoch of `feed` (None: do not count it). `goes_on`: it continues
         from a state instead."""
         with self._lock:
@@ -58,7 +58,7 @@ class StreamRegistry:
             self._alive.add(reads)
             return reads
 
-    def _begins(self, reads: StreamReads) -> bool:
+    def _on_epoch_begun(self, reads: StreamReads) -> bool:
         """Note that an epoch begins. Return whether that is worth the warning."""
         with self._lock:
             later = reads.begun
@@ -71,7 +71,7 @@ class StreamRegistry:
             self._warned.add(reads.feed)
             return True
 
-    def _ends(self, reads: StreamReads, whole: bool) -> None:
+    def _on_epoch_ended(self, reads: StreamReads, whole: bool) -> None:
         with self._lock:
             if reads.within and whole and reads.feed is not None and not reads.counted:
                 reads.counted = True
@@ -80,7 +80,7 @@ class StreamRegistry:
 
 
 class StreamReads:
-    """The reads of one stream. Made by `StreamRegistry.opened`.
+    """The reads of one stream. Made by `StreamRegistry.register`.
 
     Attributes:
         feed: the feed whose first epoch the stream begins with, or None.
@@ -97,9 +97,9 @@ class StreamReads:
         self.begun = goes_on
         self.within = self.counted = False
 
-    def begins(self, url: str) -> None:
+    def begin(self, url: str) -> None:
         """Begin an epoch of the stream at `url`. If that is worth the warning, log it."""
-        if self._registry._begins(self):
+        if self._registry._on_epoch_begun(self):
             logger.warning(
                 "%s: a new connection reads epoch 0 of this feed again and gets the same batches as the %d times "
                 "before. Create the dataset (or connection) once and iterate over it once per epoch, or resume where "
@@ -108,9 +108,9 @@ class StreamReads:
                 self.before,
             )
 
-    def ends(self, whole: bool) -> None:
+    def end(self, whole: bool) -> None:
         """End the epoch. `whole`: it counts as read; otherwise it was left. May be called again."""
-        self._registry._ends(self, whole)
+        self._registry._on_epoch_ended(self, whole)
 
 
 registry = StreamRegistry()

@@ -95,7 +95,7 @@ class HandOff:
         self._counters = Counters(asked)
         self.hand_overs: HandOvers | None = None
         fresh = start is None and not identity.shares and repeats.may_repeat(link.info)
-        self._reads = repeats.registry.opened(connector.url if fresh else None, goes_on=start is not None)
+        self._reads = repeats.registry.register(connector.url if fresh else None, goes_on=start is not None)
 
     # --- consumers, on any thread ---
 
@@ -135,9 +135,9 @@ class HandOff:
             self._leave_dropped_epochs()
             self._state.check_readable()
             self._begun = self._begun or build is None
-            again = self._again.begins(build, self.url)
+            again = self._again.begin(build, self.url)
             if self.hand_overs is not None and build is None:
-                self.hand_overs.begins()
+                self.hand_overs.on_epoch_begun()
             if again:
                 return self._state.epoch
             messages = self._state.begin(unread)
@@ -147,7 +147,7 @@ class HandOff:
                 self.mailbox.wake()
             self._ready.notify_all()
             epoch = self._state.epoch
-        self._reads.begins(self.url)
+        self._reads.begin(self.url)
         return epoch
 
     def go_on(self, build: BuildReads) -> bool:
@@ -180,7 +180,7 @@ class HandOff:
             if build is not None and item is not None and not (isinstance(item, End) and self.nothing_left(epoch)):
                 build.keep(item)
             if isinstance(item, End) and self.hand_overs is not None and build is None:
-                self.hand_overs.ends()
+                self.hand_overs.on_epoch_ended()
         if not isinstance(item, Received):
             return item
         began, whole = item.began, item.whole
@@ -194,7 +194,7 @@ class HandOff:
             item = Received(item.slab, item.layout, private)  # drops the original, which releases the slot
             self.mailbox.wake()
         if self.hand_overs is not None and build is None:
-            self.hand_overs.handed(item.slab.batches, began, whole, time.monotonic())
+            self.hand_overs.on_handed(item.slab.batches, began, whole, time.monotonic())
         return item
 
     def position(self, consumed: int | None, unread: int) -> tuple[Position, int]:
@@ -273,12 +273,12 @@ class HandOff:
         """How many slabs of the lost connection were handed over, and, in a group, the latest of them."""
         return self._state.handed_before, tuple(self._state.untold)
 
-    def came(self, received: Received) -> None:
-        """Queue a slab. Raises as `ConsumerState.came`."""
+    def queue(self, received: Received) -> None:
+        """Queue a slab. Raises as `ConsumerState.queue`."""
         received.whole = time.monotonic()
         received.began = received.began or received.whole
         with self._ready:
-            self._state.came(received)
+            self._state.queue(received)
             self._ready.notify_all()
 
     def apply(self, message: ServerMessage) -> None:
@@ -288,11 +288,11 @@ class HandOff:
             ProtocolError: the daemon must not send it now.
         """
         with self._ready:
-            if self._state.applied(message):
+            if self._state.apply(message):
                 if isinstance(message, End):
                     self._flush()
             elif isinstance(message, MissingRanks):
-                self.missing.said(message)
+                self.missing.on_missing_ranks(message)
             elif isinstance(message, Opened):
                 if self.transport is not None:
                     self.transport.limit(message.quota)
@@ -309,7 +309,7 @@ class HandOff:
     def lose(self, error: PenstockError) -> None:
         """End the stream with `error` now: another consumer may own the slots of queued slabs."""
         with self._ready:
-            self._state.lost(error)
+            self._state.fail_now(error)
             self._ready.notify_all()
 
     def tend(self, last: bool) -> None:
@@ -326,7 +326,7 @@ class HandOff:
         """Let consumers wait for another connection. The lost one stays open while arrays lie over its slots."""
         with self._ready:
             if self.transport is not None:
-                self._lost.add(self.transport, self._state.disconnected())
+                self._lost.add(self.transport, self._state.on_disconnected())
             self.transport = None
             self.missing.clear()
             self._outbox.clear()
@@ -347,8 +347,8 @@ class HandOff:
         """Continue over another connection, which begins at `position`."""
         with self._ready:
             self.transport, self._name, self.url = link.transport, link.transport.name, url
-            self._counters.reconnected()
-            self._send(*self._state.joined(position, link.epoch))
+            self._counters.count_reconnection()
+            self._send(*self._state.go_on_at(position, link.epoch))
             self._ready.notify_all()
 
     def shut(self) -> None:
@@ -372,7 +372,7 @@ class HandOff:
         transport = self.transport
         if not isinstance(item, Received) or transport is None:
             if isinstance(item, End):
-                self._reads.ends(whole=True)
+                self._reads.end(whole=True)
             return item, False
         state = self._state
         transport.mark(state.handed)
@@ -383,7 +383,7 @@ class HandOff:
             copy = len(state.aliased) >= (quota or 0)
         if quota is not None:
             state.aliased.add(item.slab.seq)  # during a copy too: this keeps the connection open
-        self._counters.handed_over(item, copy or item.copied)
+        self._counters.count_handed_over(item, copy or item.copied)
         if not transport.sends_anywhere:
             self._send()
         return item, copy
@@ -417,7 +417,7 @@ class HandOff:
                 item = self._next(epoch)
         finally:
             now = time.monotonic()
-            self._counters.waited(began, now)
+            self._counters.count_wait(began, now)
             here = self.work is not None  # then the user can see a slow generator, or a breakpoint
             if self.transport is not None and not here and (seconds := self._counters.slow(now)) is not None:
                 self.missing.warn_of_wait(self.url, seconds, reconnected=self._counters.reconnects > 0)
@@ -432,8 +432,8 @@ class HandOff:
 
     def _release(self) -> None:
         if self.transport is not None:
-            for seq in self.transport.released():
-                self._state.released(seq)
+            for seq in self.transport.take_released():
+                self._state.release(seq)
 
     def _leave_dropped_epochs(self) -> None:
         while self.mailbox.left:
@@ -443,7 +443,7 @@ class HandOff:
             self._send(*self._state.leave(epoch))
 
     def _stop_reading(self) -> None:
-        self._reads.ends(self._counters.batches >= repeats.MANY)
+        self._reads.end(self._counters.batches >= repeats.MANY)
 
     def _send(self, *messages: Message) -> None:
         """Send `messages`, then the acknowledgement that is due. Without a connection send nothing, because the next

@@ -119,7 +119,7 @@ class InProcessTransport:
 
     def work(self, seconds: float) -> list[ServerMessage | Received | PenstockError]:
         """Make batches for about `seconds`, or until there is something to receive. Raises as `InProcess.work`."""
-        return [self._received(said) if isinstance(said, tuple) else said for said in self._made.work(seconds)]
+        return [self._as_received(said) if isinstance(said, tuple) else said for said in self._made.work(seconds)]
 
     def send(self, data: bytes) -> bool:
         """Pass a message to the stream, which acts on it the next time it works."""
@@ -130,7 +130,7 @@ class InProcessTransport:
         """End the generators."""
         self._made.close()
 
-    def _received(self, said: tuple[Any, Root]) -> Received:
+    def _as_received(self, said: tuple[Any, Root]) -> Received:
         slab, root = said
         return Received(slab, self._views.layout(slab), root)
 
@@ -153,7 +153,7 @@ class InProcessTransport:
     def limit(self, quota: int) -> None:
         """Do nothing: slots are private memory."""
 
-    def released(self) -> list[int]:
+    def take_released(self) -> list[int]:
         """Return an empty list: slots are private memory."""
         return []
 
@@ -223,7 +223,7 @@ class InProcessReceiver:
             assert isinstance(transport, InProcessTransport)
             for message in transport.work(seconds):
                 if isinstance(message, Received):
-                    handoff.came(message)
+                    handoff.queue(message)
                 elif isinstance(message, PenstockError):
                     handoff.fail(message)
                 else:

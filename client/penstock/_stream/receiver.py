@@ -115,7 +115,7 @@ class Receiver:
                     if self._handoff.passed_by is not None and not self._ending and not self._pass_by():
                         break
                 except (ConnectionLost, DaemonStopped) as error:
-                    if not self._reconnected(error):
+                    if not self._reconnect(error):
                         break
             self._stop_daemon()
             self._outlive_arrays()
@@ -143,9 +143,9 @@ class Receiver:
                 if message is None:
                     break
                 if isinstance(message, Received):
-                    handoff.came(message)
+                    handoff.queue(message)
                     if self._reconnector.cause is not None:
-                        self._recovered()
+                        self._on_recovered()
                 else:
                     self._apply(message)
                 del message
@@ -173,8 +173,8 @@ class Receiver:
         finally:
             del error  # it holds this frame, which would hold it, and the stream
 
-    def _recovered(self) -> None:
-        self._reconnector.recovered()
+    def _on_recovered(self) -> None:
+        self._reconnector.on_recovered()
         if self._reconnector.connections > 1:
             logger.warning("%s: connected again after %.1f s", self._handoff.url, self._reconnector.lasted)
 
@@ -219,8 +219,8 @@ class Receiver:
         if not self._may_reconnect():
             self._lose(failure)
             return True  # as after any failure, the connection stays open while arrays lie over its slots
-        self._reconnector.recovered()  # the connection was not lost
-        return self._reconnected(ConnectionLost(f"an epoch that was left failed further on ({failure.message})"))
+        self._reconnector.on_recovered()  # the connection was not lost
+        return self._reconnect(ConnectionLost(f"an epoch that was left failed further on ({failure.message})"))
 
     def _may_reconnect(self) -> bool:
         daemon = self._connector.daemon
@@ -228,7 +228,7 @@ class Receiver:
             return False
         return self._reconnector.seconds > 0 and not (daemon is not None and daemon.stopping)
 
-    def _reconnected(self, cause: PenstockError) -> bool:
+    def _reconnect(self, cause: PenstockError) -> bool:
         """Connect again after a loss. Return False if the stream has ended instead."""
         handoff, reconnector = self._handoff, self._reconnector
         transport = handoff.transport
@@ -257,7 +257,7 @@ class Receiver:
 
     def _say_lost(self, cause: PenstockError) -> None:
         handoff, reconnector = self._handoff, self._reconnector
-        if reconnector.lost(cause):
+        if reconnector.on_lost(cause):
             logger.warning(
                 "%s: %s. Trying to reconnect for up to %g s; the stream then continues where it was",
                 handoff.url,

@@ -115,7 +115,7 @@ class Reconnector:
         self._began = self._connected = 0.0
         self._pause = FIRST_PAUSE
 
-    def lost(self, cause: PenstockError) -> bool:
+    def on_lost(self, cause: PenstockError) -> bool:
         """Note that a connection was lost because of `cause`. Return whether a new loss begins with it."""
         self._newest = cause.message
         lasted = time.monotonic() - self._connected if self.connections else 0.0
@@ -126,7 +126,7 @@ class Reconnector:
         self.connections = 0
         return True
 
-    def recovered(self) -> None:
+    def on_recovered(self) -> None:
         """Note that a slab arrived: the loss is over."""
         self.cause = None
 

@@ -39,7 +39,7 @@ class Missing:
         """Forget the missing ranks, because the connection was lost."""
         self._ranks = ()
 
-    def said(self, message: MissingRanks) -> None:
+    def on_missing_ranks(self, message: MissingRanks) -> None:
         """Note which ranks are missing, as the daemon says.
 
         Raises:

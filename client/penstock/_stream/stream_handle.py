@@ -98,7 +98,7 @@ class StreamHandle:
         """Begin where the state `loaded` was taken, in another session. Raises as `Connection.load_state_dict`."""
         handoff, receiver = self.handoff, self.receiver
         if handoff.error is not None:
-            raise self._raised(handoff.error)
+            raise self._to_raise(handoff.error)
         if handoff.closed:
             raise StreamClosed("the connection was closed, so no state can be loaded into it", feed=self.info.name)
         if handoff.begun:
@@ -163,7 +163,7 @@ class StreamHandle:
             return epoch
         except Refused as refused:
             error = refused.error
-        raise self._raised(error)
+        raise self._to_raise(error)
 
     def take(self, epoch: int, build: BuildReads | None = None) -> Received | End:
         """Wait for the next slab of `epoch`, or its End, and return it. `build`: that of `begin`.
@@ -180,7 +180,7 @@ class StreamHandle:
             return item
         except Refused as refused:
             error = refused.error
-        raise self._raised(error)
+        raise self._to_raise(error)
 
     def _check_offsets(self, item: Received) -> None:
         """Fail the stream if the slab's offsets are wrong. Raises Refused."""
@@ -209,7 +209,7 @@ class StreamHandle:
             "DataLoader needs num_workers=0, because the feed has workers of its own"
         )
 
-    def _raised(self, error: PenstockError) -> PenstockError:
+    def _to_raise(self, error: PenstockError) -> PenstockError:
         kept = self.error
         if kept is not None and error is self.handoff.error:
             cause = kept.__cause__  # raised by user code in this process: where a post-mortem debugger should begin

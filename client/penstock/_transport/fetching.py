@@ -186,16 +186,16 @@ class Fetches:
         try:
             thread.start()
         except RuntimeError:  # this process cannot have another thread
-            self._ended()
+            self._on_thread_ended()
 
     def _run(self, where: HostAt, again: bool) -> None:
         """Connect, on a thread of its own."""
         try:
             self._connect(where, again)
         finally:
-            self._ended()
+            self._on_thread_ended()
 
-    def _ended(self) -> None:
+    def _on_thread_ended(self) -> None:
         with self._count:
             self._connecting -= 1
 

@@ -135,7 +135,7 @@ class HostHere(HostConnection):
         return slab
 
     def _give_back(self) -> None:
-        for seq in self._memfds.gone():
+        for seq in self._memfds.take_gone():
             self._borrowed -= 1
             self._unsent.append(encode(GivenBack(seq)))
         self._flush()

@@ -100,7 +100,7 @@ class LocalTransport:
                 for piece in start:
                     self._socket.settimeout(until.left or STEP)
                     seqpacket.send(self._socket, encode(PositionPart(welcome.session, piece)))
-                opened = self._opened(encode(message), until, watch)
+                opened = self._open(encode(message), until, watch)
             except OSError as error:
                 raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
             self.epoch = opened.epoch
@@ -128,7 +128,7 @@ class LocalTransport:
         finally:
             os.close(fd)
 
-    def _opened(self, opening: bytes, until: Deadline, watch: Callable[[], None] | None) -> Opened:
+    def _open(self, opening: bytes, until: Deadline, watch: Callable[[], None] | None) -> Opened:
         seqpacket.send(self._socket, opening)
         while not select.select([self._socket], [], [], STEP)[0]:
             if watch is not None:
@@ -195,7 +195,7 @@ class LocalTransport:
 
     def _slab(self, slab: Slab) -> Received:
         layout = self._views.layout(slab)
-        self._credit.came(slab)
+        self._credit.on_slab(slab)
         root = self._memfds.root(slab.memfd, layout.nbytes, slab.seq)
         if root is None:
             raise ProtocolError(f"{slab} refers to a slot that was not sent")
@@ -205,9 +205,9 @@ class LocalTransport:
         """Send one message if there is room. Return whether it was sent, or need not be because the daemon is gone."""
         return seqpacket.offer(self._socket, data)
 
-    def released(self) -> list[int]:
+    def take_released(self) -> list[int]:
         """Return the slabs of this connection whose last array has gone since the last call."""
-        return self._memfds.gone()
+        return self._memfds.take_gone()
 
     def silent(self) -> bool:
         """Return False: only the end of the connection means that the daemon took the slots back."""

@@ -46,7 +46,7 @@ class Memfds:
             return None
         return mapping.root(nbytes, self._gone.append, token)
 
-    def gone(self) -> list[int]:
+    def take_gone(self) -> list[int]:
         """Return the tokens of the roots whose last array has gone since the last call."""
         gone = []
         while self._gone:

@@ -151,7 +151,7 @@ class TcpTransport:
         """Return whether the daemon was silent for so long that it may have ended the session."""
         return time.monotonic() - self._heard > LOST_AFTER
 
-    def released(self) -> list[int]:
+    def take_released(self) -> list[int]:
         """Return an empty list: no slot is aliased."""
         return []
 
@@ -234,7 +234,7 @@ class TcpTransport:
 
     def _begin(self, slab: Slab) -> None:
         layout = self._views.layout(slab)
-        self._credit.came(slab)
+        self._credit.on_slab(slab)
         arriving = Arriving(Received(slab, layout, self._pool.take(layout.nbytes), time.monotonic()))
         self._due.append((arriving, 0))
         if slab.kept is None or not self._fetches.fetch(arriving):
