@@ -440,7 +440,7 @@ class Host:
     ) -> None:
         self.name = name
         self.folder = folder
-        self._daemon = daemon
+        self.daemon = daemon
         self._log = folder / f"log of {name}"
         self.process: Forked | subprocess.Popen[bytes]
         with self._log.open("wb") as log:
@@ -459,7 +459,7 @@ class Host:
 
     def wait_working(self, times: int = 1, timeout: float = 60) -> None:
         """Wait until the head gives it work, for the `times`-th time."""
-        wait_until(lambda: self._daemon.stderr().count(f"host {self.name} works") >= times, timeout, self.log)
+        wait_until(lambda: self.daemon.stderr().count(f"host {self.name} works") >= times, timeout, self.log)
 
     def wait_ended(self, timeout: float = 60) -> int:
         """Wait until the process ends, and return its exit status."""

@@ -27,6 +27,7 @@ from penstock_proto.messages import Close, ErrorReport, Failed, Open
 from tests.client.test_client_resume import LANES, TOTAL, both, seen
 from tests.conftest import Serve
 from tests.fakes.fake_daemon import Fail, FakeDaemon, Stall, Vanish, dealt
+from tests.fakes.inside import handle_of, receiver_of, state_of, transport_of
 
 
 @pytest.fixture(autouse=True)
@@ -133,14 +134,14 @@ class Acts:
         return self._begins(1)
 
     def begin_twice(self) -> Callable[[], None]:
-        self.connection._handle.begin()
+        handle_of(self.connection).begin()
         return self._begins(2)
 
     def _begins(self, epoch: int) -> Callable[[], None]:
         results: list[Any] = []
         reader = threading.Thread(target=lambda: results.append(seen(self.connection.batches())))
         reader.start()
-        self.daemon.wait_for(lambda: self.connection._handle.handoff._state.epoch == epoch)
+        self.daemon.wait_for(lambda: state_of(self.connection).epoch == epoch)
 
         def then() -> None:
             reader.join(60)
@@ -161,14 +162,14 @@ class Acts:
     def close(self) -> Callable[[], None]:
         closing = threading.Thread(target=self.connection.close)
         closing.start()
-        self.daemon.wait_for(lambda: self.connection._handle.handoff.mailbox.closing)
+        self.daemon.wait_for(lambda: handle_of(self.connection).handoff.mailbox.closing)
 
         def then() -> None:
             closing.join(60)
             with pytest.raises(penstock.StreamClosed):
                 next(self.batches)  # which lets go of the last slab
-            self.connection._handle.receiver._thread.join(60)
-            assert not self.connection._handle.receiver._thread.is_alive()
+            receiver_of(self.connection).join(60)
+            assert not receiver_of(self.connection).is_alive()
 
         return then
 
@@ -189,7 +190,7 @@ def test_whatever_a_client_does_during_a_reconnection_its_stream_stays_the_same(
     ):
         batches = connection.batches()
         assert seen(itertools.islice(batches, 3)) == [0, 1, 2]
-        daemon.wait_for(lambda: connection._handle.handoff._state._queue)  # slabs that will not be handed over
+        daemon.wait_for(lambda: state_of(connection).waiting)  # slabs that will not be handed over
         daemon.go_on()
         with held:
             then = act(Acts(connection, batches, daemon))
@@ -216,7 +217,7 @@ def _rows(batches: Any) -> list[int]:
 
 def _break(connection: penstock.Connection) -> None:
     """Break the connection, as the death of its daemon does."""
-    transport: Any = connection._handle.handoff.transport
+    transport: Any = transport_of(connection)
     broken = transport._socket if transport.name == "local" else transport._dealer._socket
     broken.shutdown(socket.SHUT_RDWR)
 
@@ -303,7 +304,7 @@ def test_a_state_that_the_daemon_refuses_leaves_the_connection_as_it_was(serve: 
 def test_a_session_that_an_older_attempt_displaces_is_replaced(serve: Serve, transport: str) -> None:
     daemon = serve(FEED)
     with penstock.connect(daemon.url, transport=transport) as connection:
-        connector: Any = connection._handle.receiver._connector
+        connector: Any = handle_of(connection).receiver._connector
         late = connector.connect(Mailbox(), lambda info: None, 10.0)  # an Open that was long on its way
         assert sorted(_rows(connection.batches())) == list(range(80))
         late.transport.close()
@@ -335,11 +336,11 @@ def test_an_error_of_a_batch_made_ahead_does_not_end_a_stream_that_leaves_the_ep
     else:
         connection = penstock.connect(serve(FAILING).url, transport=transport)
     with connection:
-        state = connection._handle.handoff._state
+        state = state_of(connection)
         batches = connection.batches()
         read = _rows(itertools.islice(batches, 4))
         deadline = time.monotonic() + 60
-        while state._reads(0) and transport != "process":  # until the error has come
+        while state.reads(0) and transport != "process":  # until the error has come
             read += _rows([next(batches)])
             time.sleep(0.05)
             assert len(read) <= 32
@@ -351,7 +352,7 @@ def test_an_error_of_a_batch_made_ahead_does_not_end_a_stream_that_leaves_the_ep
         assert _rows(connection.batches()) == list(range(1000, 1040))
         assert connection.error is None
         assert _rows(connection.batches()) == list(range(2000, 2040))
-        with penstock.connect(connection._handle.handoff.url, state=left) as other:  # it begins before the error
+        with penstock.connect(handle_of(connection).handoff.url, state=left) as other:  # it begins before the error
             assert next(iter(other.batches()))[0, 0] == len(read)
 
 
@@ -369,7 +370,7 @@ def test_batches_before_an_error_come_even_if_the_connection_is_lost_between_the
     with FakeDaemon(info, plan) as daemon, penstock.connect(daemon.url, transport=transport) as connection:
         batches = connection.batches()
         start = seen(itertools.islice(batches, 2))
-        daemon.wait_for(lambda: not connection._handle.handoff._state._reads(0))  # the error has come
+        daemon.wait_for(lambda: not state_of(connection).reads(0))  # the error has come
         _break(connection)
         daemon.wait_for(lambda: daemon.positions)
         with pytest.raises(penstock.GeneratorError, match="the disk is away"):
@@ -398,7 +399,7 @@ def test_a_member_of_a_group_that_closes_during_a_reconnection_says_what_it_was_
         with held:
             closing = threading.Thread(target=connection.close)
             closing.start()
-            daemon.wait_for(lambda: connection._handle.handoff.mailbox.closing)
+            daemon.wait_for(lambda: handle_of(connection).handoff.mailbox.closing)
         closing.join(60)
         daemon.wait_for(lambda: daemon.count(Close) == 1)
         opened = [message for message in daemon.got if isinstance(message, Open)]
@@ -414,7 +415,7 @@ def test_a_member_of_a_group_that_closes_while_no_daemon_runs_gives_up_soon(monk
         connection = penstock.connect(daemon.url, group="g")
         next(connection.batches())
     connection.close()
-    assert not connection._handle.receiver._thread.is_alive()
+    assert not receiver_of(connection).is_alive()
 
 
 def test_arrays_stay_as_they_are_if_the_daemon_lives_and_the_connection_cannot_be_replaced() -> None:
@@ -440,7 +441,7 @@ def test_without_reconnection_an_error_of_an_epoch_that_was_left_is_raised_by_th
         penstock.connect(daemon.url, transport=transport, reconnect=0) as connection,
     ):
         held = list(itertools.islice(connection.batches(), 1))
-        daemon.wait_for(lambda: not connection._handle.handoff._state._reads(0))  # the error has come
+        daemon.wait_for(lambda: not state_of(connection).reads(0))  # the error has come
         for _ in range(2):
             with pytest.raises(penstock.GeneratorError, match="the disk is away"):
                 next(connection.batches())

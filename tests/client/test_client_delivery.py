@@ -44,6 +44,7 @@ from penstock_proto.messages import (
 )
 from penstock_proto.transport.codec import MAX_CHUNK
 from tests.fakes.fake_daemon import Fail, FakeDaemon, Stall, Vanish, feed_info, numbers, slab
+from tests.fakes.inside import handle_of, transport_of
 from tests.simulation.clock import Clock
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -282,17 +283,17 @@ def test_a_silent_daemon_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyP
         FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon,
         penstock.connect(daemon.url, transport="tcp", reconnect=0) as connection,
     ):
-        transport: Any = connection._handle.handoff.transport
+        transport: Any = transport_of(connection)
         for pings in range(4):
             clock.now += 2 * tcp_transport.PING_AFTER
             daemon.wait_for(lambda n=pings: daemon.count(Ping) > n)
             # The next poll may miss a Pong that comes while messages are taken, so another one is sent.
-            daemon.wait_for(lambda: transport._heard == clock.now or daemon.say(Pong()))
+            daemon.wait_for(lambda: transport.heard_at == clock.now or daemon.say(Pong()))
         assert 4 * 2 * tcp_transport.PING_AFTER > tcp_transport.LOST_AFTER, "only Pongs kept it alive"
         batches = connection.batches()
         assert first(next(batches)) == 0
         daemon.wait_for(lambda: daemon.count(Ack))
-        monkeypatch.setattr(daemon, "_heard", lambda *_: None)
+        monkeypatch.setattr(daemon, "heard", lambda *_: None)
         clock.now += tcp_transport.LOST_AFTER + 1
         with pytest.raises(penstock.ConnectionLost, match=r"was silent for 30 s"):
             next(batches)
@@ -458,12 +459,12 @@ def test_a_daemon_that_reads_nothing_does_not_block_the_consumer() -> None:
         next(batches)
         assert daemon.stalled.wait(60)
         frozen, go, thawed = threading.Event(), threading.Event(), threading.Event()
-        daemon._do(lambda: (frozen.set(), go.wait(100), thawed.set()))  # type: ignore[func-returns-value, arg-type, return-value]
+        daemon.do(lambda: (frozen.set(), go.wait(100), thawed.set()))  # type: ignore[func-returns-value, arg-type, return-value]
         assert frozen.wait(60)
         for _ in range(3):
             next(batches)
         for _ in range(600):  # more messages than the connection's buffer takes
-            connection._handle.handoff.begin()
+            handle_of(connection).handoff.begin()
         del batches
         connection.close()
         assert not thawed.is_set()

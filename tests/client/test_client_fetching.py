@@ -96,10 +96,10 @@ class KeepingDaemon(FakeDaemon):
 
     host: FakeHost | None = None
 
-    def _send_slab(self, session: _Session, made: Made) -> None:
+    def send_slab(self, session: _Session, made: Made) -> None:
         seq = session.sent
         if self.host is None or seq % 3 == 2:
-            super()._send_slab(session, made)
+            super().send_slab(session, made)
             return
         assert session.epoch is not None
         session.sent += 1
@@ -111,13 +111,13 @@ class KeepingDaemon(FakeDaemon):
         kept = Kept(7, 1000 + seq, SECRET)
         self._send(session, Slab(seq, session.epoch, 0, index, made.batches, made.rows, nbytes, kept=kept))
 
-    def _heard(self, session: _Session, message: Message) -> None:
+    def heard(self, session: _Session, message: Message) -> None:
         if isinstance(message, Resend):
             assert self.host is not None
             made = self.host.slabs[1000 + message.seq]
             for start, stop in made.layout.regions(made.first, made.batches):
                 self._send(session, Chunk(message.seq, start), made.data[start:stop])
-        super()._heard(session, message)
+        super().heard(session, message)
 
 
 def keep(daemon: KeepingDaemon, host: FakeHost) -> None:

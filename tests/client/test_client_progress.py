@@ -101,7 +101,7 @@ def test_slabs_that_nobody_asks_for_are_thinned_out_and_what_is_kept_stays_right
                 follow.on_handed(msgspec.structs.replace(slab, epoch=e), tuple(before))
                 assert len(follow._steps) <= 9
         count = follow.consumed // 3
-        consumed = data.draw(st.integers(follow._oldest, follow.consumed))
+        consumed = data.draw(st.integers(follow.oldest, follow.consumed))
         position = follow.position(consumed)
     batches = position.epoch * count + position.batches + position.skip
     assert batches == consumed

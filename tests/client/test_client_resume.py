@@ -21,6 +21,7 @@ from penstock._stream import reconnecting
 from penstock._transport import tcp_transport
 from penstock_proto.messages import Begin, FeedInfo, Hello
 from tests.fakes.fake_daemon import Fail, FakeDaemon, Stall, Vanish, dealt
+from tests.fakes.inside import handle_of, transport_of
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
 LANES = [41, 30, 0, 27]
@@ -84,10 +85,10 @@ def test_arrays_held_over_a_reconnect_stay_as_they_are() -> None:
         held += list(batches)
         assert seen(held) == [0, 1, 2, *range(1000, 1000 + TOTAL)]
         assert connection.stats()["reconnects"] == 2
-        assert len(connection._handle.handoff._lost) >= 1
+        assert len(handle_of(connection).handoff._lost) >= 1
         del held, batches
         gc.collect()
-        daemon.wait_for(lambda: not connection._handle.handoff._lost)
+        daemon.wait_for(lambda: not handle_of(connection).handoff._lost)
 
 
 @both
@@ -155,7 +156,7 @@ def test_a_connection_that_nobody_reads_outlives_restarts_that_are_far_apart() -
             running.close()
             daemon = running.enter_context(FakeDaemon(info, epoch, port=port))
             daemon.wait_for(lambda n=restarts: connection.stats()["reconnects"] == n)
-            connection._handle.receiver._reconnector._connected -= 100  # a loss of that length would be given up
+            handle_of(connection).receiver._reconnector._connected -= 100  # a loss of that length would be given up
         assert seen(connection.batches()) == list(range(TOTAL))
         connection.close()
 
@@ -169,7 +170,7 @@ def test_a_daemon_that_stops_is_waited_for_and_close_ends_the_wait(monkeypatch: 
         batches = connection.batches()
         next(batches)
         daemon.go_on()  # only now: batches not handed over before the stop would come again after the pause
-        daemon.wait_for(lambda: connection._handle.handoff.transport is None)
+        daemon.wait_for(lambda: transport_of(connection) is None)
     threading.Timer(0.5, connection.close).start()
     with pytest.raises(penstock.StreamClosed):
         list(batches)
@@ -190,8 +191,8 @@ def test_a_session_that_reconnected_is_freed_without_the_garbage_collector(trans
             with penstock.connect(daemon.url, transport=transport) as connection:
                 assert len(seen(connection.batches())) == TOTAL
                 assert connection.stats()["reconnects"] == 2
-                bell = weakref.ref(connection._handle.handoff.mailbox.wakeup)
-                receiver = weakref.ref(connection._handle.receiver)
+                bell = weakref.ref(handle_of(connection).handoff.mailbox.wakeup)
+                receiver = weakref.ref(handle_of(connection).receiver)
             del connection
             daemon.wait_for(lambda: receiver() is None and bell() is None)
     finally:
@@ -246,11 +247,11 @@ def test_a_client_over_tcp_that_had_no_contact_hands_nothing_more_of_it(monkeypa
     with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url, transport="tcp") as connection:
         batches = connection.batches()
         start = [next(batches)]
-        transport = connection._handle.handoff.transport
+        transport = transport_of(connection)
         assert isinstance(transport, tcp_transport.TcpTransport)
         time.sleep(0.2)
-        with connection._handle.handoff._ready:  # the receiver thread stands still
-            transport._heard -= 2 * tcp_transport.LOST_AFTER
+        with handle_of(connection).handoff._ready:  # the receiver thread stands still
+            transport.heard_at -= 2 * tcp_transport.LOST_AFTER
         start.append(next(batches))
         assert connection.stats()["reconnects"] == 1
         assert seen([*start, *batches]) == list(range(TOTAL))

@@ -96,7 +96,7 @@ def _shares_each_batch(
     clients = [first, *(world.open(made=Client, group="g", **habit, **ask) for habit in habits)]
 
     def cut() -> None:
-        world._faults["cut"] -= 1
+        world.faults["cut"] -= 1
         world._due["cut"] = world._when()
         others = [one for one in world.consumers.values() if one is not first and not (one.gone or one.lost)]
         if others:

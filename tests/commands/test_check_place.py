@@ -71,7 +71,7 @@ def fake_tensorflow(folder: Path, body: str) -> str:
 
 
 def test_a_machine_is_described_in_a_screen(tmp_path: Path) -> None:
-    if not machine._version("tensorflow"):
+    if not machine.version_of("tensorflow"):
         pytest.skip("needs an installed TensorFlow, which the test replaces with another module")
     path = fake_tensorflow(tmp_path, "class config:\n    list_physical_devices = staticmethod(lambda kind: [])\n")
     said = command(path=path)
@@ -208,7 +208,7 @@ def test_idle_cpus_are_what_a_quota_has_left(tmp_path: Path) -> None:
 def test_packages_are_compared_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["numpy>=2.0", "click>=8.1.8; extra == 'server'", "odd"]
     monkeypatch.setattr(distribution, "requirements", lambda: wanted)
-    found = machine._too_old({"numpy": "1.26.4", "click": "8.10.0"})
+    found = machine.outdated({"numpy": "1.26.4", "click": "8.10.0"})
     assert found == {"numpy 1.26.4": "numpy>=2.0"}
 
 

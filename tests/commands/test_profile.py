@@ -156,7 +156,7 @@ def test_the_line_that_takes_the_time_comes_first_and_is_told_computing_from_wai
 
 def test_the_files_of_penstock_that_have_a_word_exist() -> None:
     ours = Path(penstock_server.__file__).parent
-    assert [path for path in (*folding._WORDS, folding._ACTIVITY) if not (ours / path).is_file()] == []
+    assert [path for path in (*folding.WORDS, folding.ACTIVITY) if not (ours / path).is_file()] == []
 
 
 def test_a_long_call_in_c_shows_its_line(serve: Serve) -> None:
@@ -325,7 +325,7 @@ def test_a_full_log_begins_again_and_who_reads_it_follows(monkeypatch: pytest.Mo
     assert watched is not None
     with mmap.mmap(fd, stacks.NBYTES) as file:
         monkeypatch.setattr(stacks, "NBYTES", stacks.START + 4000)
-        log = stack_sampler._Log(file)
+        log = stack_sampler.StackLog(file)
         for _ in range(200):
             stack = log.stack(sys._getframe())
             log.write([[stack, time.monotonic_ns(), 1000, True]])

@@ -276,7 +276,7 @@ class TestOrder:
         world.workers[2].hung = True
         world.settle()
         assert consumer.read[0] == list(feed.expected(0))[:2]
-        ready = [turn for turn in consumer.stream._epochs[0].order.window if turn.complete]
+        ready = [turn for turn in consumer.stream.epochs[0].order.window if turn.complete]
         assert len(ready) == consumer.stream.share.production - 3  # turns 2, 6 and 10 are of lanes 2, 6 and 2
 
     def test_epochs_are_numbered_to_the_end_that_the_feed_says(self) -> None:
@@ -292,8 +292,8 @@ class TestOrder:
         consumer = world.open(stays=True)
         world.settle()
         assert consumer.read[0] == list(world.feeds["train"].expected(0))
-        assert [epoch.number for epoch in consumer.stream._epochs] == [1]
-        assert consumer.stream._epochs[0].order.window[0].parts
+        assert [epoch.number for epoch in consumer.stream.epochs] == [1]
+        assert consumer.stream.epochs[0].order.window[0].parts
 
 
 class TestFailures:
@@ -818,7 +818,7 @@ class TestWithoutEnd:
         for _ in range(steps):
             world.step()
         stream = readers[0].stream
-        dealt = stream._epochs[0].batches
+        dealt = stream.epochs[0].batches
         world.handle(on.Stop(DaemonStopped("stops")))
         for _ in range(2000):
             if stream.error is not None or not world.step():

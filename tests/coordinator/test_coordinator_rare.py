@@ -33,7 +33,7 @@ def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it
         assert world.step()
     world.handle(on.Leave(two.reader.number, 0, 0))
     world.handle(on.Lost(two.reader.number, 0))
-    world._carry_out()
+    world.carry_out()
     world.settle()
     one.let_go()
     world.run()
@@ -48,7 +48,7 @@ def test_a_member_of_a_group_gets_the_next_epoch_as_soon_as_the_others_have_read
     world.handle(on.Begin(two.reader.number, 0))
     world.handle(on.Leave(two.reader.number, 0, 0))
     world.handle(on.Begin(two.reader.number, 1))
-    world._carry_out()
+    world.carry_out()
     world.settle()
     assert (one.reader.sent, two.reader.sent) == (1, 0)
     world.handle(on.Acknowledge(one.reader.number, 1, (), 0))
@@ -110,14 +110,14 @@ def test_a_groups_stream_that_failed_ends_with_its_last_consumer_also_if_that_is
         assert world.step()
     (stream,) = world.coordinator.streams.values()
     if first == "is lost":
-        consumer._vanish()
+        consumer.vanish()
         world.settle()
         world.handle(on.Stop(DaemonStopped("stops")))
     else:
         world.handle(on.StreamFailed(stream.number, WorkerDied("for good")))
         world.settle()
         assert world.coordinator.streams
-        consumer._vanish()
+        consumer.vanish()
     world.run()
 
 
@@ -129,8 +129,8 @@ def test_of_an_endless_stream_a_daemon_that_stops_deals_again_what_a_lost_consum
             world.step()
             if group[0].under_way[0] and group[1].under_way[0] > 1:
                 break
-        group[1]._vanish()
-        dealt = group[0].stream._epochs[0].batches
+        group[1].vanish()
+        dealt = group[0].stream.epochs[0].batches
         world.handle(on.Stop(DaemonStopped("stops")))
         world.run()
         batches = islice(world.feeds["train"].expected(0), dealt)
@@ -158,7 +158,7 @@ def test_a_group_waits_for_a_consumer_that_was_cut_off_though_all_others_have_cl
 def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None:
     world = World(SimFeed(splits=(40,), lanes=1, on_error="skip", attempts=1))
     stream = world.open().stream
-    lane = stream._epochs[0].lane(0)
+    lane = stream.epochs[0].lane(0)
     for split in (0, 1):
         while lane.run is None:
             assert world.step()
@@ -170,7 +170,7 @@ def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None
 def test_a_split_that_ends_its_worker_while_its_lane_moves_counts_too() -> None:
     world = World(SimFeed(splits=(40,), lanes=1, on_error="skip", attempts=1))
     stream = world.open().stream
-    epoch = stream._epochs[0]
+    epoch = stream.epochs[0]
     lane = epoch.lane(0)
     while lane.run is None or not lane.busy:
         assert world.step()
@@ -187,7 +187,7 @@ def test_a_worker_dies_whose_dropped_run_has_ended_a_lane_that_another_run_reads
         feed = SimFeed(splits=(3, 3), lanes=2, batch_size=4, turn=1, epochs=1)
         world = World(feed, seed=seed)
         consumer = world.open(reads=[(0, None)])
-        production, epoch = consumer.stream.production, consumer.stream._epochs[0]
+        production, epoch = consumer.stream.production, consumer.stream.epochs[0]
         lane = epoch.lane(0)
         while not (len(lane.turns) > 1 and lane.busy) and world.step():
             pass
@@ -201,7 +201,7 @@ def test_a_worker_dies_whose_dropped_run_has_ended_a_lane_that_another_run_reads
             if lane.dropped is not None:
                 met += 1
                 lane.failures = 1  # so the next attempt has to wait
-                world.workers[worker]._end((run, 0, "split 0"))
+                world.workers[worker].end((run, 0, "split 0"))
         world.run()
         assert consumer.read[0] == list(feed.expected(0))
     assert met
@@ -212,7 +212,7 @@ def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(work
     feeds = [SimFeed(name=name, splits=(80,) * 6, lanes=6, epochs=1) for name in ("train", "other")]
     world = World(*feeds, workers=workers)
     consumers = [world.open(feed.name, reads=[(0, None)]) for feed in feeds]
-    epoch, other = (consumer.stream._epochs[0] for consumer in consumers)
+    epoch, other = (consumer.stream.epochs[0] for consumer in consumers)
     lane = epoch.lane(0)
 
     def step_until(condition: Callable[[], bool]) -> None:
@@ -224,7 +224,7 @@ def test_a_lane_that_ends_workers_again_and_again_is_made_beside_all_others(work
     for times in (1, 2):
         assert lane.run is not None
         worker, run = lane.run
-        world.workers[worker]._end((run, 0, "split 0"))
+        world.workers[worker].end((run, 0, "split 0"))
         step_until(lambda: lane.deaths[0] == times)  # noqa: B023
         world._started(world.workers[worker])
         world.wait(0.3)
@@ -247,11 +247,11 @@ def test_a_lane_that_ends_workers_does_not_go_to_a_worker_that_is_to_leave(worke
     feeds = [SimFeed(name=name, splits=(80,) * 6, lanes=6, epochs=1) for name in ("train", "other")]
     world = World(*feeds, workers=workers)
     consumers = [world.open(feed.name, reads=[(0, None)]) for feed in feeds]
-    lane = consumers[0].stream._epochs[0].lane(0)
+    lane = consumers[0].stream.epochs[0].lane(0)
     while lane.run is None:
         assert world.step()
     worker, run = lane.run
-    world.workers[worker]._end((run, 0, "split 0"))
+    world.workers[worker].end((run, 0, "split 0"))
     while not lane.deaths:
         assert world.step()
     world._started(world.workers[worker])
@@ -269,12 +269,12 @@ def test_no_worker_is_set_apart_from_the_only_stream() -> None:
     feed = SimFeed(splits=(80,) * 6, lanes=6, epochs=1)
     world = World(feed, workers=3)
     consumer = world.open(reads=[(0, None)])
-    epoch = consumer.stream._epochs[0]
+    epoch = consumer.stream.epochs[0]
     lane = epoch.lane(0)
     while lane.run is None:
         assert world.step()
     worker, run = lane.run
-    world.workers[worker]._end((run, 0, "split 0"))
+    world.workers[worker].end((run, 0, "split 0"))
     while not lane.deaths:
         assert world.step()
     assert world.coordinator.workers.apart is None
@@ -304,7 +304,7 @@ def test_a_worker_that_stands_in_one_stream_holds_up_no_other(other: SimFeed, co
     feed = SimFeed(splits=(80,) * 6, lanes=6, epochs=1)
     world = World(feed, other, workers=3, seed=seed)
     consumer, beside = world.open("train"), world.open("other", reads=[(0, None), (1, None)])
-    lane, worker = consumer.stream._epochs[0].lane(0), world.workers[0]
+    lane, worker = consumer.stream.epochs[0].lane(0), world.workers[0]
     stands = 0
     while not (stands and (fill := worker.next_fill()) and fill.run == stands):
         assert world.step()
@@ -315,7 +315,7 @@ def test_a_worker_that_stands_in_one_stream_holds_up_no_other(other: SimFeed, co
     before = len(beside.read.get(0, ())) + len(beside.read.get(1, ()))
     for _ in range(40):
         world.handle(on.WorkerStands(0, stands, 1.0))
-        world._carry_out()
+        world.carry_out()
         world.settle()
     assert not beside.failures
     assert beside.gone
@@ -338,7 +338,7 @@ def test_when_all_workers_stand_now_and_then_lanes_are_spread_as_if_none_did() -
     feeds = [SimFeed(name=name, splits=(400,) * 6, lanes=6, epochs=1) for name in ("train", "other")]
     world = World(*feeds, workers=2)
     consumers = [world.open(feed.name) for feed in feeds]
-    epoch, number = consumers[1].stream._epochs[0], consumers[0].stream.number
+    epoch, number = consumers[1].stream.epochs[0], consumers[0].stream.number
     while not (len(epoch.lanes) == 6 and all(lane.index for lane in epoch.lanes.values())):
         assert world.step()
     worker = world.workers[0]
@@ -346,7 +346,7 @@ def test_when_all_workers_stand_now_and_then_lanes_are_spread_as_if_none_did() -
     worker.revoked.update(worker.to_drop)
     while epoch.runs[0]:
         world.handle(on.WorkerStands(0, worker.stands, 10.0))
-        world._carry_out()
+        world.carry_out()
         assert world.step()
     worker.hung, worker.stands = False, 0
     worker.go_on()
@@ -366,7 +366,7 @@ def test_work_of_a_worker_that_stands_stays_there_if_no_other_is_free_or_reading
     feeds = [SimFeed(name=name, splits=(80,) * 6, lanes=6, epochs=1) for name in ("train", "other")]
     world = World(*feeds, workers=2)
     consumers = [world.open(feed.name) for feed in feeds]
-    epoch = consumers[1].stream._epochs[0]
+    epoch = consumers[1].stream.epochs[0]
     while not (len(epoch.lanes) == 6 and all(lane.index for lane in epoch.lanes.values())):
         assert world.step()
     for lane in epoch.lanes.values():
@@ -376,7 +376,7 @@ def test_work_of_a_worker_that_stands_stays_there_if_no_other_is_free_or_reading
     world.handle(on.WorkerStands(0, stream * m.IDS_PER_STREAM, 2.9))
     assert [lane.run for lane in epoch.lanes.values()] == runs
     if dies:
-        world.workers[1]._end(None)
+        world.workers[1].end(None)
         world.bury(world.workers[1])
     else:
         world.handle(on.WorkerStands(1, stream * m.IDS_PER_STREAM, 2.9))
@@ -396,7 +396,7 @@ def test_a_lane_waits_for_seconds_only_where_it_is_tried_without_end_and_gets_no
     on_error: str, pauses: list[float], split: int
 ) -> None:
     world = World(SimFeed(splits=(80,), lanes=1, on_error=on_error, attempts=9), workers=1)
-    lane = world.open().stream._epochs[0].lane(0)
+    lane = world.open().stream.epochs[0].lane(0)
 
     def deaths(count: int) -> list[float]:
         """Return how long the lane waits after each of `count` deaths in a row."""
@@ -427,7 +427,7 @@ def test_what_a_lane_of_an_indexable_feed_fails_with_is_raised_also_where_its_wo
     world = World(SimFeed(length=2, batch_size=1), workers=2, memory=3 * 4096)
     consumer = world.open(credit=1)
     world.handle(on.RetireWorkers((1,)))
-    epoch = consumer.stream._epochs[0]
+    epoch = consumer.stream.epochs[0]
     while not any(lane.run is not None for lane in epoch.lanes.values()):
         assert world.step()
     ((_, run),) = [lane.run for lane in epoch.lanes.values() if lane.run is not None]
@@ -474,7 +474,7 @@ def test_parts_of_a_turn_that_wait_are_sent_as_one_slab_but_to_ranks(world_size:
         for rank in range(world_size or 1):
             consumer = world.open(group="g" * bool(world_size), rank=rank, world_size=world_size, stays=True)
         world.settle()  # the next epoch is made, but nobody reads it
-        first, second = list(consumer.stream._epochs[0].order.window)[:2]
+        first, second = list(consumer.stream.epochs[0].order.window)[:2]
         if world_size:
             assert [(part.first, part.batches) for part in first.parts] == [(place, 1) for place in range(6)]
         else:
@@ -492,7 +492,7 @@ def test_leftovers_are_written_once_though_the_worker_that_had_their_lane_before
         world = World(SimFeed(splits=(1, 2) * 3, lanes=6, batch_size=5), workers=2, seed=seed, kills=2)
         stream = world.open(reads=[(0, None), (1, None), (2, None)]).stream
         for run, before in _runs_that_write_while_their_lane_moves(world, stream):
-            world._carry_out()
+            world.carry_out()
             world.handle(on.WorkerDied(before, "was killed"))
             again = [command for command in world.take() if isinstance(command, do.WriteRows)]
             assert again
@@ -506,7 +506,7 @@ def _runs_that_write_while_their_lane_moves(world: World, stream: Stream) -> Ite
     """Yield each run that writes rows of a merged batch while the worker that its lane moves away from still writes
     rows of the same batch; and that worker. The world goes on in between."""
     while world.step():
-        for epoch in stream._epochs:
+        for epoch in stream.epochs:
             for turn, lane in product(list(stream.production.turns.merged(epoch)), list(epoch.lanes.values())):
                 if lane.dropped is not None and lane.run in turn.fillers:
                     (worker, run), before = lane.run, lane.dropped[0]
@@ -519,15 +519,15 @@ def test_slots_come_back_when_a_copy_of_a_batch_cannot_be_made() -> None:
     for seed in range(40):
         world = World(SimFeed(splits=(6,), lanes=1, batch_size=2), workers=1, seed=seed)
         ranks = [world.open(reads=[(0, None)], rank=rank, world_size=2, pad=True) for rank in range(2)]
-        while world.step() and not world._copies:
+        while world.step() and not world.copies:
             pass
-        for copy in world._copies:
+        for copy in world.copies:
             failed += 1
             for ticket in (copy.ticket, copy.source):
                 world.arena.used[ticket].copying -= 1
             world.handle(on.NoSlot(copy.ticket, MemoryBound("the disk of the memory is full")))
-        world._copies.clear()
-        world._carry_out()
+        world.copies.clear()
+        world.carry_out()
         world.run()  # it also checks that nothing is left
         for rank in ranks:
             assert [type(error) for error in rank.failures] in ([MemoryBound], [])

@@ -68,7 +68,7 @@ def test_a_job_has_its_own_settings_and_not_those_of_a_rank_that_was_refused_or_
         world.open(rank=5, **asks)
     gone = world.open(rank=0, **asks)
     assert world.coordinator.budget.reserved > 0
-    gone._vanish()
+    gone.vanish()
     world.run()
     assert not world.coordinator.streams
     ranks = [world.open(rank=rank, world_size=2, credit=2) for rank in range(2)]

@@ -14,6 +14,7 @@ import pytest
 import penstock
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve
+from tests.fakes.inside import handle_of
 
 FEED = """
     import time
@@ -112,7 +113,7 @@ def test_a_consumer_that_goes_in_the_midst_of_what_a_worker_made_together_takes_
         "sys.stdin.read()\n"
     )
     with penstock.connect(daemon.url) as connection:
-        assert connection._handle.info.turn > 3
+        assert handle_of(connection).info.turn > 3
     with penstock.connect(daemon.url, group="g", transport=transport) as connection:
         other = subprocess.Popen(
             [sys.executable, "-c", script, daemon.url, transport, goes],

@@ -475,7 +475,7 @@ def test_slabs_of_pools_that_nobody_asks_for_are_thinned_out_and_positions_stay_
         for slab, before in stream:
             thinned.on_handed(slab, before)
     assert thinned.newest() == whole.newest()
-    consumed = data.draw(st.integers(thinned._oldest, len(stream)))
+    consumed = data.draw(st.integers(thinned.oldest, len(stream)))
     found, exact = thinned.position(consumed), whole.position(consumed)
     assert found.batches + found.skip == exact.batches + exact.skip == consumed
     assert found.places == exact.places

@@ -30,6 +30,7 @@ from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
 from tests.conftest import Serve
 from tests.coordinator.test_coordinator import Case, any_feeds, cases, fast, faults, quick, soak
 from tests.coordinator.test_ranks import FEEDS, Start, alone, dealt, flat, free_address, start
+from tests.fakes.inside import handle_of, warn_again
 from tests.simulation.simulation import Batch, Consumer, SimFeed, World
 
 __all__ = ["start"]
@@ -145,7 +146,7 @@ def check_states_that_are_loaded_late(case: Case, world_size: int, seed: int, fa
             connected[rank] = world.open(reads=[], **options)
         else:
             if not connected[rank].lost:  # it may just have been cut off
-                connected[rank]._vanish()
+                connected[rank].vanish()
             connected[rank].gone = True
             while world.ends:
                 world.ends.popleft()()
@@ -184,7 +185,7 @@ def test_a_rank_that_only_connects_may_come_and_go() -> None:
     world.settle()
     assert 0 in ranks[0].read
     assert not ranks[0].read[0], "the other may load a state"
-    ranks[1]._close()
+    ranks[1].close()
     world.settle()
     assert not ranks[0].failures
     ranks[1] = world.open(rank=1, world_size=2, stays=True)
@@ -314,7 +315,7 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
         for rank in range(2)
     ]
     again = world.ask("train", asks[1])
-    world._carry_out()
+    world.carry_out()
     world.settle()
     (error,) = waiting.failures
     says = "rank 0 begins at the start, but rank 1 again after batch 2 of epoch 0"
@@ -337,7 +338,7 @@ def test_ranks_that_wait_with_a_state_are_told_when_one_that_had_begun_at_the_st
     world.settle()
     assert not waiting.failures, "it may have been cut off before it began, and may load a state"
     world.handle(on.Begin(again.number, 0))
-    world._carry_out()
+    world.carry_out()
     world.settle()
     (error,) = waiting.failures
     assert "rank 0 begins after batch 3 of epoch 0, but rank 1 again at the start" in error.message
@@ -366,7 +367,7 @@ def test_ranks_that_wait_hear_what_ends_their_wait(fault: str) -> None:
         world.handle(on.WorkerGone(0, "was killed"))
     else:
         world.handle(on.Stop(DaemonStopped("stops")))
-    world._carry_out()
+    world.carry_out()
     world.settle()
     kinds = {"epochs": EndOfStream, "workers": WorkerDied, "stop": DaemonStopped}
     assert [[type(error) for error in consumer.failures] for consumer in waiting] == [[kinds[fault]]] * 2
@@ -380,11 +381,11 @@ def says_bye(world: World, consumer: Consumer, steps: int, leaves: bool = False)
     while len(consumer.read[0]) < steps if 0 in consumer.read else True:
         assert world.step()
     if leaves:
-        consumer._leave()
-    consumer._close()
+        consumer.leave()
+    consumer.close()
     while consumer.says:
         consumer.says.popleft()()
-    world._carry_out()
+    world.carry_out()
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["reading", "after a break"])
@@ -550,24 +551,24 @@ def test_a_waiting_rank_says_which_ranks_are_missing(
             time.sleep(0.01)
             if "is the generator slow" in caplog.text:  # the warning came before the daemon had named the rank
                 caplog.clear()
-                one._handle.handoff._counters._warned = False
+                warn_again(one)
         with contextlib.ExitStack() as others:
             ranks = [others.enter_context(penstock.connect(daemon.url, rank=rank, world_size=4)) for rank in (0, 2, 3)]
             caplog.clear()
-            one._handle.handoff._counters._warned = False
+            warn_again(one)
             reads = [threading.Thread(target=next, args=(ranks[place].batches(),)) for place in (0, 1)]
             for read in reads:
                 read.start()
             says = "rank 3 of 4 is not connected or does not read yet, and the stream begins when all read"
             while says not in caplog.text:
                 time.sleep(0.01)
-                one._handle.handoff._counters._warned = False
+                warn_again(one)
             reads.append(threading.Thread(target=next, args=(ranks[2].batches(),)))
             reads[2].start()
             assert len(first.result()["id"]) == 4
             for read in reads:
                 read.join()
-            assert not one._handle.handoff.missing
+            assert not handle_of(one).handoff.missing
 
 
 def test_connect_waits_for_a_rank_that_is_taken_to_come_free(

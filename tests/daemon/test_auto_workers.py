@@ -242,7 +242,7 @@ def test_under_any_steady_load_the_number_settles(data: st.DataObject) -> None:
     )
     model.idle_cpus = data.draw(st.floats(0, model.cpus))
     model.run(3600)
-    assert 1 <= model.workers <= max(8, auto_workers._PER_CPU * model.cpus)
+    assert 1 <= model.workers <= max(8, auto_workers.PER_CPU * model.cpus)
     tried = len(model.decisions)
     model.run(3600)
     assert len(model.decisions) - tried <= 6, model.decisions[-10:]
@@ -302,7 +302,7 @@ def test_a_number_that_a_user_asks_for_does_not_follow_the_load() -> None:
 
 def test_a_daemon_adds_workers_while_its_trainer_waits_and_the_stream_is_the_same(serve: Serve) -> None:
     daemon = serve(FEED, workers="auto")
-    most = min(8, auto_workers._PER_CPU * len(os.sched_getaffinity(0)))  # workers sleep, and need no CPU
+    most = min(8, auto_workers.PER_CPU * len(os.sched_getaffinity(0)))  # workers sleep, and need no CPU
     with penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         for turn, lane in itertools.product(range(20_000), range(16)):

@@ -341,7 +341,7 @@ class FakeDaemon:
 
     def __exit__(self, *_: object) -> None:
         self._stop = True
-        self._do(lambda: None)
+        self.do(lambda: None)
         self._thread.join()
         for session in self._sessions:
             if session.connection is not None:
@@ -369,7 +369,7 @@ class FakeDaemon:
                 time.sleep(0.01)
         return router, port
 
-    def _do(self, command: Callable[[], None]) -> None:
+    def do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
         self._waker.send(b"\0")
 
@@ -381,11 +381,11 @@ class FakeDaemon:
                 if session.todo and isinstance(session.todo[0], Stall):
                     session.todo.pop(0)
 
-        self._do(command)
+        self.do(command)
 
     def say(self, message: Message) -> None:
         """Send a message to every session now, out of turn."""
-        self._do(lambda: [self._send(session, message) for session in self._sessions if not session.gone])  # type: ignore[func-returns-value]
+        self.do(lambda: [self._send(session, message) for session in self._sessions if not session.gone])  # type: ignore[func-returns-value]
 
     def count(self, kind: type[Message]) -> int:
         return sum(isinstance(message, kind) for message in self.got)
@@ -499,7 +499,7 @@ class FakeDaemon:
         elif isinstance(message, PositionPart):
             session.resume += message.data
         else:
-            self._heard(session, message)
+            self.heard(session, message)
 
     def _from_unix(self, session: _Session) -> None:
         assert session.connection is not None
@@ -518,9 +518,9 @@ class FakeDaemon:
             return
         message = from_client(data)
         self.got.append(message)
-        self._heard(session, message)
+        self.heard(session, message)
 
-    def _heard(self, session: _Session, message: Message) -> None:
+    def heard(self, session: _Session, message: Message) -> None:
         if isinstance(message, Begin):
             session.epoch, session.totals = message.epoch, [0, 0, 0]
             plan = list(self._epoch(message.epoch))
@@ -657,9 +657,9 @@ class FakeDaemon:
             if session.connection is not None and not self.free:
                 return
             session.todo.pop(0)
-            self._send_slab(session, head)
+            self.send_slab(session, head)
 
-    def _send_slab(self, session: _Session, made: Made) -> None:
+    def send_slab(self, session: _Session, made: Made) -> None:
         assert session.epoch is not None
         seq, memfd = session.sent, 0
         if session.connection is not None:

@@ -142,9 +142,9 @@ class Peer:
                 raise ConnectionError
             return from_client(data)
         while True:
-            flags, size = self._exactly(1)[0], 0
-            size = int.from_bytes(self._exactly(8 if flags & zmtp.LONG else 1), "big")
-            body = self._exactly(size)
+            flags, size = self.exactly(1)[0], 0
+            size = int.from_bytes(self.exactly(8 if flags & zmtp.LONG else 1), "big")
+            body = self.exactly(size)
             if not flags & zmtp.COMMAND:
                 return from_client(body)
 
@@ -153,7 +153,7 @@ class Peer:
         while not isinstance(self.hear(), kind):
             pass
 
-    def _exactly(self, count: int) -> bytes:
+    def exactly(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
             some = self.connection.recv(count - len(data))
@@ -244,7 +244,7 @@ class HostileDaemon:
         if self._greet is not None:
             return self._greet(peer)
         peer.raw(zmtp.GREETING + zmtp.ready(b"ROUTER"))
-        peer._exactly(64)
+        peer.exactly(64)
         peer.hear_until(m.Hello)
         if self._answer is not None:
             return self._answer(peer)

@@ -54,10 +54,10 @@ class Hosts(Model):
         each = self.each_host
         self.decides = AutoWorkers(None, step=each, least=least * each, most=most * each)
         self.hosts = self.wanted = max(self.hosts, least)
-        self._asked = self._came = -math.inf
-        self._set()
+        self.asked_at = self._came = -math.inf
+        self.update()
 
-    def _set(self) -> None:
+    def update(self) -> None:
         self.workers = self.hosts * self.each_host
         self.cpus = self.workers + self.others
 
@@ -66,9 +66,9 @@ class Hosts(Model):
         tried = []
         for _ in range(round(seconds)):
             self.now += 1
-            if self.wanted > self.hosts and self.now - self._asked >= self.delay:
+            if self.wanted > self.hosts and self.now - self.asked_at >= self.delay:
                 self.hosts, self._came = self.wanted, self.now
-                self._set()
+                self.update()
             if self.now < self.decides.since + LOOKED:
                 continue
             seen = {} if self.now < self._came + LOOKED else {KEY: self.figures()}
@@ -81,9 +81,9 @@ class Hosts(Model):
                 assert self.bounds[0] <= asked <= self.bounds[1]
                 assert asked != self.wanted
                 assert asked <= self.hosts or self.wanted == self.hosts
-                self.wanted, self._asked = asked, self.now
+                self.wanted, self.asked_at = asked, self.now
                 self.hosts = min(self.hosts, asked)
-                self._set()
+                self.update()
                 self.decides.changed(self.now)
                 tried.append(asked)
         return tried
@@ -127,8 +127,8 @@ def test_while_a_host_has_not_come_no_more_are_asked_for_and_it_is_not_waited_fo
 def test_a_host_that_is_lost_is_waited_for_and_nothing_is_judged_meanwhile() -> None:
     model = Hosts(demand=75, bounds=(2, 6))
     assert not model.run(100)
-    model.hosts, model._asked = 1, model.now  # and Ray starts it again
-    model._set()
+    model.hosts, model.asked_at = 1, model.now  # and Ray starts it again
+    model.update()
     assert not model.run(600)
     assert model.hosts == 2
 
@@ -233,7 +233,7 @@ def test_only_hosts_of_the_engine_are_counted_and_those_that_have_not_come_or_go
     world.joined[0].working = True
     world.joined += [world.host("ray-2")]
     world.model.hosts = 2
-    world.model._set()
+    world.model.update()
     assert world.run(30) == [4]
     world.joined += [world.host(f"ray-{number}") for number in (3, 4, 5)]
     assert world.run(60) == [], "one still has to leave"

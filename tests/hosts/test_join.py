@@ -348,7 +348,7 @@ def test_hosts_wait_for_a_head_that_comes_back_and_end_when_it_does_not(serve: S
         head.process.kill()
         head.process.wait()
         head = serve(SLOW, workers=1, bind=bind)
-        host._daemon = head
+        host.daemon = head
         host.wait_working()
         seen += digests(batches)
     expected = stream(head)

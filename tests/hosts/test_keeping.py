@@ -154,17 +154,17 @@ class TestTheListener:
             server = SlabServer("127.0.0.1", 0, None, RateLimitedLog(logging.getLogger("test")))
             try:
                 heard: list[tuple[str, object]] = []
-                server._router.send = lambda peer, message: bool(heard.append(("said", message)))  # type: ignore[method-assign]
-                server._router.send_bytes = (  # type: ignore[method-assign]
+                server.router.send = lambda peer, message: bool(heard.append(("said", message)))  # type: ignore[method-assign]
+                server.router.send_bytes = (  # type: ignore[method-assign]
                     lambda peer, seq, start, data, done=None: bool(heard.append((f"{seq} from {start}", bytes(data))))
                 )
-                server._router.drop = lambda peer: heard.append(("dropped", peer))  # type: ignore[method-assign]
-                server._router.address = lambda peer: "10.0.0.1:5"  # type: ignore[method-assign]
+                server.router.drop = lambda peer: heard.append(("dropped", peer))  # type: ignore[method-assign]
+                server.router.address = lambda peer: "10.0.0.1:5"  # type: ignore[method-assign]
                 fetch = m.Fetch(3, 7, OTHER, 0, 1)
-                server._on_message(b"p", codec.encode(fetch))  # before it has joined
-                server._on_message(b"p", codec.encode(m.Ping()))
-                server._on_message(b"p", b"nonsense")
-                server._on_message(b"p", codec.encode(m.Begin(0)))
+                server.on_message(b"p", codec.encode(fetch))  # before it has joined
+                server.on_message(b"p", codec.encode(m.Ping()))
+                server.on_message(b"p", b"nonsense")
+                server.on_message(b"p", codec.encode(m.Begin(0)))
                 assert heard == [("said", m.NotKept(3)), ("said", m.Pong()), ("dropped", b"p"), ("dropped", b"p")]
                 await world.start()
                 await world.fill(keep=True)
@@ -173,7 +173,7 @@ class TestTheListener:
                 world.says(0, made(0, 2, last=True))
                 server.slots = world.membership.slots
                 heard.clear()
-                server._on_message(b"p", codec.encode(m.Fetch(3, 7, secrets_of(world)[0], 1, 1)))
+                server.on_message(b"p", codec.encode(m.Fetch(3, 7, secrets_of(world)[0], 1, 1)))
                 whole = bytes(at % 251 for at in range(SLOT))
                 assert heard == [("3 from 64", whole[64:128]), ("3 from 160", whole[160:192])]
             finally:

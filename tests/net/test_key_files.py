@@ -218,13 +218,13 @@ def test_the_private_group_of_a_user_may_write_and_no_other_group(monkeypatch: p
         pwd, "getpwuid", lambda uid: pwd.struct_passwd((users[uid][0], "x", uid, users[uid][1], "", "/", "/"))
     )
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((groups[gid][0], "x", gid, groups[gid][1])))
-    assert only_ours._is_private(1000, 1000)
-    assert not only_ours._is_private(1000, 1001), "another user's"
-    assert not only_ours._is_private(100, 1001), "of all users"
-    assert not only_ours._is_private(0, 0), "root has none"
-    assert not only_ours._is_private(7, 1000), "unknown"
+    assert only_ours.is_private_group(1000, 1000)
+    assert not only_ours.is_private_group(1000, 1001), "another user's"
+    assert not only_ours.is_private_group(100, 1001), "of all users"
+    assert not only_ours.is_private_group(0, 0), "root has none"
+    assert not only_ours.is_private_group(7, 1000), "unknown"
     groups[1000] = ("ada", ["eve"])
-    assert not only_ours._is_private(1000, 1000)
+    assert not only_ours.is_private_group(1000, 1000)
 
 
 @as_root

@@ -35,6 +35,7 @@ from penstock_server.net.accepting import only_this_host
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve
 from tests.fakes.fault_proxy import FaultProxy
+from tests.fakes.inside import handle_of
 from tests.processes.free_ports import free_address
 
 FEED = """
@@ -409,7 +410,7 @@ def test_with_keys_the_stream_is_the_same_and_neither_batches_nor_sessions_can_b
             with penstock.connect(wire.url, transport="tcp") as connection:
                 digests.append(digest(connection))
                 status = control.status(daemon.url, 60, client_keys(None))
-                asked = DaemonStatus(daemon.url, connection._handle.handoff.keys)
+                asked = DaemonStatus(daemon.url, handle_of(connection).handoff.keys)
                 asked.ask()
                 asked.wait(60)
                 assert asked.latest is not None

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import penstock
+from tests.fakes.inside import transport_of
 
 
 def digest(batch: Any) -> str:
@@ -75,7 +76,7 @@ class Reading:
         """Cut the connection at this end, as the kernel might."""
         transport: Any = None
         while transport is None:  # it may just be connecting again
-            transport = self.connection._handle.handoff.transport
+            transport = transport_of(self.connection)
         transport._socket.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:

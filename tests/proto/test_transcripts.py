@@ -100,7 +100,7 @@ class Plain:
     def __init__(self, daemon: Daemon, transcript: Transcript) -> None:
         place = urlsplit(daemon.url)
         self._socket = socket.create_connection((place.hostname, place.port), timeout=10)
-        self._transcript = transcript
+        self.transcript = transcript
         self._socket.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
         greeting = self._read(64)
         assert (greeting[0], greeting[9], greeting[10]) == (0xFF, 0x7F, 3)
@@ -111,7 +111,7 @@ class Plain:
         self._socket.close()
 
     def say(self, message: m.Message) -> None:
-        self._transcript.said(">", message)
+        self.transcript.said(">", message)
         data = codec.encode(message)
         head = bytes((0x00, len(data))) if len(data) < 256 else b"\x02" + struct.pack(">Q", len(data))
         self._socket.sendall(head + data)
@@ -123,9 +123,9 @@ class Plain:
             message = codec.from_server(first)
             if not isinstance(message, m.Pong):
                 break
-        self._transcript.said("<", message)
+        self.transcript.said("<", message)
         if others:
-            self._transcript.note(f"  and a second frame of {len(others[0])} bytes")
+            self.transcript.note(f"  and a second frame of {len(others[0])} bytes")
         assert isinstance(message, kinds), message
         return message
 
@@ -159,11 +159,11 @@ def connected(daemon: Daemon, transcript: Transcript) -> Iterator[Plain]:
 
 def greeted(plain: Plain, transcript: Transcript, number: int = 0) -> m.Welcome:
     """Exchange Hello and Welcome. Show the session's token as one that ends with `number`."""
-    plain._transcript = hidden = Transcript()  # until the names are known
+    plain.transcript = hidden = Transcript()  # until the names are known
     hello = m.Hello(m.VERSION, "train", "example")
     plain.say(hello)
     welcome: m.Welcome = plain.hear(m.Welcome)
-    plain._transcript = transcript
+    plain.transcript = transcript
     assert len(hidden.lines) > 1
     transcript.call(welcome.session, bytes(range(15)) + bytes((number,)))
     transcript.call(welcome.unix, "penstock-1000-0123456789abcdef0123456789abcdef")
@@ -179,7 +179,7 @@ def read_to_the_end(plain: Plain, ended: int = 0) -> None:
             handed, left = message.seq + 1, message.nbytes
             while left:  # the feed's leaves take 8 bytes each, and each batch has a header of 64
                 plain.hear(m.Chunk)
-                left -= int(plain._transcript.lines[-1].split()[-2])
+                left -= int(plain.transcript.lines[-1].split()[-2])
             plain.say(m.Ack(handed, (), ended))
     plain.say(m.Ack(handed, (), ended + 1))
     plain.say(m.Close())
@@ -259,7 +259,7 @@ def a_round_of_ranks(daemon: Daemon) -> str:
 
 def a_resume(daemon: Daemon) -> str:
     with connected(daemon, Transcript()) as plain:
-        welcome = greeted(plain, plain._transcript)
+        welcome = greeted(plain, plain.transcript)
         plain.say(m.Open(welcome.session, b"", 1, 0, 0))
         plain.hear(m.Opened)
         plain.say(m.Begin(0))

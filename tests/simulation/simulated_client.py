@@ -77,8 +77,8 @@ class Client(Consumer):
             if due or (away and self._world.random.random() < self._impatient):
                 early = due and self._leave_after is not None and self._leave_after < 0 and self._leaves
                 options.append(self._begin if early else self._leave)
-            elif state._queue:
-                options += [self._hand] if self._there[state._queue[0][0].slab.seq].is_there else []
+            elif state.waiting:
+                options += [self._hand] if self._there[state.waiting[0][0].slab.seq].is_there else []
             elif state._end is not None or state._failure is not None or state.error is not None:
                 options.append(self._hand)
         elif not self.closed:
@@ -95,7 +95,7 @@ class Client(Consumer):
             if self._aliased and (not self._hoards or self.closed):
                 options.append(self._release)
             if self.closed and not (self._local and (self._aliased or state._released)):
-                options.append(self._vanish)
+                options.append(self.vanish)
         return options
 
     # messages from the daemon
@@ -233,7 +233,7 @@ class Client(Consumer):
                 self._say(on.Leave(self.number, message.epoch, message.handed))
 
     def _drop_void(self) -> None:
-        queued = {received.slab.seq for received, _ in self.state._queue}
+        queued = {received.slab.seq for received, _ in self.state.waiting}
         for seq in [seq for seq in self._there if seq not in queued]:
             hold(seq < self.state.handed, f"slab {seq} is neither handed over nor void")
             self._let_go(self._there.pop(seq))

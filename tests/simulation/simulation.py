@@ -629,7 +629,7 @@ class Worker:
             self._fail(fill.run, error)
         except Deadly:
             self._made(fill, run, parts, last=False)
-            self._end((fill.run, -1, ""))
+            self.end((fill.run, -1, ""))
         else:
             self._made(fill, run, parts, last=run.ended or fill.made + len(parts) == fill.batches)
 
@@ -646,9 +646,9 @@ class Worker:
                     self.answers.pop()
                 if not self.alive:  # it read a deadly sample
                     self.alive = True
-        self._end(blamed)
+        self.end(blamed)
 
-    def _end(self, blamed: tuple[int, int, str] | None) -> None:
+    def end(self, blamed: tuple[int, int, str] | None) -> None:
         self.blamed = blamed
         self.alive = False
         self.told.clear()
@@ -801,7 +801,7 @@ class Consumer:
         self._begin_again = False
         self._outlived = 0
         self._untold: deque[m.Had] = deque(maxlen=ask.credit)
-        self._opening = False
+        self.opening = False
 
     def _bounds_from(self, position: Position | None) -> EpochBounds:
         ranks = self._ask.world_size or 1
@@ -824,13 +824,13 @@ class Consumer:
         if self.lost:
             return [self._come_back]
         if self._dies_after is not None and self._handed >= self._dies_after:
-            return [self._vanish]
+            return [self.vanish]
         if self._closes_after is not None and self._handed >= self._closes_after and not self.closed:
-            return [self._close]
+            return [self.close]
         options: list[Event] = []
         leaving = self._leave_after is not None and self._handed_here >= self._leave_after
         if self._epoch is not None and leaving:
-            options.append(self._leave)
+            options.append(self.leave)
         elif self._epoch is not None and self._queue and self._queue[0].is_there:
             options.append(self._hand)
         if not self._local and self._unfetched:
@@ -843,9 +843,9 @@ class Consumer:
             if self._reads and not self.failures:
                 options.append(self._begin)
             elif not self._stays:
-                options.append(self._close)
+                options.append(self.close)
         if self.closed and not (self._local and (self._aliased or self._released)):
-            options.append(self._vanish)
+            options.append(self.vanish)
         return options
 
     # messages from the daemon
@@ -875,9 +875,9 @@ class Consumer:
                 self._fail(message.error.error())
             case m.Opened():
                 self._quota = message.quota
-                if self._opening:
+                if self.opening:
                     self._untold.clear()
-                    self._opening = False
+                    self.opening = False
             case m.Begun():
                 self.track.on_listed(message.epoch, message.digest)
             case m.LaneEnded() if message.epoch != self._epoch:
@@ -978,7 +978,7 @@ class Consumer:
         self.stream = self._world.coordinator.streams[reader.stream]
         self._world.consumers[self.number] = self
         self.lost = False
-        self._opening = True
+        self.opening = True
         self.received = self._handed = self._handed_said = self._ends = self._ends_said = 0
         self._quota = reader.share.quota
         if self._epoch is not None:
@@ -1048,7 +1048,7 @@ class Consumer:
         self._handed_said, self._ends_said = self._handed, self._ends
         self._released = []
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         self._leave_unread()
         epoch, self._epoch = self._epoch, None
         assert epoch is not None
@@ -1058,7 +1058,7 @@ class Consumer:
             self._void(self._queue.popleft())
         self._say(on.Leave(self.number, epoch, handed))
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self.closed = True
         handed = self._given = self._handed
         self._leave_unread()
@@ -1067,7 +1067,7 @@ class Consumer:
             self._void(self._queue.popleft())
         self._say(on.Close(self.number, handed))
 
-    def _vanish(self) -> None:
+    def vanish(self) -> None:
         self._leave_unread()
         self.gone = True
         self._forget()
@@ -1183,13 +1183,13 @@ class World:
         self._now = 0.0
         self._memory = memory
         self._refused = refused
-        self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales, "full": fulls}
+        self.faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales, "full": fulls}
         if stands:
-            self._faults["stand"] = stands
+            self.faults["stand"] = stands
         self._stood: set[int] = set()
         """The workers that the coordinator thinks stand."""
         if idle or hosts or joins:
-            self._faults |= {"join": joins, "leave": leaves, "lose": losses}
+            self.faults |= {"join": joins, "leave": leaves, "lose": losses}
         self.hosts = Hosts(self, host_workers)
         self.forged: set[int] = set()
         """Streams that an attacker opened."""
@@ -1197,14 +1197,14 @@ class World:
         self._last_consumer = 0
         self._raises = {(feed.name, sample): readings for feed in feeds for sample, readings in feed.transient}
         self._readings: Counter[tuple[str, Sample]] = Counter()
-        self._copies: list[do.Copy] = []
+        self.copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
         """Closed connections that the daemon has not noticed yet."""
         self.ready: list[str] = []
         self.refusals: list[PenstockError] = []
         self.consumers: dict[int, Consumer] = {}
         self.steps = 0
-        self._due = {fault: self._when() for fault in self._faults}
+        self._due = {fault: self._when() for fault in self.faults}
         self._crash: tuple[int, int] | None = None
         self._waiting: dict[int, deque[do.FindSlot]] = {}
         self._lists: dict[int, tuple[SimFeed, int]] = {}
@@ -1223,7 +1223,7 @@ class World:
         return Coordinator(workers=workers, idle=self._idle, memory=memory, saved=saved, patience=PATIENCE)
 
     def handle(self, event: on.Event) -> None:
-        """Tell the coordinator of an event, and queue its commands for `_carry_out`.
+        """Tell the coordinator of an event, and queue its commands for `carry_out`.
 
         Raises:
             PenstockError: the coordinator refuses the event.
@@ -1260,7 +1260,7 @@ class World:
     def start(self) -> None:
         """Let a worker import the feeds, and continue until they can be read."""
         self.handle(self.imports(0))
-        self._carry_out()
+        self.carry_out()
         self.settle()
 
     def imports(self, worker: int) -> on.Imported:
@@ -1292,11 +1292,11 @@ class World:
         try:
             reader = self.ask(feed, ask)
         except PenstockError:
-            self._carry_out()
+            self.carry_out()
             raise
         opened = (made or Consumer)(self, reader, reads, ask=ask, position=position, **habits)
         self.consumers[reader.number] = opened
-        self._carry_out()
+        self.carry_out()
         return opened
 
     # --- the schedule ---
@@ -1314,7 +1314,7 @@ class World:
             raise Stuck(f"no step is possible, but consumers {waiting} still wait")
         self._fuse = None
         self._wait()  # a group's stream waits a while for consumers to come back
-        self._carry_out()
+        self.carry_out()
         self.settle()
         hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} never end")
         hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} are never freed")
@@ -1343,7 +1343,7 @@ class World:
         weights = [self._pace_of(actor) for actor, _ in choices]
         ((_, event),) = self.random.choices(choices, weights)
         event()
-        self._carry_out()
+        self.carry_out()
         if not self._checked:
             self.check()
         return True
@@ -1382,11 +1382,11 @@ class World:
             yield "ends", partial(_arrive, self.ends)
         if len(self.coordinator.timers.times) > self.coordinator.look_around.due:  # a timer besides look_around's
             yield "clock", self._tick
-        for copy in self._copies:
+        for copy in self.copies:
             if self.arena.used[copy.source].has(copy.first):
                 yield "copies", partial(self._copy, copy)
         if any(not consumer.gone for consumer in self.consumers.values()):
-            for fault, left in self._faults.items():
+            for fault, left in self.faults.items():
                 if left and self.steps >= self._due[fault]:
                     yield fault, getattr(self, f"_{fault}")
         yield from self.hosts.choices()
@@ -1489,14 +1489,14 @@ class World:
         return self.steps + self.random.choice((0, 0, 20, 60, 150, 300))
 
     def _kill(self) -> None:
-        self._faults["kill"] -= 1
+        self.faults["kill"] -= 1
         self._due["kill"] = self._when()
         living = [worker for worker in self.workers.values() if worker.alive]
         if living:
             self.random.choice(living).die()
 
     def _cut(self) -> None:
-        self._faults["cut"] -= 1
+        self.faults["cut"] -= 1
         self._due["cut"] = self._when()
         there = [consumer for consumer in self.consumers.values() if not (consumer.gone or consumer.lost)]
         if there:
@@ -1504,7 +1504,7 @@ class World:
 
     def _restart(self) -> None:
         """Kill the daemon with its workers, and start another daemon: now, or within the next commands."""
-        self._faults["restart"] -= 1
+        self.faults["restart"] -= 1
         self._due["restart"] = self._when()
         if self._state is not None and self._fuse is None and self.random.random() < 0.7:
             self._fuse = self.random.randrange(8)
@@ -1520,14 +1520,14 @@ class World:
                 consumer.cut()
             if consumer.closed:
                 consumer.gone = True
-            consumer._opening = False
+            consumer.opening = False
         old = list(self.consumers.values())
         own = 1 if self._idle else len([number for number in self.workers if number < REMOTE])
         if hosts := self.hosts.leave_behind():
-            self._faults["join"] += hosts
+            self.faults["join"] += hosts
         self.coordinator = self._new_coordinator(own, self._memory)
         self.arena = Arena(self._refused)
-        self._waiting, self._lists, self._copies = {}, {}, []
+        self._waiting, self._lists, self.copies = {}, {}, []
         self._commands.clear()
         self.ends.clear()
         self._muted.clear()
@@ -1537,7 +1537,7 @@ class World:
         self.consumers = {}
         while len(self.coordinator.feeds) != len(self.feeds):
             self.handle(self.imports(0))
-            self._carry_out()
+            self.carry_out()
             self.settle()
         self.consumers = {-1 - number: consumer for number, consumer in enumerate(old)}
         for number, consumer in self.consumers.items():
@@ -1545,13 +1545,13 @@ class World:
 
     def _full(self) -> None:
         """Let the disk of the state file be full for a while."""
-        self._faults["full"] -= 1
+        self.faults["full"] -= 1
         self._due["full"] = self._when()
         self._cannot_write = self.random.randrange(1, 6)
 
     def _stand(self) -> None:
         """Let one of the daemon's own workers stand in a step."""
-        self._faults["stand"] -= 1
+        self.faults["stand"] -= 1
         self._due["stand"] = self._when()
         free = [worker for number, worker in self.workers.items() if number < REMOTE and worker.alive]
         free = [worker for worker in free if worker.started and worker.stands is None and not worker.hung]
@@ -1569,10 +1569,10 @@ class World:
 
     def replay_ms(self) -> int:
         """Return how long it takes to read again what was made."""
-        return self.random.choice((0, 0, 5000)) if "stand" in self._faults else 0
+        return self.random.choice((0, 0, 5000)) if "stand" in self.faults else 0
 
     def _scale(self) -> None:
-        self._faults["scale"] -= 1
+        self.faults["scale"] -= 1
         self._due["scale"] = self._when()
         staying = self.coordinator.workers.scaled
         if self.random.random() < 0.5 or len(staying) <= (0 if self._idle else 1):
@@ -1588,23 +1588,23 @@ class World:
         self.handle(on.WorkerAdded(number, machine))
 
     def _join(self) -> None:
-        self._faults["join"] -= 1
+        self.faults["join"] -= 1
         self._due["join"] = self._when()
         self.hosts.join()
 
     def _leave(self) -> None:
-        self._faults["leave"] -= 1
+        self.faults["leave"] -= 1
         self._due["leave"] = self._when()
         self.hosts.leave()
 
     def _lose(self) -> None:
-        self._faults["lose"] -= 1
+        self.faults["lose"] -= 1
         self._due["lose"] = self._when()
         self.hosts.lose()
 
     # --- commands ---
 
-    def _carry_out(self) -> None:
+    def carry_out(self) -> None:
         while self._commands:
             if self._fuse == 0:
                 self._start_again()
@@ -1617,7 +1617,7 @@ class World:
     def _tell(self, worker: int, event: Callable[..., object], *values: object) -> None:
         if self.workers[worker].alive:
             undecodable = any(isinstance(one, Struct) and not _fits(one) for one in values)
-            told = partial(self.workers[worker]._end, None) if undecodable else partial(event, *values)
+            told = partial(self.workers[worker].end, None) if undecodable else partial(event, *values)
             self.workers[worker].told.append(told)
 
     def _do_ListSplits(self, command: do.ListSplits) -> None:
@@ -1697,7 +1697,7 @@ class World:
 
     def _do_KillWorker(self, command: do.KillWorker) -> None:
         if self.workers[command.worker].alive:
-            self.workers[command.worker]._end(None)  # no split is to blame
+            self.workers[command.worker].end(None)  # no split is to blame
 
     def _do_AcceptWorker(self, command: do.AcceptWorker) -> None:
         """Do nothing: the worker has already begun."""
@@ -1730,11 +1730,11 @@ class World:
     def _do_Copy(self, command: do.Copy) -> None:
         for ticket in (command.ticket, command.source):
             self.arena.used[ticket].copying += 1
-        self._copies.append(command)
+        self.copies.append(command)
 
     def _copy(self, command: do.Copy) -> None:
         """Copy a batch. It must not have been sent to anybody before."""
-        self._copies.remove(command)
+        self.copies.remove(command)
         source, target = self.arena.used[command.source], self.arena.used[command.ticket]
         position = command.first
         hold(position not in source.sent, f"batch {position} of ticket {command.source} is copied after it was sent")

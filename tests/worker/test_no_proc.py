@@ -96,7 +96,7 @@ def test_our_memfds_are_found_by_their_seals_if_nobody_lists_open_files() -> Non
     try:
         fcntl.fcntl(ours, fcntl.F_ADD_SEALS, seals)
         for listing in ("/proc/self/fd", "/nowhere"):
-            found = process_guard._memfds(listing)
+            found = process_guard.our_memfds(listing)
             assert ours in found
             assert theirs not in found
     finally:

@@ -92,6 +92,7 @@ class ConsumerState:
         epoch: the newest epoch that was begun; before the first, its predecessor (-1).
         handed: how many slabs of the connection were handed over or are void.
         aliased: sequence numbers of slabs that were handed over and whose slots arrays still lie over (same host only).
+        waiting: the slabs that wait to be handed over, each with the messages before it.
         error: the error that ended the stream, or None; it never changes again.
         passed_by: the failure of an epoch that was left before the failure was reached, or None: another connection is
             needed.
@@ -131,7 +132,7 @@ class ConsumerState:
         self._digest = (start.epoch, start.digest) if start and start.digest else None
         self._open = False
         self._end: End | None = None
-        self._queue: collections.deque[tuple[Received, Before]] = collections.deque()
+        self.waiting: collections.deque[tuple[Received, Before]] = collections.deque()
         self._before: list[LaneEnded | PoolBegun | SentElsewhere] = []
         self._came = 0
         self._ranks = ranks
@@ -180,10 +181,10 @@ class ConsumerState:
             raise Refused(self.closed)
         if epoch != self.epoch:
             raise self.superseded(epoch)
-        if self._queue:
+        if self.waiting:
             if hold:
                 return None
-            received, before = self._queue.popleft()
+            received, before = self.waiting.popleft()
             self.handed += 1
             self.progress.on_handed(received.slab, before)
             if self.shared:
@@ -296,14 +297,14 @@ class ConsumerState:
             )
         self._check_open(slab)
         self._came += 1
-        if not self._reads(slab.epoch):
+        if not self.reads(slab.epoch):
             self.handed += 1
             return
         self._left_at = None
         self._bounds.on_slab(slab)
         self._epoch_check.on_batches(slab)
         before, self._before = tuple(self._before), []
-        self._queue.append((received, before))
+        self.waiting.append((received, before))
 
     def on_passed(self, message: SentElsewhere | LaneEnded | PoolBegun) -> None:
         """Note that other consumers got batches, that a lane ended, or that a pool begins.
@@ -312,7 +313,7 @@ class ConsumerState:
             ProtocolError: the epoch's End has come, or the daemon must not send this.
         """
         self._check_open(message)
-        if self._reads(message.epoch):
+        if self.reads(message.epoch):
             self._bounds.on_message(message)
             if isinstance(message, SentElsewhere):
                 self._epoch_check.on_batches(message)
@@ -330,7 +331,7 @@ class ConsumerState:
         """
         self._check_open(end)
         self._ended += 1
-        if not self._reads(end.epoch):
+        if not self.reads(end.epoch):
             return
         fault = self._epoch_check.fault(end)
         if fault is not None:
@@ -365,16 +366,16 @@ class ConsumerState:
     def fail_now(self, error: PenstockError) -> None:
         """Fail with `error` now, and drop the queue: other consumers may own the slots of slabs that were not handed
         over. If the stream has failed already, or would have failed next, that error stays."""
-        self.error = self.error or (None if self._queue else self._failure) or error
+        self.error = self.error or (None if self.waiting else self._failure) or error
         self.passed_by = None
         self._open = False
-        self._queue.clear()
+        self.waiting.clear()
 
     def on_disconnected(self) -> set[int]:
         """Drop everything that belongs to the lost connection. Return its `aliased`."""
-        if self._queue:
+        if self.waiting:
             self._end = None
-        self._queue.clear()
+        self.waiting.clear()
         self._failure = self.passed_by = None
         handed = self.handed if self._left_at is None else self._left_at
         self.handed_before, self.given = (handed if self.closed is None else min(handed, self.given)), 0
@@ -426,7 +427,8 @@ class ConsumerState:
         self._bounds = EpochBounds(self.info, place, ranks=self._ranks, shares=self.shared)
         self._before = []
 
-    def _reads(self, epoch: int) -> bool:
+    def reads(self, epoch: int) -> bool:
+        """Whether slabs of this epoch are still wanted: the reader may come to them."""
         return epoch == self.epoch and self._open and self.error is None and self._failure is None
 
     def _check_epoch(self, message: Begun | Slab | LaneEnded | PoolBegun | SentElsewhere | End) -> None:
@@ -440,12 +442,12 @@ class ConsumerState:
     def _check_open(self, message: Slab | LaneEnded | PoolBegun | SentElsewhere | End) -> None:
         """Raise ProtocolError for an epoch that nobody asked for, or whose End has come."""
         self._check_epoch(message)
-        if self._end is not None and self._reads(message.epoch):
+        if self._end is not None and self.reads(message.epoch):
             raise ProtocolError(f"the daemon sent {type(message).__name__} of epoch {message.epoch} after its End")
 
     def _void(self) -> None:
-        self.handed += len(self._queue)
-        self._queue.clear()
+        self.handed += len(self.waiting)
+        self.waiting.clear()
 
     def check_readable(self) -> None:
         """Raise Refused if the stream was closed or has failed."""

@@ -60,13 +60,14 @@ class Progress:
 
     Attributes:
         consumed: batches that were handed over since the very beginning of the stream.
+        oldest: the fewest consumed batches for which `position` can still return a position.
     """
 
     def __init__(self, info: FeedInfo, position: Position | None = None, consumed: int = 0) -> None:
         """Begin at `position` (None: at the start of epoch 0), after `consumed` batches."""
         self.info = info
         self.consumed = consumed
-        self._oldest = consumed
+        self.oldest = consumed
         self._at = consumed
         self._place = Cursor(position or Position(info, 0))
         self._steps: collections.deque[_Step] = collections.deque()
@@ -116,14 +117,14 @@ class Progress:
                 f"consumed={consumed}, but only {self.consumed} batches were handed over: give the number of batches "
                 "that the training loop has consumed since the very beginning of the stream, including earlier runs"
             )
-        if consumed < self._oldest:
+        if consumed < self.oldest:
             raise ValueError(
-                f"consumed={consumed}, but the oldest state that is kept is after {self._oldest} batches: the count of "
+                f"consumed={consumed}, but the oldest state that is kept is after {self.oldest} batches: the count of "
                 "a connection must not decrease, and continues from `consumed` in the state that was loaded"
             )
         while self._steps and _is_behind(self._steps[0], consumed):
             self._forget()
-        self._oldest = consumed
+        self.oldest = consumed
         if consumed > self._at:  # within the first slab of an epoch the place has not moved yet
             self._place.digest = self._digests.get(self._place.epoch, self._place.digest)
         if consumed == self._at:
@@ -150,7 +151,7 @@ class Progress:
         step = self._steps.popleft()
         self._nbytes -= _nbytes(step)
         self._move(self._place, step)
-        self._oldest = self._at = step[0]
+        self.oldest = self._at = step[0]
 
     def _move(self, place: Cursor, step: _Step) -> None:
         _, what, before = step

@@ -58,6 +58,7 @@ class TcpTransport:
 
     Attributes:
         epoch: the first epoch that can begin.
+        heard_at: when something came from the daemon last.
     """
 
     name = "tcp"
@@ -114,7 +115,7 @@ class TcpTransport:
             raise ProtocolError(f"the daemon answered Open with {type(answer).__name__}")
         self.epoch = answer.epoch
         self._credit = Credit.granted(answer, CREDIT, CREDIT_BYTES, shares=shares)
-        self._said = self._heard = self._pinged = time.monotonic()
+        self._said = self.heard_at = self._pinged = time.monotonic()
 
     def limit(self, quota: int) -> None:
         """Do nothing: slabs do not lie in the daemon's memory."""
@@ -142,14 +143,14 @@ class TcpTransport:
             wakeup.clear()
         now = time.monotonic()
         if came:
-            self._heard = now
-        if now - min(self._said, max(self._heard, self._pinged)) >= PING_AFTER:  # each side must hear from the other
+            self.heard_at = now
+        if now - min(self._said, max(self.heard_at, self._pinged)) >= PING_AFTER:  # each side must hear from the other
             self.send(encode(Ping()))
             self._pinged = now
 
     def silent(self) -> bool:
         """Return whether the daemon was silent for so long that it may have ended the session."""
-        return time.monotonic() - self._heard > LOST_AFTER
+        return time.monotonic() - self.heard_at > LOST_AFTER
 
     def take_released(self) -> list[int]:
         """Return an empty list: no slot is aliased."""

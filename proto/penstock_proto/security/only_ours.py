@@ -114,12 +114,12 @@ def _other_writer(status: os.stat_result) -> str:
     """Return who besides the owner and root can write there, by the mode; "" if nobody can."""
     if status.st_mode & stat.S_IWOTH:
         return "every user of this host"
-    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
+    if status.st_mode & stat.S_IWGRP and not is_private_group(status.st_gid, status.st_uid):
         return f"the group {_group(status.st_gid)}"
     return ""
 
 
-def _is_private(group: int, owner: int) -> bool:
+def is_private_group(group: int, owner: int) -> bool:
     """Return whether a group is the private group of a user other than root."""
     try:
         user, found = pwd.getpwuid(owner), grp.getgrgid(group)

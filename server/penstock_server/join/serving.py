@@ -27,6 +27,7 @@ class SlabServer:
 
     Attributes:
         slots: the slots that consumers can fetch; None while this host has not joined.
+        router: the connections.
 
     Raises:
         StartError: it cannot listen at that port.
@@ -39,17 +40,17 @@ class SlabServer:
         host = f"[{address}]" if ":" in address else address
         own = None if keys is None else ServerKeys(keys.folder, keys.own, {})
         self._admitted: dict[bytes, ClientKey] = {}
-        self._router = Router(f"tcp://{host}:{port}", self._on_message, lambda peer: None, own)
+        self.router = Router(f"tcp://{host}:{port}", self.on_message, lambda peer: None, own)
 
     @property
     def port(self) -> int:
         """The port at which consumers connect."""
-        return int(self._router.endpoint.rpartition(":")[2])
+        return int(self.router.endpoint.rpartition(":")[2])
 
     @property
     def unsent_bytes(self) -> int:
         """How many bytes wait until the connections of consumers take them."""
-        return self._router.all_unsent_bytes
+        return self.router.all_unsent_bytes
 
     def admit(self, message: m.AdmitClients) -> None:
         """Admit clients with these keys, and no others once the list is complete.
@@ -63,32 +64,33 @@ class SlabServer:
             (key, ClientKey(key, key[:8].decode("ascii", "replace"), host=False)) for key in message.keys
         )
         if not message.more:
-            self._router.admit(self._admitted)
+            self.router.admit(self._admitted)
             self._admitted = {}
 
     def close(self) -> None:
         """Close all connections."""
-        self._router.close()
+        self.router.close()
 
-    def _on_message(self, peer: bytes, data: bytes) -> None:
+    def on_message(self, peer: bytes, data: bytes) -> None:
+        """Answer a message from this connection."""
         try:
             message = codec.from_fetcher(data)
         except ProtocolError as error:
             text = "a connection to fetch batches from %s is closed: %s"
-            self._log.warning(text, self._router.address(peer), error.message, event="message_refused")
-            self._router.drop(peer)
+            self._log.warning(text, self.router.address(peer), error.message, event="message_refused")
+            self.router.drop(peer)
             return
         if isinstance(message, m.Ping):
-            self._router.send(peer, m.Pong())
+            self.router.send(peer, m.Pong())
         else:
             self._send(peer, message)
 
     def _send(self, peer: bytes, fetch: m.Fetch) -> None:
         found = None if self.slots is None else self.slots.fetch(fetch)
         if found is None:
-            self._router.send(peer, m.NotKept(fetch.seq))
+            self.router.send(peer, m.NotKept(fetch.seq))
             return
         slot, regions = found
         for start, stop in regions:
             slot.fetched += 1
-            self._router.send_bytes(peer, fetch.seq, start, slot.memfd.view(start, stop), done=slot.on_fetched)
+            self.router.send_bytes(peer, fetch.seq, start, slot.memfd.view(start, stop), done=slot.on_fetched)

@@ -23,7 +23,7 @@ IDLE = "waiting for a slot"
 COLLATING = "collating"
 """Checking, shuffling, copying and reporting samples; whatever has no other word."""
 
-_WORDS = {
+WORDS = {
     "worker/work/listing.py": "listing splits",
     "worker/reading/split_list.py": "listing splits",
     "worker/cache/split_cache.py": "reading and writing the cache",
@@ -50,7 +50,7 @@ _WORDS = {
 _READING = ("sources/", "worker/cache/split_cache.py", "worker/cache/split_file.py", "worker/cache/cached_samples.py")
 """Files of Penstock that do a generator's work: they stay in the stack above what they call."""
 
-_ACTIVITY = "worker_state/activity.py"
+ACTIVITY = "worker_state/activity.py"
 """The file whose `idle` waits for work."""
 
 _PACKAGES = ("numpy", "msgspec", "msgpack", "msgpack_numpy")
@@ -148,10 +148,10 @@ def _is_generator(frame: Seen) -> bool:
 
 def _word(parts: Sequence[str], names: Sequence[str]) -> str:
     """Return what these functions in these files do, which were called in this order."""
-    if parts[-1] == _ACTIVITY and names[-1].endswith("idle"):
+    if parts[-1] == ACTIVITY and names[-1].endswith("idle"):
         return IDLE
     for part in reversed(parts):
-        word = _WORDS.get(part)
+        word = WORDS.get(part)
         if word is not None:
             return word
     return COLLATING

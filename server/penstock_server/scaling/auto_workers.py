@@ -43,7 +43,7 @@ _ROOM = 0.6
 _GAIN = 0.25
 """Least share of the possible gain that a step must bring. (From 2 to 4 workers the possible gain is 100 %.)"""
 
-_PER_CPU = 4
+PER_CPU = 4
 """Most workers for each CPU, however little of it they use."""
 
 
@@ -83,7 +83,7 @@ class AutoWorkers:
         self._brings_cpus = cpus is None
         self._step = step
         self._least = least
-        self._most = max(1, _PER_CPU * (cpus or 1)) if most is None else most
+        self._most = max(1, PER_CPU * (cpus or 1)) if most is None else most
         self._trial: _Trial | None = None
         self._no_more = self._most  # the most workers until `_no_more_until`
         self._no_more_until = 0.0
@@ -230,7 +230,7 @@ def _fitting(figures: Figures, idle_cpus: float) -> int:
     """Return how many workers the CPUs have room for, if each uses as much as now. Workers that mostly wait for
     something else always have room."""
     if figures.wait_for_io:
-        return len(figures.workers) + _PER_CPU * figures.cpus
+        return len(figures.workers) + PER_CPU * figures.cpus
     each = sum(worker.cpu + worker.cpu_wait for worker in figures.workers) / len(figures.workers)
     free = min(figures.cpus - figures.cpus_wanted, idle_cpus)
     return len(figures.workers) + max(0, math.ceil(free / max(each, 0.01) - 0.5))

@@ -106,7 +106,7 @@ class Machine:
 
 def look() -> Machine:
     """Collect the facts about this machine. This takes seconds, as it imports TensorFlow in a separate process."""
-    versions = {name: version for name in PACKAGES if (version := _version(name))}
+    versions = {name: version for name in PACKAGES if (version := version_of(name))}
     versions = {"penstock": distribution.version(), **versions}
     return Machine(
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
@@ -126,7 +126,7 @@ def look() -> Machine:
         now=time.time(),
         python=platform.python_version(),
         versions=versions,
-        too_old=_too_old(versions),
+        too_old=outdated(versions),
         other_project=distribution.other_project(),
         tensorflow=_tensorflow() if "tensorflow" in versions else None,
         nvidia=tuple(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))),
@@ -209,14 +209,15 @@ def _clock_ns() -> float:
     return best
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
 
-def _too_old(versions: dict[str, str]) -> dict[str, str]:
+def outdated(versions: dict[str, str]) -> dict[str, str]:
     """Return the installed packages that are older than Penstock requires; see `Machine.too_old`."""
     found = {}
     for text in distribution.requirements():
@@ -224,7 +225,7 @@ def _too_old(versions: dict[str, str]) -> dict[str, str]:
         if match is None:
             continue
         name, least = match[1].lower(), match[2]
-        version = versions.get(name) or _version(name)
+        version = versions.get(name) or version_of(name)
         if version and _numbers(version) < _numbers(least):
             found[f"{name} {version}"] = f"{name}>={least}"
     return found

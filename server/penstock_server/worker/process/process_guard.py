@@ -77,7 +77,7 @@ class ProcessGuard:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             os.dup2(null, self._fd, inheritable=False)
             os.close(null)
-        for fd in _memfds():
+        for fd in our_memfds():
             os.close(fd)
 
     def _end(self, why: str) -> NoReturn:
@@ -86,7 +86,7 @@ class ProcessGuard:
         os._exit(CUT_OFF)
 
 
-def _memfds(proc: str = "/proc/self/fd") -> list[int]:
+def our_memfds(proc: str = "/proc/self/fd") -> list[int]:
     """Return the descriptors of Penstock's memfds in this process."""
     try:
         return [int(name) for name in os.listdir(proc) if _target(f"{proc}/{name}").startswith("/memfd:penstock")]

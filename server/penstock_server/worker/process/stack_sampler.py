@@ -99,7 +99,7 @@ class StackSampler:
     def _sample(self, file: mmap.mmap) -> None:
         assert self._main is not None
         until, interval = _BESIDE.unpack_from(file, stacks.UNTIL)
-        log = _Log(file)
+        log = StackLog(file)
         chance = random.Random(0)  # so that samples do not fall into step with the work
         last = time.monotonic_ns()
         state: int | None = None
@@ -124,7 +124,7 @@ class StackSampler:
                 log.begin()
 
 
-class _Log:
+class StackLog:
     """Writes samples to memory that other processes read at the same time."""
 
     def __init__(self, file: mmap.mmap) -> None:
