@@ -26,8 +26,8 @@ from penstock_server.scaling.auto_workers import CALM, LOOKED, AutoWorkers, _use
 from penstock_server.scaling.host_scaling import HostScaling
 from penstock_server.status.current_status import CurrentStatus
 from tests.conftest import Serve
-from tests.daemon.test_auto_workers import KEY, Model
 from tests.hosts.test_join import SLOW
+from tests.workers.test_auto_workers import KEY, Model
 
 
 @dataclass

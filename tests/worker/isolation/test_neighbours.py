@@ -456,7 +456,7 @@ RANDOM_NAMES = [f"feed{number}" for number in range(8)]
 
 def random_feeds(seed: int) -> str:
     """Return a module with feeds whose generators hold random settings. They check that they see no others."""
-    return RANDOM.format(chaos=str(Path(__file__).parents[1] / "chaos"), seed=seed)
+    return RANDOM.format(chaos=str(Path(__file__).parents[2] / "chaos"), seed=seed)
 
 
 def check_random_feeds(urls: Mapping[str, str], workers: int | None = None) -> None:

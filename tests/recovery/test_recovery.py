@@ -665,7 +665,7 @@ def test_the_slots_of_a_killed_consumer_come_back(serve: Serve, flags: Flags, tr
 STATES = """
 import json, sys
 import penstock
-from tests.daemon.test_recovery import digest
+from tests.recovery.test_recovery import digest
 
 url, transport, lag = sys.argv[1], sys.argv[2], int(sys.argv[3])
 states, seen = [], []

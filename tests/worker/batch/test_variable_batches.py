@@ -363,7 +363,7 @@ def test_keras_trains_on_text_and_ragged_rows_with_two_inputs_and_two_outputs(se
 
 
 def test_the_example_trains(start_trainer: StartTrainer) -> None:
-    example = Path(__file__).resolve().parents[2] / "examples" / "text" / "train.py"
+    example = Path(__file__).resolve().parents[3] / "examples" / "text" / "train.py"
     trainer = start_trainer("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(example))
     said, errors = trainer.communicate(timeout=120)
     assert trainer.returncode == 0, errors

@@ -42,8 +42,8 @@ from penstock_proto.messages import (
 from penstock_proto.security import unix_address
 from penstock_proto.transport import seqpacket
 from penstock_proto.transport.codec import encode, from_borrower
-from tests.client.test_client_delivery import first
-from tests.client.test_client_fetching import FakeHost, KeepingDaemon
+from tests.client.stream.test_client_delivery import first
+from tests.client.transport.test_client_fetching import FakeHost, KeepingDaemon
 from tests.fakes.fake_daemon import FakeDaemon, Made, numbers, sealed_memfd
 
 Answer = list[tuple[Message, int | None]] | None

@@ -1,7 +1,7 @@
 """Random sequences of a hostile daemon's messages, to real clients in another process. Whatever comes, each client ends
 with an error of Penstock, in time and with bounded memory.
 
-`make fuzz ARGS='tests/client/test_fuzz_client.py --fuzz-seconds 600'` runs it for ten minutes.
+`make fuzz ARGS='tests/client/stream/test_fuzz_client.py --fuzz-seconds 600'` runs it for ten minutes.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from penstock._stream import connecting
 from penstock_proto.messages import HostAt, Reaches
 from penstock_proto.security import socket_owner, trusted, unix_address
 from penstock_server.join import to_head
-from tests.client.test_client_fetching import FakeHost, KeepingDaemon
-from tests.client.test_client_lending import FakeLender
+from tests.client.transport.test_client_fetching import FakeHost, KeepingDaemon
+from tests.client.transport.test_client_lending import FakeLender
 from tests.fakes.fake_daemon import FakeDaemon, Stall, numbers
 
 OWN = os.geteuid()
@@ -215,7 +215,7 @@ def test_another_user_who_takes_the_port_of_a_dead_daemon_does_not_feed_the_wait
                 "-c",
                 POSER,
                 str(port),
-                os.pathsep.join([str(Path(__file__).resolve().parents[2]), *sys.path]),
+                os.pathsep.join([str(Path(__file__).resolve().parents[3]), *sys.path]),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

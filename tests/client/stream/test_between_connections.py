@@ -24,7 +24,7 @@ from penstock._stream.connecting import Connector, Link
 from penstock._stream.handoff import HandOff
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import Close, ErrorReport, Failed, Open
-from tests.client.test_client_resume import LANES, TOTAL, both, seen
+from tests.client.stream.test_client_resume import LANES, TOTAL, both, seen
 from tests.conftest import Serve
 from tests.fakes.fake_daemon import Fail, FakeDaemon, Stall, Vanish, dealt
 from tests.fakes.inside import handle_of, receiver_of, state_of, transport_of

@@ -24,7 +24,7 @@ from penstock._stream import private_daemon, receiver
 from penstock_proto import distribution
 from tests.processes.forked import children
 
-TESTS = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[3]
 
 SERVE = """
 import json, sys, time

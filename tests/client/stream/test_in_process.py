@@ -535,7 +535,7 @@ def test_a_feed_that_workers_cannot_import_is_refused_with_the_fix(tmp_path: Pat
 
 
 def test_the_example_finds_the_bad_sample() -> None:
-    example = Path(__file__).resolve().parents[2] / "examples" / "debug.py"
+    example = Path(__file__).resolve().parents[3] / "examples" / "debug.py"
     ended = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
     assert "rows raised ValueError: could not convert string to float" in ended.stdout
     assert "line='9,'" in ended.stdout

@@ -31,7 +31,7 @@ from penstock_proto.messages import (
     Slab,
 )
 from penstock_proto.transport.codec import encode, from_fetcher
-from tests.client.test_client_delivery import first
+from tests.client.stream.test_client_delivery import first
 from tests.fakes.fake_daemon import FakeDaemon, Made, _Session, numbers
 
 SECRET = b"0123456789abcdef"

@@ -147,7 +147,7 @@ class Place:
         run = subprocess.run(
             [sys.executable, "-W", "error", "-c", ALONE, *(f"{self.feeds}:{name}" for name in names)],
             env={**os.environ, **self.env},
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=Path(__file__).resolve().parents[3],
             capture_output=True,
             text=True,
             check=True,
@@ -450,7 +450,7 @@ def test_other_versions_have_splits_of_their_own(place: Place) -> None:
 
 def test_the_example_runs() -> None:
     pytest.importorskip("PIL")
-    example = Path(__file__).resolve().parents[2] / "examples" / "cached_images.py"
+    example = Path(__file__).resolve().parents[3] / "examples" / "cached_images.py"
     run = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=150)
     assert run.returncode == 0, run.stderr
     assert len(re.findall(r"^epoch [012]: 480 images in ", run.stdout, re.MULTILINE)) == 3
