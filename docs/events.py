@@ -23,15 +23,15 @@ THEN = {
     "RowsWritten": "merging, pooling",
     "NeedRoom": "budget",
     "BytesLost": "remaking",
-    "SlotFound": "production, merging, pooling, copies",
-    "Copied": "copies",
+    "SlotFound": "production, merging, pooling, padding",
+    "Copied": "padding",
     "SplitsListed": "starting, open_epochs",
-    "RunFailed": "production, merging, listing",
+    "RunFailed": "production, merging, split_lists",
     "SplitSkipped": "production",
     "Imported": "staffing, starting",
     "WorkerDied": "production",
     "RetireWorkers": "lane_production",
-    "WorkerStands": "production, pooling, listing",
+    "WorkerStands": "production, pooling, split_lists",
     "WorkersLost": "production",
     "SlotsAllowed": "budget",
     "Stop": "stream",
@@ -39,7 +39,7 @@ THEN = {
     "StreamFailed": "affected",
     "CheckBegan": "stream, offering",
     "CheckEnded": "stream, offering",
-    "Tick": "timers, look_around",
+    "Tick": "timers, periodic_checks",
 }
 """The files that decide about an event, after the method that takes it."""
 

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from .errors import SpecError
-from .reprs import shown
+from .value_text import shown
 
 MAX_LEAVES = 1024
 MAX_DEPTH = 32

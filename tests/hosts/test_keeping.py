@@ -22,7 +22,7 @@ from penstock_server.consumers.to_consumers import ToConsumers
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.join.lending import MOST_LENT
 from penstock_server.join.listeners import Listeners
-from penstock_server.join.serving import SlabServer
+from penstock_server.join.slab_server import SlabServer
 from penstock_server.logs.rate_limited_log import RateLimitedLog
 from penstock_server.shared_memory.kept import KeptBatches
 from tests.hosts.test_joined_host import FIRST

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec, spec
 from penstock_proto.batches.inferring import infer
 from penstock_proto.batches.layout import ALIGN, HEADER, aligned, batch_spec, fixed_layout, is_fixed, lay_out
-from penstock_proto.reprs import shown
 from penstock_proto.spec import Spec
+from penstock_proto.value_text import shown
 
 
 def test_a_sample_of_nested_tuples_and_dicts_becomes_a_tree() -> None:

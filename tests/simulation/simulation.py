@@ -1380,7 +1380,9 @@ class World:
                 yield ("slots", stream), partial(self._serve, wishes)
         if self.ends:
             yield "ends", partial(_arrive, self.ends)
-        if len(self.coordinator.timers.times) > self.coordinator.look_around.due:  # a timer besides look_around's
+        if (
+            len(self.coordinator.timers.times) > self.coordinator.periodic_checks.due
+        ):  # a timer besides periodic_checks's
             yield "clock", self._tick
         for copy in self.copies:
             if self.arena.used[copy.source].has(copy.first):

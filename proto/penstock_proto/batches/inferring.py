@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SpecError
-from ..reprs import shown
 from ..spec import (
     DTYPES,
     MAX_DEPTH,
@@ -27,6 +26,7 @@ from ..spec import (
     numpy_dtype,
 )
 from ..text import is_unicode
+from ..value_text import shown
 
 
 def infer(sample: Any) -> Spec:

@@ -20,8 +20,8 @@ from ..messages import (
     ServerMessage,
     ToWorker,
 )
-from ..reprs import shown
 from ..text import one_line
+from ..value_text import shown
 
 MAX_MESSAGE = 128 * 1024
 """Largest control message in bytes; below the 208 KiB that a SOCK_SEQPACKET datagram may have on an untuned Linux."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
 
-from ..coordinator import CoordinatorView, wire
+from ..coordinator import CoordinatorView, worker_messages
 from ..coordinator.vocabulary import events as on
 from ..coordinator.vocabulary.commands import SendSlab
 from ..net.addresses import is_loopback
@@ -104,14 +104,14 @@ class ToConsumers:
         kept = self._kept.of(slab.ticket)
         if kept is not None and kept.host is not None:
             where = m.Kept(kept.host.number, slab.ticket, kept.secret)
-            if self._send(session, wire.slab(slab, 0, where)):
+            if self._send(session, worker_messages.slab(slab, 0, where)):
                 session.fetching[slab.seq] = slab, memfd, kept.host.number
                 kept.host.fetched += slab.nbytes
             return
         if self.look is not None:
             self.look(session.feed, slab, memfd)
         local = session.peer is not None
-        message = wire.slab(slab, memfd.number if local else 0)
+        message = worker_messages.slab(slab, memfd.number if local else 0)
         if session.peer is not None and not session.muted:
             session.peer.show(memfd)
         if self._send(session, message) and not local:

@@ -32,7 +32,8 @@ from penstock_proto.messages import IDS_PER_STREAM, Made, NeedRoom, Opened, Rows
 
 from .admission.admission import Admission
 from .admission.groups import Groups
-from .look_around import LookAround
+from .periodic_checks import PeriodicChecks
+from .routing import Routing
 from .staffing import Staffing
 from .starting import Starting
 from .stream.affected import AffectedStreams, a_bug
@@ -47,7 +48,6 @@ from .vocabulary.group_log import SavedGroup
 from .vocabulary.memory import MANY
 from .vocabulary.timers import Timers
 from .vocabulary.workers import VACANT, Workers
-from .work_events import WorkEvents
 
 
 class Coordinator:
@@ -62,7 +62,7 @@ class Coordinator:
         patience: seconds for which a group waits for a consumer (default: groups.PATIENCE).
 
     Attributes:
-        workers, budget, streams, consumers, starting, timers, look_around: for reading only.
+        workers, budget, streams, consumers, starting, timers, periodic_checks: for reading only.
         stopping: why the daemon is stopping, or None.
     """
 
@@ -90,7 +90,7 @@ class Coordinator:
         """The stream that each consumer reads, even if it has ended."""
         self._affected = AffectedStreams(self.streams, self._do)
         self._staffing = Staffing(self.workers, self._affected, self.starting, self.budget, self.timers, self._do)
-        self._work = WorkEvents(self._affected, self._staffing, self.starting, self.budget, self.timers, self._do)
+        self._routing = Routing(self._affected, self._staffing, self.starting, self.budget, self.timers, self._do)
         self._groups = Groups(saved, self._do, patience)
         self._admission = Admission(
             self.feeds,
@@ -98,10 +98,10 @@ class Coordinator:
             workers=self.workers,
             budget=self.budget,
             groups=self._groups,
-            later=self._work.retry_later,
+            later=self._routing.retry_later,
             out=self._do,
         )
-        self.look_around = LookAround(self._groups, self._admission, self.starting, self._affected, self.timers)
+        self.periodic_checks = PeriodicChecks(self._groups, self._admission, self.starting, self._affected, self.timers)
         self._handlers: dict[type[on.Event], Callable[..., None]] = {
             on.Open: self._open,
             on.Begin: self._begin,
@@ -110,17 +110,17 @@ class Coordinator:
             on.Close: self._close,
             on.Cut: self._on_cut,
             on.Lost: self._on_lost,
-            Made: self._work.on_made,
-            RowsMeasured: self._work.on_rows_measured,
-            RowsWritten: self._work.on_rows_written,
-            NeedRoom: self._work.on_need_room,
-            on.BytesLost: self._work.on_bytes_lost,
-            on.SlotFound: self._work.on_slot_found,
-            on.NoSlot: self._work.on_no_slot,
-            on.Copied: self._work.on_copied,
-            on.SplitsListed: self._work.on_splits_listed,
-            on.RunFailed: self._work.on_run_failed,
-            on.SplitSkipped: self._work.on_split_skipped,
+            Made: self._routing.on_made,
+            RowsMeasured: self._routing.on_rows_measured,
+            RowsWritten: self._routing.on_rows_written,
+            NeedRoom: self._routing.on_need_room,
+            on.BytesLost: self._routing.on_bytes_lost,
+            on.SlotFound: self._routing.on_slot_found,
+            on.NoSlot: self._routing.on_no_slot,
+            on.Copied: self._routing.on_copied,
+            on.SplitsListed: self._routing.on_splits_listed,
+            on.RunFailed: self._routing.on_run_failed,
+            on.SplitSkipped: self._routing.on_split_skipped,
             on.Imported: self._on_imported,
             on.WorkerDied: self._staffing.on_worker_died,
             on.WorkerAdded: self._staffing.on_worker_added,
@@ -133,8 +133,8 @@ class Coordinator:
             on.Stop: self._stop,
             on.NotSaved: self._on_not_saved,
             on.StreamFailed: self._on_stream_failed,
-            on.CheckBegan: self._work.on_check_began,
-            on.CheckEnded: self._work.on_check_ended,
+            on.CheckBegan: self._routing.on_check_began,
+            on.CheckEnded: self._routing.on_check_ended,
             on.Tick: self._on_tick,
         }
 
@@ -235,7 +235,7 @@ class Coordinator:
             raise a_bug(error) from error
         finally:
             self._add_new(before, event.feed, event.ask)
-        self.look_around.begin()
+        self.periodic_checks.begin()
         self.consumers[consumer.number] = consumer
         self._read[consumer.number] = self.streams[consumer.stream]
         share = consumer.share
@@ -311,7 +311,7 @@ class Coordinator:
 
     def _on_imported(self, event: on.Imported) -> None:
         self._staffing.on_imported(event)
-        self.look_around.begin()  # for saved groups
+        self.periodic_checks.begin()  # for saved groups
 
     # --- the daemon ---
 
@@ -326,7 +326,7 @@ class Coordinator:
 
     def _on_not_saved(self, event: on.NotSaved) -> None:
         stream = self._groups.on_not_saved(event.feed, event.group, event.saved)
-        self.look_around.begin()
+        self.periodic_checks.begin()
         if stream is not None:
             self._affected.fail(stream, event.error)
 

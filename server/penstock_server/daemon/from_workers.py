@@ -11,7 +11,7 @@ from penstock_proto import messages as m
 from penstock_proto.transport import codec
 
 from ..consumers.starting_feeds import StartingFeeds
-from ..coordinator import CoordinatorView, wire
+from ..coordinator import CoordinatorView, worker_messages
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary import events as on
 from ..coordinator.vocabulary.feeds import SplitsInfo
@@ -184,7 +184,7 @@ class FromWorkers:
             case m.Made() | m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
                 tell(message)
             case m.SplitSkipped():
-                tell(wire.split_skipped(message))
+                tell(worker_messages.split_skipped(message))
             case m.CacheUsed():
                 self.caches.note(message)
             case m.RunFailed():

@@ -19,7 +19,7 @@ from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 from penstock_proto.transport import codec
 
-from ..coordinator import wire
+from ..coordinator import worker_messages
 from ..coordinator.vocabulary import commands as do
 from ..net.keys import ClientKey
 from ..shared_memory.arena import Memfd
@@ -201,7 +201,7 @@ class JoinedHost:
         """Tell a worker to fill a turn, or a part of it, into `memfd`."""
         keep = command.may_stay and self._head.keeps(self, command.ticket, command.reader)
         self._tickets.open(command.worker, command.run, command.ticket, memfd, keep=keep)
-        self._say(command.worker, wire.fill(command, 0, memfd.nbytes), keep=keep)
+        self._say(command.worker, worker_messages.fill(command, 0, memfd.nbytes), keep=keep)
 
     def send_kept(self, ticket: int) -> None:
         """Tell the host to send the batches that it keeps for the ticket."""
@@ -215,18 +215,18 @@ class JoinedHost:
     def measure_rows(self, command: do.MeasureRows) -> None:
         """Tell a worker to measure leftover rows."""
         self._tickets.open(command.worker, command.run, command.ticket, None)
-        self._say(command.worker, wire.measure_rows(command))
+        self._say(command.worker, worker_messages.measure_rows(command))
 
     def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
         """Tell a worker to write leftover rows into `memfd`."""
         self._tickets.open(command.worker, command.run, command.ticket, memfd)
-        self._say(command.worker, wire.write_rows(command, 0, memfd.nbytes))
+        self._say(command.worker, worker_messages.write_rows(command, 0, memfd.nbytes))
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
         """Tell a worker to open a run of a feed with this spec."""
         self._show_list(command.splits)
         self._tickets.begin_run(command.run, command.worker)
-        self._say(command.worker, wire.start_run(command, spec))
+        self._say(command.worker, worker_messages.start_run(command, spec))
 
     def forget_list(self, splits: int) -> None:
         """Forget a list of splits that no message will name again."""
@@ -432,7 +432,7 @@ class JoinedHost:
 
     def _have_compared(self, worker: int, compare: do.Compare) -> None:
         self._show_list(compare.splits)
-        self._say(worker, wire.compare(compare))
+        self._say(worker, worker_messages.compare(compare))
 
     def _admit(self, worker: int, message: m.Imported) -> None:
         self.there.add(worker)

@@ -28,7 +28,7 @@ from penstock_proto import FeedError, GeneratorError, MemoryBound, PenstockError
 from penstock_proto import messages as m
 from penstock_proto.batches.position import Position
 
-from ..coordinator import Coordinator, wire
+from ..coordinator import Coordinator, worker_messages
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary import events as on
 from ..coordinator.vocabulary.ask import Ask
@@ -166,7 +166,7 @@ class InProcess:
             case m.Made() | m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
                 self._events.append(message)
             case m.SplitSkipped():
-                self._events.append(wire.split_skipped(message))
+                self._events.append(worker_messages.split_skipped(message))
             case m.CacheUsed() if message.problem:
                 _warn_once(warning_of(message))
             case m.SpotCheck():
@@ -267,17 +267,17 @@ class InProcess:
                 self._memfds.remove(command.ticket)
             case do.StartRun():
                 one_by_one = msgspec.structs.replace(command, careful=ALL)
-                self._work.take(wire.start_run(one_by_one, self.info.spec))
+                self._work.take(worker_messages.start_run(one_by_one, self.info.spec))
             case do.Fill():
-                self._work.take(wire.fill(command, command.ticket, self._nbytes(command.ticket)))
+                self._work.take(worker_messages.fill(command, command.ticket, self._nbytes(command.ticket)))
             case do.MeasureRows():
-                self._work.take(wire.measure_rows(command))
+                self._work.take(worker_messages.measure_rows(command))
             case do.WriteRows():
-                self._work.take(wire.write_rows(command, command.ticket, self._nbytes(command.ticket)))
+                self._work.take(worker_messages.write_rows(command, command.ticket, self._nbytes(command.ticket)))
             case do.PoolRows():
                 sources = [ticket for ticket, _ in command.sources]
                 nbytes = self._nbytes(command.ticket)
-                self._work.take(wire.pool_rows(command, command.ticket, nbytes, sources, self.info.spec))
+                self._work.take(worker_messages.pool_rows(command, command.ticket, nbytes, sources, self.info.spec))
             case do.DropRun():
                 self._work.take(m.DropRun(command.run))
             case do.ListSplits():
@@ -285,7 +285,7 @@ class InProcess:
             case do.ForgetSplits():
                 self._work.take(m.ForgetSplits(command.splits))
             case do.SendSlab():
-                self._said.append((wire.slab(command, 0), self._slots[command.ticket][0]))
+                self._said.append((worker_messages.slab(command, 0), self._slots[command.ticket][0]))
             case do.Tell(_, m.Failed()):
                 error = self._coordinator.stream_read_by(self._coordinator.consumers[CONSUMER]).error
                 assert error is not None

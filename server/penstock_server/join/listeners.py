@@ -1,5 +1,5 @@
 """At a host: where consumers get the batches that it keeps. Those on its machine borrow them (lending.py), and others
-fetch them over the network (serving.py)."""
+fetch them over the network (slab_server.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..logs.rate_limited_log import RateLimitedLog
 from ..shared_memory.arena import Memfd
 from .built_slots import BuiltSlots
 from .lending import Lender
-from .serving import SlabServer
+from .slab_server import SlabServer
 
 log = logging.getLogger(__name__)
 

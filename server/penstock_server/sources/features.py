@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from .names_on_disk import on_disk_as
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from penstock_proto import distribution
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 """One path, pattern or URL, or a list of them."""

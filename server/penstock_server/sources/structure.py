@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from .names_on_disk import on_disk_as
 

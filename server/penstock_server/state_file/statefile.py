@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock_proto import DaemonStopped, StartError
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary.group_log import SavedGroup

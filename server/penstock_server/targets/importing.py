@@ -15,8 +15,8 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock_proto import StartError, distribution
-from penstock_proto.reprs import shown
 from penstock_proto.text import printable
+from penstock_proto.value_text import shown
 
 from ..logs.own_code import OURS
 from . import saved_sources

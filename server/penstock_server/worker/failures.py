@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ..targets.importing import summary
 

@@ -8,7 +8,7 @@ from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 from penstock_proto.transport import codec
 
-from ..coordinator import wire
+from ..coordinator import worker_messages
 from ..coordinator.vocabulary import commands as do
 from ..shared_memory.arena import Memfd
 from .local_workers import LocalWorkers
@@ -28,33 +28,33 @@ class OwnWorkers(LocalWorkers):
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
         """Tell a worker to fill a turn, or a part of it, into `memfd`."""
         self.show_memfd(command.worker, memfd)
-        self.say(command.worker, wire.fill(command, memfd.number, memfd.nbytes))
+        self.say(command.worker, worker_messages.fill(command, memfd.number, memfd.nbytes))
 
     def measure_rows(self, command: do.MeasureRows) -> None:
         """Tell a worker to measure leftover rows."""
-        self.say(command.worker, wire.measure_rows(command))
+        self.say(command.worker, worker_messages.measure_rows(command))
 
     def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
         """Tell a worker to write leftover rows into `memfd`."""
         self.show_memfd(command.worker, memfd)
-        self.say(command.worker, wire.write_rows(command, memfd.number, memfd.nbytes))
+        self.say(command.worker, worker_messages.write_rows(command, memfd.number, memfd.nbytes))
 
     def pool_rows(self, command: do.PoolRows, memfd: Memfd, sources: Sequence[Memfd], spec: Spec) -> None:
         """Tell a worker to copy rows of the visits in `sources` into `memfd`, for a feed with this spec."""
         for shown in (memfd, *sources):
             self.show_memfd(command.worker, shown)
         numbers = [source.number for source in sources]
-        self.say(command.worker, wire.pool_rows(command, memfd.number, memfd.nbytes, numbers, spec))
+        self.say(command.worker, worker_messages.pool_rows(command, memfd.number, memfd.nbytes, numbers, spec))
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
         """Tell a worker to start a run of a feed with this spec."""
         self.show_list(command.worker, command.splits)
-        self.say(command.worker, wire.start_run(command, spec))
+        self.say(command.worker, worker_messages.start_run(command, spec))
 
     def compare(self, command: do.Compare) -> None:
         """Tell a worker to make a feed's first sample again, and to compare it."""
         self.show_list(command.worker, command.splits)
-        self.say(command.worker, wire.compare(command))
+        self.say(command.worker, worker_messages.compare(command))
 
     def check(self, worker: int, check: m.SpotCheck) -> bool:
         """Tell a worker to make samples again. Return False if their list of splits is forgotten."""

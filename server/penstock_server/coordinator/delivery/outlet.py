@@ -18,7 +18,7 @@ from ..vocabulary.consumer import Consumer
 from ..vocabulary.feeds import ServedFeed
 from ..vocabulary.leases import Leases
 from ..vocabulary.turn import Part, Repeat, Source, Turn
-from .copies import Copies
+from .padding import Padding
 
 
 class Outlet:
@@ -27,7 +27,7 @@ class Outlet:
     Args:
         feed: the feed that the stream reads.
         slots: the stream's slots.
-        copies: makes copies of batches.
+        padding: makes copies of batches.
         epochs: the stream's open epochs.
         fail: called with the error when the stream cannot go on.
         out: where commands go.
@@ -45,7 +45,7 @@ class Outlet:
         self,
         feed: ServedFeed,
         slots: Leases,
-        copies: Copies,
+        padding: Padding,
         epochs: Sequence[Epoch],
         *,
         fail: Callable[[PenstockError], None],
@@ -59,7 +59,7 @@ class Outlet:
         self.closed = False
         self.live = False
         self.fail = fail
-        self._copies = copies
+        self._padding = padding
         self._epochs = epochs
         self._do = out
 
@@ -180,11 +180,11 @@ class Outlet:
 
     def repeat(self, turn: Turn, part: Part) -> Repeat:
         """Return a copy of this batch, which is yet to be made in a slot of its own."""
-        return self._copies.repeat(turn, part)
+        return self._padding.repeat(turn, part)
 
     def release(self, source: Source) -> None:
         """Release the source's slot."""
         if isinstance(source, Repeat):
-            self._copies.release(source)
+            self._padding.release(source)
         else:
             self.slots.release(source.slot)

@@ -10,7 +10,7 @@ from penstock_proto.batches.position import Position
 from ..order.epoch import Epoch
 from ..vocabulary.feeds import ServedFeed, SplitsInfo
 from ..vocabulary.workers import VACANT, Workers
-from .listing import SplitLists
+from .split_lists import SplitLists
 
 
 class OpenEpochs:

@@ -1,7 +1,7 @@
 """One stream: the epochs of a feed, in order, for one consumer or several, within the slots that it may hold.
 
 This file decides what the events of consumers mean for the stream. Reports about one run or ticket go to its parts
-(production.py, merging.py, copies.py, remaking.py), mostly without passing through here (work_events.py). After either,
+(production.py, merging.py, padding.py, remaking.py), mostly without passing through here (routing.py). After either,
 the stream proceeds: it offers the next turns in the order to the delivery policy (offering.py), and grants slots to the
 turns after them (granting.py). delivery.py decides which consumer receives a batch, and production.py which worker
 makes it.
@@ -23,19 +23,19 @@ from penstock_proto import DaemonStopped, PenstockError
 from penstock_proto import messages as m
 from penstock_proto.batches.position import Position
 
-from ..delivery.copies import Copies
 from ..delivery.delivery import Delivery
 from ..delivery.offering import Offering
 from ..delivery.outlet import Outlet
+from ..delivery.padding import Padding
 from ..order.epoch import Epoch
 from ..production.granting import Granting
 from ..production.lane_production import LaneProduction
-from ..production.listing import SplitLists
 from ..production.open_epochs import OpenEpochs
 from ..production.placing import Placing, unforeseen
 from ..production.production import Production
 from ..production.range_production import RangeProduction
 from ..production.remaking import Remaking
+from ..production.split_lists import SplitLists
 from ..vocabulary import commands as do
 from ..vocabulary.consumer import Consumer
 from ..vocabulary.feeds import ServedFeed, SplitsInfo
@@ -65,7 +65,7 @@ class Stream:
     Attributes:
         slots: the slots that it has leased.
         production: makes its turns.
-        copies: makes copies of its batches.
+        padding: makes copies of batches for the last round of ranks.
         outlet: its consumers, and the slabs and messages that they are sent.
         view: its status for users.
         planned_for: the number of workers for which its share was planned.
@@ -93,8 +93,8 @@ class Stream:
         ids = itertools.count(number * m.IDS_PER_STREAM)
         self._epochs: deque[Epoch] = deque()
         self.slots = Leases(ids, feed.slot_nbytes, out)
-        self.copies = Copies(feed, self.slots, out)
-        self.outlet = Outlet(feed, self.slots, self.copies, self._epochs, fail=self.fail, out=out)
+        self.padding = Padding(feed, self.slots, out)
+        self.outlet = Outlet(feed, self.slots, self.padding, self._epochs, fail=self.fail, out=out)
         self._delivery = delivery(self.outlet)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
         self._opening = OpenEpochs(feed, self._epochs, self._lists, workers)
@@ -395,7 +395,7 @@ class Stream:
         for filler in sorted(fillers):
             self._do(do.DropRun(*filler))
         self._epochs.clear()
-        written = {turn.slot.ticket for _, turn in turns if turn.fillers} | self.remaking.tickets | self.copies.tickets
+        written = {turn.slot.ticket for _, turn in turns if turn.fillers} | self.remaking.tickets | self.padding.tickets
         for consumer in self.consumers:
             consumer.stop_reading()
         self.slots.leave_to([lease for consumer in self.consumers for lease in consumer.out.values()], written)

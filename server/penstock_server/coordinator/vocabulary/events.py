@@ -1,7 +1,7 @@
 """Events: the coordinator's input. Only `Coordinator.handle` takes them, and nothing else changes its state.
 
 A worker's message about a ticket is itself an event (`messages.Made`, `NeedRoom`, `RowsMeasured`, `RowsWritten`). What
-follows from it stands at its method in `work_events.py`. docs/events.py makes a table of all of this.
+follows from it stands at its method in `routing.py`. docs/events.py makes a table of all of this.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ...shuffling.permutation import make_key
 from ..options.feed_options import FeedOptions

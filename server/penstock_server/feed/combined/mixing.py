@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ..objects.endless_items import EndlessItems
 from ..objects.indexables import is_indexable, is_keras

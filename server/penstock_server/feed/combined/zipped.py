@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ..objects.indexables import as_structure, is_torch, length_of
 from ..options.feed_options import FeedOptions

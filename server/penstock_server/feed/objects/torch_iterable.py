@@ -17,8 +17,8 @@ from types import GeneratorType
 from typing import Any
 
 from penstock_proto import FeedError
-from penstock_proto.reprs import shown
 from penstock_proto.text import printable
+from penstock_proto.value_text import shown
 
 from .indexables import as_structure
 from .object_states import own_copy

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 """Kinds of parameters that take one positional argument."""

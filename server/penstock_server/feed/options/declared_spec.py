@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock_proto import SpecError
-from penstock_proto.reprs import shown
 from penstock_proto.spec import MAX_DEPTH, DictSpec, Leaf, Spec, TupleSpec, check, leaf_list, leaves, map_leaves
+from penstock_proto.value_text import shown
 
 from .values import Pad
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ..objects.endless_items import EndlessItems
 from ..objects.indexables import is_indexable, is_keras, length_of

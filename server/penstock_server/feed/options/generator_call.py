@@ -13,7 +13,7 @@ from functools import partial
 from inspect import Signature
 from typing import Any
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from .arguments import BY_NAME, POSITIONAL, Arguments, check_arguments
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 
 def is_set(value: Any, default: Any) -> bool:

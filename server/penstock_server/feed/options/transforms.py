@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 
 @dataclass(frozen=True, slots=True)

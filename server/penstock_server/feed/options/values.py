@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from penstock_proto.messages import MAX_BUCKETS
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from .checks import whole
 from .short_repr import short_repr

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from .. import files as fs
 from ..names_on_disk import on_disk_as

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from .. import files as fs
 from ..crc32c import crc32c, masked

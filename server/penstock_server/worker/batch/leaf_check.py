@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from penstock_proto import SpecError
 from penstock_proto.batches.inferring import as_array, as_text
-from penstock_proto.reprs import shown
 from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, flatten, numpy_dtype
+from penstock_proto.value_text import shown
 
 Array: TypeAlias = npt.NDArray[Any]
 

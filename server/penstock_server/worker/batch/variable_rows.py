@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from penstock_proto import SpecError
 from penstock_proto.batches.columns import PADDED, RAGGED, STACKED, TEXT, Column, Columns, Sizes
-from penstock_proto.reprs import shown
 from penstock_proto.spec import Spec, leaves
+from penstock_proto.value_text import shown
 
 from .collate import Array, BadSample, Raised, Timed
 from .leaf_check import LeafCheck, TextCheck, flattener, joined

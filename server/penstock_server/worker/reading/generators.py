@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from penstock_proto import GeneratorError
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ...feed.combined.component_options import seed_of
 from ...feed.combined.feed_kinds import generator_call

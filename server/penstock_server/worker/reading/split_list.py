@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock_proto import FeedError, GeneratorError
 from penstock_proto.messages import FeedPlan
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ...feed.combined.feed_kinds import is_shared, wants_of
 from ...feed.feed import Feed

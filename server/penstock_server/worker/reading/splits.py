@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError
 from penstock_proto.messages import FeedPlan
-from penstock_proto.reprs import shown
+from penstock_proto.value_text import shown
 
 from ...feed.combined.feed_kinds import is_shared
 from ...feed.feed import Feed

@@ -1,4 +1,4 @@
-"""Copies of batches, which fill up the last round of ranks. Each copy has a slot of its own.
+"""Padding: copies of batches that fill up the last round of ranks. Each copy has a slot of its own.
 
 A consumer may change a batch that it was handed. So nothing of a round is sent before its copies are made.
 """
@@ -15,7 +15,7 @@ from ..vocabulary.leases import Leases
 from ..vocabulary.turn import Part, Repeat, Turn
 
 
-class Copies:
+class Padding:
     """The copies of one stream that are being made.
 
     Args:

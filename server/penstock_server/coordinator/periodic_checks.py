@@ -12,7 +12,7 @@ EVERY = 1.0
 """Seconds between two looks."""
 
 
-class LookAround:
+class PeriodicChecks:
     """Repeats the check with a timer, as long as there is something to look for.
 
     Args:

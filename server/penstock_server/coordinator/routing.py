@@ -1,4 +1,4 @@
-"""Events about work: workers' reports on runs, and the daemon's on slots. Each goes to the stream of its run or ticket.
+"""Routes events about work (workers' reports on runs, the daemon's on slots) to the stream of their run or ticket.
 
 Runs that list splits at the start of the daemon belong to the start (starting.py), not to a stream.
 """
@@ -19,7 +19,7 @@ from .vocabulary import events as on
 from .vocabulary.timers import Timers
 
 
-class WorkEvents:
+class Routing:
     """Finds the stream of a run or ticket, and passes the event to the part that it concerns.
 
     Args:
@@ -108,8 +108,8 @@ class WorkEvents:
         stream = self._affected.find(event.ticket)
         if stream is None:
             return
-        if event.ticket in stream.copies.unmade:
-            stream.copies.on_slot_found(event.ticket)
+        if event.ticket in stream.padding.unmade:
+            stream.padding.on_slot_found(event.ticket)
         elif stream.production.on_slot_found(event.ticket):
             self._affected.add(stream)  # otherwise it can neither send nor grant more than before
 
@@ -118,12 +118,12 @@ class WorkEvents:
         stream = self._affected.affect(event.ticket)
         if stream is not None and event.ticket in stream.slots:
             stream.fail(event.error)
-            stream.copies.on_no_slot(event.ticket)
+            stream.padding.on_no_slot(event.ticket)
 
     def on_copied(self, event: on.Copied) -> None:
         """Note that a copy is made."""
         if (stream := self._affected.affect(event.ticket)) is not None:
-            stream.copies.on_copied(event.ticket)
+            stream.padding.on_copied(event.ticket)
 
     def on_splits_listed(self, event: on.SplitsListed) -> None:
         """Pass a list of splits to the start or the stream that asked for it."""
