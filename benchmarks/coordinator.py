@@ -47,8 +47,8 @@ from penstock_proto.messages import FeedPlan
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.feeds import SplitsInfo
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from penstock_server.shuffling.permutation import make_key, permute
 from penstock_server.worker.reading.split_list import SharedSplits, write_list
 
@@ -142,7 +142,7 @@ class Served:
         self.first: list[do.Command] = []
         for stream in range(row.streams):
             for rank in range(row.consumers):
-                ask = Ask(
+                ask = OpenRequest(
                     credit=8,
                     credit_bytes=PLENTY,
                     quota=8,
@@ -330,7 +330,7 @@ def opening(lanes: int, shuffle: int) -> dict[str, float]:
     coordinator.handle(on.Imported(0, (plan,)), 0.0)
     coordinator.handle(on.SplitsListed(0, SplitsInfo(1, SPLITS, digest), Leaf("float32", (16,)), 64), 0.0)
     began = time.process_time()
-    commands = coordinator.handle(on.Open(1, "train", Ask(credit=8, credit_bytes=PLENTY, quota=8)), 0.0)
+    commands = coordinator.handle(on.Open(1, "train", OpenRequest(credit=8, credit_bytes=PLENTY, quota=8)), 0.0)
     wish = next(command for command in commands if isinstance(command, do.FindSlot))
     coordinator.handle(on.SlotFound(wish.ticket), 0.0)
     opened = time.process_time() - began

@@ -16,8 +16,8 @@ from penstock_proto import messages as m
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.feeds import SplitsInfo
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from penstock_server.coordinator.vocabulary.turn import TurnState
 from penstock_server.coordinator.vocabulary.workers import REMOTE, VACANT, Workers
 from penstock_server.scaling.scaling import Scaling
@@ -329,10 +329,10 @@ class TestOwnWork:
         listed.tell(on.WorkerGone(0, "was killed"))
         assert isinstance(listed.coordinator.streams[1].error, WorkerDied)
         for other in (pooled, listed):
-            (refused,) = of(do.Refuse, other.tell(on.Open(2, "train", Ask(1, 1 << 40, 0))))
+            (refused,) = of(do.Refuse, other.tell(on.Open(2, "train", OpenRequest(1, 1 << 40, 0))))
             assert refused.error.message == error.message
             assert list(other.coordinator.streams) == [1]
-        assert not of(do.Refuse, daemon.tell(on.Open(2, "train", Ask(1, 1 << 40, 0))))
+        assert not of(do.Refuse, daemon.tell(on.Open(2, "train", OpenRequest(1, 1 << 40, 0))))
 
 
 class TestEndsOfWorkers:
@@ -354,7 +354,7 @@ class TestEndsOfWorkers:
         daemon = Daemon()
         daemon.tell(on.WorkerGone(0, "was killed"))
         assert isinstance(daemon.coordinator.streams[1].error, WorkerDied)
-        (refused,) = daemon.tell(on.Open(2, "train", Ask(1, 1 << 40, 0)))
+        (refused,) = daemon.tell(on.Open(2, "train", OpenRequest(1, 1 << 40, 0)))
         assert isinstance(refused, do.Refuse)
         assert isinstance(refused.error, WorkerDied)
 

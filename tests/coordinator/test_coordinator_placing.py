@@ -11,7 +11,7 @@ import pytest
 from penstock_server.coordinator.order.epoch import Epoch
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from penstock_server.coordinator.vocabulary.workers import REMOTE
 from tests.coordinator.test_coordinator_hosts import Daemon
 
@@ -43,7 +43,7 @@ class Job(Daemon):
         self.add(hosts)
         self.ranks = len(ranks)
         for rank, machine in enumerate(ranks):
-            ask = Ask(4, 1 << 40, 0, rank=rank, world_size=len(ranks), machine=machine.strip("."))
+            ask = OpenRequest(4, 1 << 40, 0, rank=rank, world_size=len(ranks), machine=machine.strip("."))
             self.do(self.tell(on.Open(2 + rank, "train", ask)))
         for rank in range(self.ranks):
             self.do(self.tell(on.Begin(2 + rank, 0)))
@@ -179,7 +179,7 @@ def test_of_a_group_nothing_is_said() -> None:
         daemon.tell(on.WorkerAdded(worker, machine))
         daemon.tell(on.Imported(worker, (daemon.plan,)))
     for consumer, machine in ((2, "a"), (3, "b")):
-        daemon.tell(on.Open(consumer, "train", Ask(4, 1 << 40, 0, group="team", machine=machine)))
+        daemon.tell(on.Open(consumer, "train", OpenRequest(4, 1 << 40, 0, group="team", machine=machine)))
         daemon.tell(on.Begin(consumer, 0))
     (stream,) = {id(one): one for one in daemon.coordinator.streams.values()}.values()
     assert len(stream.consumers) == 2

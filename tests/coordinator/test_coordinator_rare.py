@@ -16,9 +16,9 @@ from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.stream.stream import Stream
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.failures import LAST_PAUSE
 from penstock_server.coordinator.vocabulary.feeds import SplitsInfo
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from tests.coordinator.test_coordinator import Case, check_kept_group
 from tests.simulation.simulation import PATIENCE, SimFeed, World
 
@@ -139,7 +139,7 @@ def test_of_an_endless_stream_a_daemon_that_stops_deals_again_what_a_lost_consum
 
 def test_a_group_waits_for_a_consumer_that_was_cut_off_though_all_others_have_closed() -> None:
     world = World(SimFeed())
-    asks = [Ask(2, 1 << 40, 2, group="g", identity=name) for name in (b"one", b"other")]
+    asks = [OpenRequest(2, 1 << 40, 2, group="g", identity=name) for name in (b"one", b"other")]
     one, other = (world.ask("train", ask) for ask in asks)
     world.handle(on.Lost(one.number, 0))
     world.handle(on.Close(other.number, 0))

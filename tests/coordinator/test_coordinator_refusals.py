@@ -10,10 +10,10 @@ import pytest
 from penstock_proto import PenstockError, ProtocolError, StateMismatch
 from penstock_proto.batches.position import EndedLane, Place, Position
 from penstock_proto.messages import Had
-from penstock_server.coordinator.vocabulary.ask import Ask
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from tests.simulation.simulation import SimFeed, World
 
-ASK = Ask(4, 1 << 40, 0)
+ASK = OpenRequest(4, 1 << 40, 0)
 
 
 INFO = SimFeed().info()
@@ -29,7 +29,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("ask", REFUSED.values(), ids=REFUSED)
-def test_who_is_refused_leaves_nothing_behind(ask: Ask) -> None:
+def test_who_is_refused_leaves_nothing_behind(ask: OpenRequest) -> None:
     world = World(SimFeed(), memory=1 << 20)
     for _ in range(2):
         with pytest.raises(PenstockError):

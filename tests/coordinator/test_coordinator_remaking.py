@@ -14,8 +14,8 @@ from penstock_proto import ConnectionLost, GeneratorError
 from penstock_proto import messages as m
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.feeds import SplitsInfo
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from tests.coordinator.test_coordinator_hosts import A, B, C, D, Daemon, of
 
 
@@ -239,7 +239,7 @@ def test_each_rank_gets_what_it_was_promised() -> None:
     daemon.tell(on.Close(1, 0))
     daemon.tell(on.Lost(1, 0))
     for rank in range(2):
-        daemon.tell(on.Open(2 + rank, "train", Ask(4, 1 << 40, 2, rank=rank, world_size=2)))
+        daemon.tell(on.Open(2 + rank, "train", OpenRequest(4, 1 << 40, 2, rank=rank, world_size=2)))
     for rank in range(2):
         begun = daemon.tell(on.Begin(2 + rank, 0))
     daemon.opened = begun

@@ -23,10 +23,10 @@ from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.order.lane import LANE_STATES, Lane, LaneState
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.consumer import CONSUMER_STATES, Consumer, ConsumerState
 from penstock_server.coordinator.vocabulary.feeds import Skipped, SplitsInfo
 from penstock_server.coordinator.vocabulary.group_log import SavedGroup
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from penstock_server.coordinator.vocabulary.transitions import ImpossibleTransition, Table
 from penstock_server.coordinator.vocabulary.turn import TURN_STATES, Turn, TurnState
 
@@ -81,7 +81,7 @@ class Machine:
             self.tell(on.Imported(worker, (plan,)))
         count = 0 if plan.length is not None else max(4, plan.lanes)
         self.tell(on.SplitsListed(0, SplitsInfo(1, count, bytes(32)), spec, 8))
-        self.opened = self.tell(on.Open(1, "train", Ask(credit, 1 << 40, 2, group=group, identity=b"one")))
+        self.opened = self.tell(on.Open(1, "train", OpenRequest(credit, 1 << 40, 2, group=group, identity=b"one")))
 
     def tell(self, event: on.Event) -> list[do.Command]:
         commands = self.coordinator.handle(event, self.now)
@@ -511,7 +511,7 @@ def test_a_daemon_that_stops_waits_for_slabs_whose_end_is_acknowledged_before_th
 
 def test_a_daemon_that_stops_admits_nobody_but_consumers_for_which_a_saved_group_waits() -> None:
     def opens(number: int, identity: bytes, group: str = "g") -> list[do.Command]:
-        ask = Ask(1, 1 << 40, 2, group=group, identity=identity, again=True)
+        ask = OpenRequest(1, 1 << 40, 2, group=group, identity=identity, again=True)
         return machine.tell(on.Open(number, "train", ask))
 
     position = Position(Machine().coordinator.feeds["train"].info, 0)
@@ -639,7 +639,7 @@ def test_a_bug_before_a_stream_exists_is_reported_and_refuses_the_consumer(monke
 
     machine = Machine()
     monkeypatch.setattr(machine.coordinator._admission, "open", broken)
-    reported, refused = machine.tell(on.Open(2, "train", Ask(1, 1 << 40, 2)))
+    reported, refused = machine.tell(on.Open(2, "train", OpenRequest(1, 1 << 40, 2)))
     assert isinstance(reported, do.ReportBug)
     assert isinstance(refused, do.Refuse)
     assert refused.consumer == 2

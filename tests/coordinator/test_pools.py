@@ -28,8 +28,8 @@ from penstock_server.coordinator.vocabulary.turn import Part, Turn, TurnState
 from penstock_server.feed.options.plan_sizes import fixed_slots, pooled_lanes
 from penstock_server.shuffling.pool_order import source_rows
 from penstock_server.worker.reading.loaded_feed import LoadedFeed
-from penstock_server.worker.work import pooling
-from penstock_server.worker.work.memfds import Memfds
+from penstock_server.worker.tasks import pooling
+from penstock_server.worker.tasks.memfds import Memfds
 from tests.coordinator.test_coordinator_tables import Machine, filling, kinds
 from tests.reference.reference import batches_of_pools
 

@@ -25,8 +25,8 @@ from penstock._stream import connecting
 from penstock_proto import DaemonStopped, EndOfStream, ProtocolError, StateMismatch, StreamClosed, WorkerDied
 from penstock_proto.batches.position import Position, pack, unpack
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from tests.conftest import Serve
 from tests.coordinator.test_coordinator import Case, any_feeds, cases, fast, faults, quick, soak
 from tests.coordinator.test_ranks import FEEDS, Start, alone, dealt, flat, free_address, start
@@ -311,7 +311,7 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
     waiting = world.open(rank=0, world_size=2)
     world.settle()
     asks = [
-        Ask(4, 1 << 40, 0, position=position, rank=rank, world_size=2, again=True, identity=bytes([rank]))
+        OpenRequest(4, 1 << 40, 0, position=position, rank=rank, world_size=2, again=True, identity=bytes([rank]))
         for rank in range(2)
     ]
     again = world.ask("train", asks[1])
@@ -334,7 +334,7 @@ def test_ranks_that_wait_with_a_state_are_told_when_one_that_had_begun_at_the_st
     alone = world.open()
     world.run()
     waiting = world.open(rank=0, world_size=3, position=alone.track.position(3))
-    again = world.ask("train", Ask(4, 1 << 40, 0, rank=1, world_size=3, again=True, identity=b"1"))
+    again = world.ask("train", OpenRequest(4, 1 << 40, 0, rank=1, world_size=3, again=True, identity=b"1"))
     world.settle()
     assert not waiting.failures, "it may have been cut off before it began, and may load a state"
     world.handle(on.Begin(again.number, 0))
@@ -350,7 +350,7 @@ def test_a_rank_that_begins_joins_one_that_comes_again_where_it_begins(first: st
     world = World(SimFeed())
     ranks: list[Reader] = []
     for again in (True, False) if first == "again" else (False, True):
-        ask = Ask(4, 1 << 40, 0, rank=len(ranks), world_size=2, again=again, identity=bytes([len(ranks)]))
+        ask = OpenRequest(4, 1 << 40, 0, rank=len(ranks), world_size=2, again=again, identity=bytes([len(ranks)]))
         ranks.append(world.ask("train", ask))
         world.handle(on.Begin(ranks[-1].number, 0))
     assert ranks[0].stream == ranks[1].stream

@@ -473,7 +473,7 @@ def test_a_stream_at_which_workers_die_outside_of_user_code_fails_by_itself(serv
         import os
         import numpy as np
         from penstock_server import Feed
-        from penstock_server.worker.work import batch_maker
+        from penstock_server.worker.tasks import batch_maker
 
         def numbers(split):
             for i in range(200):

@@ -14,8 +14,8 @@ from penstock_proto import PenstockError
 from penstock_proto.batches.position import Position, unpack
 from penstock_proto.messages import Had
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import World
@@ -106,7 +106,7 @@ class Attacker:
     def _absurd(self) -> int:
         return self._dice.choice(ABSURD)
 
-    def _ask(self) -> Ask:
+    def _ask(self) -> OpenRequest:
         dice = self._dice
         shared: dict[str, Any] = {}
         if self._group:
@@ -115,7 +115,7 @@ class Attacker:
             shared = {"group": self._group, "had": had}
         elif dice.random() < 0.4:
             shared = {"world_size": dice.choice((1, 2, 3, 60_000)), "rank": dice.choice((0, 1, 2, 2**16 - 1))}
-        return Ask(
+        return OpenRequest(
             credit=dice.randint(1, 8),
             credit_bytes=self._absurd(),
             quota=dice.randint(0, 3),

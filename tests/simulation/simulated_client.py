@@ -21,8 +21,8 @@ from penstock_proto.batches.layout import SlotLayout
 from penstock_proto.batches.position import Position, pack, unpack
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from tests.simulation.simulation import Consumer, Event, Slab, World, hold
 
 LAYOUT = SlotLayout((), 1, 64)
@@ -47,7 +47,7 @@ class Client(Consumer):
         leaves: Sequence[int | None],
         impatient: float = 0.0,
         breaks: int = 0,
-        ask: Ask,
+        ask: OpenRequest,
         position: Position | None = None,
         **habits: Any,
     ) -> None:

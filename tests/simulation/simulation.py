@@ -40,9 +40,9 @@ from penstock_proto.messages import IDS_PER_STREAM, FeedInfo, FeedPlan
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.vocabulary import commands as do
 from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.ask import Ask
 from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
 from penstock_server.coordinator.vocabulary.feeds import ServedFeed, Skipped, SplitsInfo
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from penstock_server.coordinator.vocabulary.workers import REMOTE, VACANT
 from penstock_server.feed.options.plan_sizes import ENDLESS
 from penstock_server.shuffling.pool_order import source_rows
@@ -753,7 +753,7 @@ class Consumer:
         stays: bool = False,
         greedy: bool = False,
         closes_after: int | None = None,
-        ask: Ask,
+        ask: OpenRequest,
         position: Position | None = None,
     ) -> None:
         self.reader = reader
@@ -1246,7 +1246,7 @@ class World:
         self._now += seconds
         self.handle(on.Tick())
 
-    def ask(self, feed: str, ask: Ask) -> Reader:
+    def ask(self, feed: str, ask: OpenRequest) -> Reader:
         """Open a stream for a new consumer.
 
         Raises:
@@ -1288,7 +1288,7 @@ class World:
     ) -> Consumer:
         """Open a stream for a new consumer with these habits; see Consumer. `made`: makes the consumer."""
         name = self.random.randbytes(16)
-        ask = Ask(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
+        ask = OpenRequest(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
         try:
             reader = self.ask(feed, ask)
         except PenstockError:

@@ -21,7 +21,7 @@ import penstock
 from penstock import StateMismatch, StreamClosed
 from penstock_proto import DaemonStopped, StartError
 from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary.ask import Ask
+from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from penstock_server.state_file import statefile
 from penstock_server.state_file.statefile import StateFile
 from penstock_server.to_daemon import control
@@ -143,7 +143,7 @@ def test_another_feed_is_refused_and_both_are_named(serve: Serve, tmp_path: Path
 
 
 def test_without_a_state_file_the_error_tells_of_it() -> None:
-    ask = Ask(credit=4, credit_bytes=0, quota=0, again=True, group="g")
+    ask = OpenRequest(credit=4, credit_bytes=0, quota=0, again=True, group="g")
     with pytest.raises(StreamClosed, match=r"'g' no longer exists.*`penstock serve --state FILE`"):
         World(SimFeed()).ask("train", ask)
 

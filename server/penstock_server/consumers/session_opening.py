@@ -16,7 +16,7 @@ from penstock_proto.batches.position import unpack
 
 from ..coordinator import CoordinatorView
 from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.ask import Ask
+from ..coordinator.vocabulary.open_request import OpenRequest
 from ..logs.rate_limited_log import RateLimitedLog
 from ..net.keys import may_read
 from ..net.local import LocalPeer
@@ -163,11 +163,11 @@ class Opening:
         fields = {"event": "stream_opened", "feed": session.feed, "consumer": session.client}
         self._log.info("feed %s: %s reads it (%s)", session.feed, session.who, session.transport, **fields)
 
-    def _ask(self, message: m.Open, session: Session, peer: LocalPeer | None) -> Ask:
+    def _ask(self, message: m.Open, session: Session, peer: LocalPeer | None) -> OpenRequest:
         info = self._coordinator.feeds[session.feed].info
         if any(had.lane >= info.lanes or had.batches > info.turn for had in message.had):
             raise ProtocolError("slabs were handed over that this feed cannot have", feed=session.feed)
-        return Ask(
+        return OpenRequest(
             credit=message.credit,
             credit_bytes=message.credit_bytes,
             quota=message.quota if peer is not None else 0,

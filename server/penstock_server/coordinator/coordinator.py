@@ -42,10 +42,10 @@ from .stream.invariants import check
 from .stream.stream import Stream
 from .vocabulary import commands as do
 from .vocabulary import events as on
-from .vocabulary.ask import Ask
 from .vocabulary.consumer import Consumer
 from .vocabulary.group_log import SavedGroup
 from .vocabulary.memory import MANY
+from .vocabulary.open_request import OpenRequest
 from .vocabulary.timers import Timers
 from .vocabulary.workers import VACANT, Workers
 
@@ -242,7 +242,7 @@ class Coordinator:
         self._do(do.Tell(consumer.number, Opened(share.credit, share.quota, consumer.epoch)))
         self._affected.add(self.streams[consumer.stream])
 
-    def _add_new(self, before: set[int], feed: str, ask: Ask) -> None:
+    def _add_new(self, before: set[int], feed: str, ask: OpenRequest) -> None:
         """Note that an Open affects the streams that it has made, joined or ended."""
         shared = self._admission.shared(feed, ask)
         for stream in self.streams.values():

@@ -31,17 +31,17 @@ from penstock_proto.batches.position import Position
 from ..coordinator import Coordinator, worker_messages
 from ..coordinator.vocabulary import commands as do
 from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.ask import Ask
 from ..coordinator.vocabulary.failures import ALL
 from ..coordinator.vocabulary.feeds import SplitsInfo
 from ..coordinator.vocabulary.memory import MANY
+from ..coordinator.vocabulary.open_request import OpenRequest
 from ..feed.feed_warnings import MOST_DIFFERENT, mixing_warning
 from ..worker.failures import letting_through
 from ..worker.isolation import helpers
 from ..worker.isolation.randomness import put_states, seeds, take_states
 from ..worker.reading.loaded_feed import LoadedFeed
-from ..worker.work.memfds import Memfds
-from ..worker.work.work import Work
+from ..worker.tasks.memfds import Memfds
+from ..worker.tasks.tasks import Tasks
 from ..worker_state.activity import ActivityPage
 from ..worker_state.cache_usage import warning_of
 
@@ -85,7 +85,7 @@ class InProcess:
         self._room = room
         self._memfds = Memfds()
         self._coordinator = Coordinator(workers=1, memory=memory or UNLIMITED, slots=MANY)
-        self._work = Work(None, {self._name: feed}, self._memfds, ActivityPage(), self)
+        self._tasks = Tasks(None, {self._name: feed}, self._memfds, ActivityPage(), self)
         self._slots: dict[int, Any] = {}
         self._lists = 0
         self._listings: deque[m.ListSplits] = deque()
@@ -116,7 +116,7 @@ class InProcess:
         Raises:
             PenstockError: it cannot begin there, or there is too little memory.
         """
-        ask = Ask(credit=1, credit_bytes=UNLIMITED, quota=0, position=position)
+        ask = OpenRequest(credit=1, credit_bytes=UNLIMITED, quota=0, position=position)
         with self._as_a_worker():
             self._tell(on.Open(CONSUMER, self._name, ask))
         while self._said:
@@ -156,7 +156,7 @@ class InProcess:
     def close(self) -> None:
         """End the generators."""
         with self._as_a_worker():
-            self._work.close()
+            self._tasks.close()
 
     # --- called by the worker's code ---
 
@@ -188,7 +188,7 @@ class InProcess:
         number = 0
         if fd is not None:
             number = self._lists = self._lists + 1
-            self._work.take(m.ShareSplits(number, message.nbytes), os.dup(fd))
+            self._tasks.take(m.ShareSplits(number, message.nbytes), os.dup(fd))
         for text in (*message.warnings, *(message.first.warnings if message.first is not None else ())):
             _warn_once(text)
         splits = SplitsInfo(number, message.count, message.digest)
@@ -200,7 +200,7 @@ class InProcess:
         if self._differences < MOST_DIFFERENT and sys.gettrace() is None:
             hook, sys.breakpointhook = sys.breakpointhook, _pass
             try:
-                self._work.take(check)
+                self._tasks.take(check)
             finally:
                 sys.breakpointhook = hook
 
@@ -225,7 +225,7 @@ class InProcess:
             with letting_through(KeyboardInterrupt, BdbQuit):
                 yield
         finally:
-            self._work.randomness.use(None)
+            self._tasks.randomness.use(None)
             put_states(states, seeds("trainer"))
 
     def _next(self, until: float) -> None:
@@ -237,10 +237,10 @@ class InProcess:
         elif self._checks:
             self._check(self._checks.popleft())
             self._settle()
-        elif self._work.step():
+        elif self._tasks.step():
             self._settle()
         elif self._listings:  # last, so that an epoch's splits are listed when its first batch is needed
-            self._work.take(self._listings.popleft())
+            self._tasks.take(self._listings.popleft())
             self._settle()
         else:
             assert due is not None, "the consumer waits, and there is nothing to do"
@@ -267,23 +267,23 @@ class InProcess:
                 self._memfds.remove(command.ticket)
             case do.StartRun():
                 one_by_one = msgspec.structs.replace(command, careful=ALL)
-                self._work.take(worker_messages.start_run(one_by_one, self.info.spec))
+                self._tasks.take(worker_messages.start_run(one_by_one, self.info.spec))
             case do.Fill():
-                self._work.take(worker_messages.fill(command, command.ticket, self._nbytes(command.ticket)))
+                self._tasks.take(worker_messages.fill(command, command.ticket, self._nbytes(command.ticket)))
             case do.MeasureRows():
-                self._work.take(worker_messages.measure_rows(command))
+                self._tasks.take(worker_messages.measure_rows(command))
             case do.WriteRows():
-                self._work.take(worker_messages.write_rows(command, command.ticket, self._nbytes(command.ticket)))
+                self._tasks.take(worker_messages.write_rows(command, command.ticket, self._nbytes(command.ticket)))
             case do.PoolRows():
                 sources = [ticket for ticket, _ in command.sources]
                 nbytes = self._nbytes(command.ticket)
-                self._work.take(worker_messages.pool_rows(command, command.ticket, nbytes, sources, self.info.spec))
+                self._tasks.take(worker_messages.pool_rows(command, command.ticket, nbytes, sources, self.info.spec))
             case do.DropRun():
-                self._work.take(m.DropRun(command.run))
+                self._tasks.take(m.DropRun(command.run))
             case do.ListSplits():
                 self._listings.append(m.ListSplits(command.run, command.feed, command.epoch))
             case do.ForgetSplits():
-                self._work.take(m.ForgetSplits(command.splits))
+                self._tasks.take(m.ForgetSplits(command.splits))
             case do.SendSlab():
                 self._said.append((worker_messages.slab(command, 0), self._slots[command.ticket][0]))
             case do.Tell(_, m.Failed()):

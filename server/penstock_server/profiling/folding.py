@@ -24,7 +24,7 @@ COLLATING = "collating"
 """Checking, shuffling, copying and reporting samples; whatever has no other word."""
 
 WORDS = {
-    "worker/work/listing.py": "listing splits",
+    "worker/tasks/listing.py": "listing splits",
     "worker/reading/split_list.py": "listing splits",
     "worker/cache/split_cache.py": "reading and writing the cache",
     "worker/cache/split_file.py": "reading and writing the cache",

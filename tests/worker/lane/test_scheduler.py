@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import repeat
 
-from penstock_server.worker.work.scheduler import SLICE_SECONDS, Job, Scheduler
+from penstock_server.worker.tasks.scheduler import SLICE_SECONDS, Job, Scheduler
 
 STEP = SLICE_SECONDS / 3.9
 """Seconds of a step: four steps make a slice."""

@@ -17,8 +17,8 @@ from penstock_server.coordinator.vocabulary.workers import VACANT, Workers
 from penstock_server.worker.reading import first_split
 from penstock_server.worker.reading.first_split import FirstSplit
 from penstock_server.worker.reading.loaded_feed import LoadedFeed
-from penstock_server.worker.work.memfds import Memfds
-from penstock_server.worker.work.work import Work
+from penstock_server.worker.tasks.memfds import Memfds
+from penstock_server.worker.tasks.tasks import Tasks
 from penstock_server.worker_state.activity import ActivityPage
 from tests.conftest import UNCHECKED, Serve
 
@@ -186,7 +186,7 @@ def test_a_worker_ends_the_generator_that_no_lane_of_it_reads_in_time() -> None:
     loaded = LoadedFeed(DRAWN, DRAWN.plan("drawn"))
     loaded.first_split = FirstSplit(lambda: now)
     daemon: Any = SimpleNamespace(send=None)
-    work = Work(None, {"drawn": loaded}, Memfds(), ActivityPage(), daemon)
+    work = Tasks(None, {"drawn": loaded}, Memfds(), ActivityPage(), daemon)
     assert work.patience is None
     opened = Opened()
     loaded.first_split.keep(0, 0, 0, opened, 1, 0.3)  # type: ignore[arg-type]

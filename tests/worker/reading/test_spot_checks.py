@@ -19,7 +19,7 @@ from penstock_server.in_process import engine
 from penstock_server.to_daemon import control
 from penstock_server.worker.reading import spot_checks
 from penstock_server.worker.reading.spot_checks import FIRST, FIRST_SECONDS, OVERHEAD, SHARE, SpotChecks
-from penstock_server.worker.work.making_again import Rows
+from penstock_server.worker.tasks.making_again import Rows
 from tests.conftest import Daemon, Serve
 
 HEAD = """

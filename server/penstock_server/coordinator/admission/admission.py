@@ -16,10 +16,10 @@ from ..delivery.rank_delivery import RankDelivery
 from ..stream.budget import Budget
 from ..stream.stream import MOST_STREAMS, Stream
 from ..vocabulary import commands as do
-from ..vocabulary.ask import Ask
 from ..vocabulary.consumer import Consumer
 from ..vocabulary.feeds import ServedFeed
 from ..vocabulary.group_log import SavedGroup, check_had
+from ..vocabulary.open_request import OpenRequest
 from ..vocabulary.positions import check, check_counts
 from ..vocabulary.workers import Workers
 from .groups import Groups
@@ -65,7 +65,7 @@ class Admission:
         served = ", ".join(sorted(self._feeds)) or "none is ready yet"
         return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
 
-    def open(self, number: int, feed_name: str, ask: Ask) -> Consumer:
+    def open(self, number: int, feed_name: str, ask: OpenRequest) -> Consumer:
         """Make a new consumer with this number.
 
         Raises:
@@ -96,7 +96,7 @@ class Admission:
         stream.start([consumer], [ask.position])
         return consumer
 
-    def shared(self, feed: str, ask: Ask) -> Stream | None:
+    def shared(self, feed: str, ask: OpenRequest) -> Stream | None:
         """Return the stream of others that `ask` would join, if there is one."""
         if ask.world_size:
             rendezvous = self._rendezvous.get((feed, ask.group, ask.world_size))
@@ -122,7 +122,7 @@ class Admission:
                 rendezvous.remove(consumer)
         self._rendezvous = {key: rendezvous for key, rendezvous in self._rendezvous.items() if not rendezvous.over}
 
-    def _join(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:
+    def _join(self, number: int, feed: ServedFeed, ask: OpenRequest) -> Consumer:
         group = self._groups.find(feed, ask)
         if group is None:
             return self._begin_group(number, feed, ask)
@@ -133,7 +133,7 @@ class Admission:
         group.on_arrived(ask)
         return consumer
 
-    def _begin_group(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:
+    def _begin_group(self, number: int, feed: ServedFeed, ask: OpenRequest) -> Consumer:
         saved: SavedGroup | None = self._groups.saved(feed, ask.group)
         if saved is not None:
             _check(
@@ -150,7 +150,7 @@ class Admission:
         group.on_arrived(ask)
         return consumer
 
-    def _meet(self, number: int, feed: ServedFeed, ask: Ask) -> Consumer:
+    def _meet(self, number: int, feed: ServedFeed, ask: OpenRequest) -> Consumer:
         if not ask.rank < ask.world_size:
             raise ProtocolError(f"rank {ask.rank} of {ask.world_size}: ranks go from 0", feed=feed.name)
         key = feed.name, ask.group, ask.world_size
@@ -164,7 +164,7 @@ class Admission:
         rendezvous.join(consumer, ask)
         return consumer
 
-    def _new_stream(self, feed: ServedFeed, ask: Ask, delivery: Callable[[Outlet], Delivery]) -> Stream:
+    def _new_stream(self, feed: ServedFeed, ask: OpenRequest, delivery: Callable[[Outlet], Delivery]) -> Stream:
         share = self._budget.grant(
             feed,
             credit=ask.credit,
@@ -191,7 +191,7 @@ class Admission:
         return stream
 
 
-def _consumer(number: int, stream: Stream, ask: Ask) -> Consumer:
+def _consumer(number: int, stream: Stream, ask: OpenRequest) -> Consumer:
     return Consumer(
         number,
         stream.number,

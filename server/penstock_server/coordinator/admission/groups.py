@@ -11,10 +11,10 @@ from penstock_proto import StreamClosed
 
 from ..stream.stream import Stream
 from ..vocabulary import commands as do
-from ..vocabulary.ask import Ask
 from ..vocabulary.consumer import Consumer
 from ..vocabulary.feeds import ServedFeed
 from ..vocabulary.group_log import GroupLog, SavedGroup
+from ..vocabulary.open_request import OpenRequest
 
 PATIENCE = 60.0
 """Seconds for which a group's stream waits for a consumer to read it, and a saved group for its consumers."""
@@ -54,7 +54,7 @@ class Group:
         """Whether this consumer can come back. One that read an earlier stream of the group cannot."""
         return self._members is None or identity in self._members
 
-    def on_arrived(self, ask: Ask) -> None:
+    def on_arrived(self, ask: OpenRequest) -> None:
         """Note that a consumer reads the stream from now on."""
         self._away.discard(ask.identity)
         if self._members is not None:
@@ -126,7 +126,7 @@ class Groups:
         """Return the group from the state file, if none of its consumers has come back yet."""
         return self._saved.get((feed.name, name))
 
-    def find(self, feed: ServedFeed, ask: Ask) -> Group | None:
+    def find(self, feed: ServedFeed, ask: OpenRequest) -> Group | None:
         """Return the group that `ask` can join; None if it has to begin, from the state file or from the start.
 
         Raises:
@@ -144,7 +144,7 @@ class Groups:
             )
         return group
 
-    def awaits(self, feed: str, ask: Ask) -> bool:
+    def awaits(self, feed: str, ask: OpenRequest) -> bool:
         """Whether `ask` comes from a consumer in the state file for which the group's stream waits."""
         group = self._groups.get((feed, ask.group))
         log = None if group is None or group.over else group.stream.group_log

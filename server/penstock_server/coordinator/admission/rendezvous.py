@@ -7,8 +7,8 @@ from penstock_proto.messages import MissingRanks
 
 from ..delivery.rank_delivery import off_border
 from ..stream.stream import Stream
-from ..vocabulary.ask import Ask
 from ..vocabulary.consumer import Consumer
+from ..vocabulary.open_request import OpenRequest
 
 
 class Rendezvous:
@@ -25,7 +25,7 @@ class Rendezvous:
     def __init__(self, stream: Stream, world_size: int) -> None:
         self.stream = stream
         self._world_size = world_size
-        self._members: dict[int, tuple[Consumer, Ask]] = {}
+        self._members: dict[int, tuple[Consumer, OpenRequest]] = {}
         self._told: tuple[list[int], list[int]] = [], []
 
     @property
@@ -33,7 +33,7 @@ class Rendezvous:
         """Whether the stream has ended or failed, so that a new one is to begin."""
         return self.stream.error is not None or self.stream.closed
 
-    def admit(self, ask: Ask) -> None:
+    def admit(self, ask: OpenRequest) -> None:
         """Refuse a rank that cannot join, whatever the others still ask for. If instead the others cannot join the job
         that it comes back to, fail them: the stream is over then.
 
@@ -52,7 +52,7 @@ class Rendezvous:
         if self._is_certain(ask):
             self._prefer_those_who_come_back(ask)
 
-    def join(self, consumer: Consumer, ask: Ask) -> None:
+    def join(self, consumer: Consumer, ask: OpenRequest) -> None:
         """Add a rank. If all are ready now, the stream begins.
 
         Raises:
@@ -101,12 +101,12 @@ class Rendezvous:
         if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
             del self._members[consumer.rank]
 
-    def _is_certain(self, ask: Ask) -> bool:
+    def _is_certain(self, ask: OpenRequest) -> bool:
         """Whether it is certain where the rank begins, even before it begins to read."""
         return _place(ask) != (0, 0) or self._world_size == 1
 
     @property
-    def _ready(self) -> list[Ask]:
+    def _ready(self) -> list[OpenRequest]:
         """The requests of the ranks that are there and ready."""
         return [ask for consumer, ask in self._members.values() if consumer.begun is not None or self._is_certain(ask)]
 
@@ -122,7 +122,7 @@ class Rendezvous:
     def _tell(self, missing: list[int], consumers: list[Consumer]) -> None:
         self.stream.outlet.tell(MissingRanks(tuple(missing)), consumers)
 
-    def _prefer_those_who_come_back(self, ask: Ask) -> None:
+    def _prefer_those_who_come_back(self, ask: OpenRequest) -> None:
         """Compare a rank that is ready now with each that was so before. If one of the two comes back to a job from
         which it was cut off, and the other begins elsewhere, the one that comes back is right: refuse this rank, or
         fail the others.
@@ -142,7 +142,7 @@ class Rendezvous:
     def _feed(self) -> str:
         return self.stream.feed.name
 
-    def _disagreement(self, ask: Ask) -> PenstockError | None:
+    def _disagreement(self, ask: OpenRequest) -> PenstockError | None:
         """If this rank is the last one to be ready, return the error if its request differs from another one, or if
         one begins within a round; else None."""
         others = [other for other in self._ready if other is not ask]
@@ -163,32 +163,32 @@ class Rendezvous:
                 return StateMismatch(f"rank {one.rank}{_group(one)}: {error.message}", feed=self._feed)
         return None
 
-    def _mismatch(self, one: Ask, other: Ask) -> StateMismatch:
+    def _mismatch(self, one: OpenRequest, other: OpenRequest) -> StateMismatch:
         return StateMismatch(
             f"rank {one.rank}{_group(one)} begins {_where(one)}, but rank {other.rank} {_where(other)}: all ranks must "
             "begin at the start, or load the state of the same step",
             feed=self._feed,
         )
 
-    def _may_end_at(self, ask: Ask) -> bool:
+    def _may_end_at(self, ask: OpenRequest) -> bool:
         """Whether its position may be the end of an epoch. If that is not known yet, delivery finds out."""
         return self.stream.feed.info.batches in (None, _place(ask)[1])
 
 
-def _group(ask: Ask) -> str:
+def _group(ask: OpenRequest) -> str:
     return f" of group {ask.group!r}" if ask.group else ""
 
 
-def _place(ask: Ask) -> tuple[int, int]:
+def _place(ask: OpenRequest) -> tuple[int, int]:
     place = ask.position
     return (place.epoch, place.batches + place.skip) if place is not None else (0, 0)
 
 
-def _last_round(ask: Ask) -> str:
+def _last_round(ask: OpenRequest) -> str:
     return '"pad"' if ask.pad else '"drop"'
 
 
-def _where(ask: Ask) -> str:
+def _where(ask: OpenRequest) -> str:
     again = "again " if ask.again else ""
     if ask.position is None:
         return f"{again}at the start"

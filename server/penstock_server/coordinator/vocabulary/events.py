@@ -14,9 +14,9 @@ from penstock_proto import DaemonStopped, PenstockError
 from penstock_proto.messages import FeedPlan, FirstSample, Made, NeedRoom, RowsMeasured, RowsWritten
 from penstock_proto.spec import Spec
 
-from .ask import Ask
 from .feeds import Skipped, SplitsInfo
 from .group_log import SavedGroup
+from .open_request import OpenRequest
 
 # --- consumers: each event names the consumer by the number that `Open` gave it ---
 
@@ -31,7 +31,7 @@ class Open(Struct, frozen=True):
 
     consumer: int
     feed: str
-    ask: Ask
+    ask: OpenRequest
 
 
 class Begin(Struct, frozen=True):
@@ -165,7 +165,7 @@ class WorkerDied(Struct, frozen=True):
 class WorkerAdded(Struct, frozen=True):
     """There is one worker more. It gets work once it has imported the feeds.
 
-    `machine`: as in `Ask`.
+    `machine`: as in `OpenRequest`.
     """
 
     worker: int

@@ -1,4 +1,4 @@
-"""The worker's loop: reads the daemon's messages, and lets the work (work.py) take small steps in between.
+"""The worker's loop: reads the daemon's messages, and lets the tasks (tasks.py) take small steps in between.
 
 The worker checks for messages after each step. So it drops an unwanted run within one step, and rows for a merged batch
 never wait for a turn. It reads all messages that wait before it carries out the next one. So when a DropRun has come,
@@ -23,8 +23,8 @@ from penstock_proto.transport import codec, seqpacket
 
 from ...worker_state.activity import ActivityPage
 from ..reading.loaded_feed import LoadedFeed
-from ..work.memfds import Memfds
-from ..work.work import Work
+from ..tasks.memfds import Memfds
+from ..tasks.tasks import Tasks
 from .process_guard import ProcessGuard, above_standard
 
 
@@ -54,7 +54,7 @@ class WorkerLoop:
         self._guard = guard
         memfds = Memfds()
         guard.on_fork(memfds.abandon)
-        self._work = Work(number, feeds, memfds, page, self)
+        self._tasks = Tasks(number, feeds, memfds, page, self)
         self._stopping = False
         self._waiting: deque[Callable[[], None]] = deque()
         """Carries out the messages that were read."""
@@ -62,12 +62,12 @@ class WorkerLoop:
     def serve(self) -> None:
         """Serve until Shutdown. If the daemon is gone, end the process at once."""
         while not self._stopping:
-            if not self._work.step():
-                patience = self._work.patience
+            if not self._tasks.step():
+                patience = self._tasks.patience
                 self._page.idle(partial(self._readable.poll, None if patience is None else 1000 * patience))
-                self._work.tidy()
+                self._tasks.tidy()
             self._take_all()
-        self._work.close()
+        self._tasks.close()
 
     # --- called by the work ---
 
@@ -112,11 +112,11 @@ class WorkerLoop:
             self._waiting.append(partial(self._cannot_read, data, fd, error))
             return
         if isinstance(message, m.DropRun):
-            self._work.revoke(message.run)
+            self._tasks.revoke(message.run)
         if isinstance(message, m.Shutdown):
             self._waiting.append(self._stop)
         else:
-            self._waiting.append(partial(self._work.take, message, fd))
+            self._waiting.append(partial(self._tasks.take, message, fd))
 
     def _stop(self) -> None:
         self._stopping = True
@@ -131,7 +131,7 @@ class WorkerLoop:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             print(f"penstock: ignored a message from the daemon: {error}", file=sys.stderr)
         else:
-            self._work.fail(run, None, error)
+            self._tasks.fail(run, None, error)
 
 
 class _AboutARun(msgspec.Struct):

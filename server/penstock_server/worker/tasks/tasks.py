@@ -43,7 +43,7 @@ _OfARun: TypeAlias = m.ListSplits | m.StartRun | m.Fill | m.MeasureRows | m.Writ
 
 
 class Daemon(Protocol):
-    """The interface through which the work reports to the daemon."""
+    """The interface through which tasks report to the daemon."""
 
     def send(self, message: m.FromWorker, fd: int | None = None) -> None:
         """Send a message, perhaps with a file descriptor, which stays the caller's."""
@@ -52,15 +52,15 @@ class Daemon(Protocol):
         """Report that a run failed. It is closed, with all of its tickets."""
 
 
-class Work:
-    """The work of one worker.
+class Tasks:
+    """The tasks of one worker.
 
     Args:
-        number: the worker's number, for errors; None if the work is done in the trainer's own process.
+        number: the worker's number, for errors; None if they are done in the trainer's own process.
         feeds: the served feeds, by name.
         memfds: the mapped slots.
         page: the worker's activity page.
-        daemon: receives the work's reports.
+        daemon: receives their reports.
 
     Attributes:
         randomness: the random numbers of this process.

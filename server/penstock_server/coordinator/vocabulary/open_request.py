@@ -9,7 +9,7 @@ from penstock_proto.messages import Had
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class OpenRequest:
     """What a consumer asks for.
 
     Attributes:
