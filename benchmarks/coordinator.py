@@ -45,10 +45,10 @@ from penstock_proto import Leaf
 from penstock_proto import messages as m
 from penstock_proto.messages import FeedPlan
 from penstock_server.coordinator import Coordinator
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.feeds import SplitsInfo
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.feeds import SplitsInfo
+from penstock_server.coordinator.model.open_request import OpenRequest
 from penstock_server.shuffling.permutation import make_key, permute
 from penstock_server.worker.reading.split_list import SharedSplits, write_list
 

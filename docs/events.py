@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from penstock_server.coordinator import Coordinator
-from penstock_server.coordinator.vocabulary import events
+from penstock_server.coordinator.model import events
 
 FOLDER = Path(inspect.getfile(Coordinator)).parent
 THEN = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock_server.coordinator.model.consumer import CONSUMER_STATES
+from penstock_server.coordinator.model.transitions import Table
+from penstock_server.coordinator.model.turn import TURN_STATES
 from penstock_server.coordinator.order.lane import LANE_STATES
-from penstock_server.coordinator.vocabulary.consumer import CONSUMER_STATES
-from penstock_server.coordinator.vocabulary.transitions import Table
-from penstock_server.coordinator.vocabulary.turn import TURN_STATES
 
 TABLES: dict[str, Table[Any]] = {"A turn": TURN_STATES, "A lane": LANE_STATES, "A consumer": CONSUMER_STATES}
 

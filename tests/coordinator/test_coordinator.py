@@ -27,8 +27,8 @@ from penstock_proto import (
     WorkerDied,
 )
 from penstock_proto.batches.position import pack, unpack
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.memory import Share
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.memory import Share
 from penstock_server.feed.options import plan_sizes
 from tests.reference.reference import epoch_length
 from tests.simulation.simulation import Batch, Consumer, SimFeed, World

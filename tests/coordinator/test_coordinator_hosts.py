@@ -14,12 +14,12 @@ import pytest
 from penstock_proto import Leaf, WorkerDied
 from penstock_proto import messages as m
 from penstock_server.coordinator import Coordinator
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.feeds import SplitsInfo
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
-from penstock_server.coordinator.vocabulary.turn import TurnState
-from penstock_server.coordinator.vocabulary.workers import REMOTE, VACANT, Workers
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.feeds import SplitsInfo
+from penstock_server.coordinator.model.open_request import OpenRequest
+from penstock_server.coordinator.model.turn import TurnState
+from penstock_server.coordinator.model.workers import REMOTE, VACANT, Workers
 from penstock_server.scaling.scaling import Scaling
 from tests.coordinator.test_coordinator_tables import PLAN, Machine, filling
 

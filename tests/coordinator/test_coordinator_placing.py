@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.open_request import OpenRequest
+from penstock_server.coordinator.model.workers import REMOTE
 from penstock_server.coordinator.order.epoch import Epoch
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
-from penstock_server.coordinator.vocabulary.workers import REMOTE
 from tests.coordinator.test_coordinator_hosts import Daemon
 
 

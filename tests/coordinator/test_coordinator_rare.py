@@ -13,12 +13,12 @@ import pytest
 from penstock_proto import DaemonStopped, GeneratorError, MemoryBound, StreamClosed, WorkerDied
 from penstock_proto import messages as m
 from penstock_server.coordinator import Coordinator
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.failures import LAST_PAUSE
+from penstock_server.coordinator.model.feeds import SplitsInfo
+from penstock_server.coordinator.model.open_request import OpenRequest
 from penstock_server.coordinator.stream.stream import Stream
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.failures import LAST_PAUSE
-from penstock_server.coordinator.vocabulary.feeds import SplitsInfo
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
 from tests.coordinator.test_coordinator import Case, check_kept_group
 from tests.simulation.simulation import PATIENCE, SimFeed, World
 

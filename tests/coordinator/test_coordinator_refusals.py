@@ -10,7 +10,7 @@ import pytest
 from penstock_proto import PenstockError, ProtocolError, StateMismatch
 from penstock_proto.batches.position import EndedLane, Place, Position
 from penstock_proto.messages import Had
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
+from penstock_server.coordinator.model.open_request import OpenRequest
 from tests.simulation.simulation import SimFeed, World
 
 ASK = OpenRequest(4, 1 << 40, 0)

@@ -20,15 +20,15 @@ from penstock_proto import messages as m
 from penstock_proto.batches.layout import TAIL_LANE
 from penstock_proto.batches.position import Position
 from penstock_server.coordinator import Coordinator
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.consumer import CONSUMER_STATES, Consumer, ConsumerState
+from penstock_server.coordinator.model.feeds import Skipped, SplitsInfo
+from penstock_server.coordinator.model.group_log import SavedGroup
+from penstock_server.coordinator.model.open_request import OpenRequest
+from penstock_server.coordinator.model.transitions import ImpossibleTransition, Table
+from penstock_server.coordinator.model.turn import TURN_STATES, Turn, TurnState
 from penstock_server.coordinator.order.lane import LANE_STATES, Lane, LaneState
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.consumer import CONSUMER_STATES, Consumer, ConsumerState
-from penstock_server.coordinator.vocabulary.feeds import Skipped, SplitsInfo
-from penstock_server.coordinator.vocabulary.group_log import SavedGroup
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
-from penstock_server.coordinator.vocabulary.transitions import ImpossibleTransition, Table
-from penstock_server.coordinator.vocabulary.turn import TURN_STATES, Turn, TurnState
 
 TABLES: tuple[Table[Any], ...] = (TURN_STATES, LANE_STATES, CONSUMER_STATES)
 ROWS = {(before, after) for table in TABLES for before, row in table.items() for after in row}
@@ -615,7 +615,7 @@ def histories() -> Iterator[Callable[[], None]]:
 
 
 def test_a_slot_has_one_owner_at_a_time_and_is_freed_by_the_last() -> None:
-    from penstock_server.coordinator.vocabulary.leases import Leases
+    from penstock_server.coordinator.model.leases import Leases
 
     done: list[do.Command] = []
     slots = Leases(iter(range(7, 9)), 100, done.append)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_server.coordinator.vocabulary.memory import Share, least_slots, regrown, share, with_consumers
+from penstock_server.coordinator.model.memory import Share, least_slots, regrown, share, with_consumers
 
 quick = settings(derandomize=True, deadline=None, max_examples=500)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock_proto import GeneratorError
 from penstock_proto.batches.layout import TAIL_LANE
+from penstock_server.coordinator.model.turn import Leftover, Part, Turn, TurnState
 from penstock_server.coordinator.order.order import EpochOrder, ExactOrder, FastOrder
 from penstock_server.coordinator.order.visits import LaneVisits, RangeVisits
-from penstock_server.coordinator.vocabulary.turn import Leftover, Part, Turn, TurnState
 from tests.reference.reference import batches_of_lanes, epoch_length
 
 quick = settings(derandomize=True, deadline=None, max_examples=300)

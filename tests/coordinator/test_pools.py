@@ -17,14 +17,14 @@ from penstock_proto import messages as m
 from penstock_proto.batches.layout import POOL_LANE, TAIL_LANE
 from penstock_proto.batches.position import EndedLane, Place, Position, differences, pack, unpack
 from penstock_server import Feed, Leaf
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.consumer import SentSlab
+from penstock_server.coordinator.model.group_log import GroupLog
+from penstock_server.coordinator.model.positions import check
+from penstock_server.coordinator.model.turn import Part, Turn, TurnState
 from penstock_server.coordinator.order.pooled_order import PooledOrder
 from penstock_server.coordinator.order.visits import LaneVisits
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.consumer import SentSlab
-from penstock_server.coordinator.vocabulary.group_log import GroupLog
-from penstock_server.coordinator.vocabulary.positions import check
-from penstock_server.coordinator.vocabulary.turn import Part, Turn, TurnState
 from penstock_server.feed.options.plan_sizes import fixed_slots, pooled_lanes
 from penstock_server.shuffling.pool_order import source_rows
 from penstock_server.worker.reading.loaded_feed import LoadedFeed

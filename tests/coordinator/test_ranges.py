@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_server.coordinator.vocabulary.ranges import Ranges
+from penstock_server.coordinator.model.ranges import Ranges
 
 pieces = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=20)
 

@@ -24,9 +24,9 @@ from penstock._state import counters
 from penstock._stream import connecting
 from penstock_proto import DaemonStopped, EndOfStream, ProtocolError, StateMismatch, StreamClosed, WorkerDied
 from penstock_proto.batches.position import Position, pack, unpack
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.consumer import Consumer as Reader
+from penstock_server.coordinator.model.open_request import OpenRequest
 from tests.conftest import Serve
 from tests.coordinator.test_coordinator import Case, any_feeds, cases, fast, faults, quick, soak
 from tests.coordinator.test_ranks import FEEDS, Start, alone, dealt, flat, free_address, start

@@ -185,7 +185,7 @@ def test_workers_that_cannot_import_for_a_while_come_back(serve: Serve) -> None:
         "there",
         "item",
         ready=False,
-        patched={"workers.supervisor.LAST_PAUSE": 0.1, "coordinator.vocabulary.failures.LAST_PAUSE": 0.2},
+        patched={"workers.supervisor.LAST_PAUSE": 0.1, "coordinator.model.failures.LAST_PAUSE": 0.2},
     )
     come_back(daemon)
     daemon.wait_ready(2)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.commands import FindSlot
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.commands import FindSlot
 from penstock_server.shared_memory.arena import Arena
 from penstock_server.shared_memory.slots import Slots
 

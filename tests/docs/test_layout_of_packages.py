@@ -24,10 +24,10 @@ from penstock_proto.status.status_shape import Status
 from penstock_proto.status.stream_status import Stream
 from penstock_proto.status.worker_status import Worker
 from penstock_server.cli.main import serve
+from penstock_server.coordinator.model import events
+from penstock_server.coordinator.model.consumer import CONSUMER_STATES
+from penstock_server.coordinator.model.turn import TURN_STATES
 from penstock_server.coordinator.order.lane import LANE_STATES
-from penstock_server.coordinator.vocabulary import events
-from penstock_server.coordinator.vocabulary.consumer import CONSUMER_STATES
-from penstock_server.coordinator.vocabulary.turn import TURN_STATES
 from penstock_server.http.metrics import METRICS
 from penstock_server.sources.registry import BUILT_IN
 from tests.conftest import StartTrainer

@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 from penstock_proto import DaemonStopped, StartError
-from penstock_server.coordinator.vocabulary import commands as do
+from penstock_server.coordinator.model import commands as do
 from penstock_server.state_file.statefile import StateFile
 from tests.simulation.simulation import SimFeed, World
 

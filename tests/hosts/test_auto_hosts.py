@@ -19,7 +19,7 @@ from penstock_proto.status.figures import Figures
 from penstock_proto.status.status_history import Key
 from penstock_proto.status.status_shape import HostEngine
 from penstock_server.cli.main import main
-from penstock_server.coordinator.vocabulary.workers import Workers
+from penstock_server.coordinator.model.workers import Workers
 from penstock_server.hosts.joined_host import JoinedHost
 from penstock_server.scaling import host_scaling
 from penstock_server.scaling.auto_workers import CALM, LOOKED, AutoWorkers, _useful

@@ -13,7 +13,7 @@ import pytest
 from penstock_proto import Leaf, ProtocolError, StartError
 from penstock_proto import messages as m
 from penstock_proto.transport import codec
-from penstock_server.coordinator.vocabulary import commands as do
+from penstock_server.coordinator.model import commands as do
 from penstock_server.hosts.joined_host import JoinedHost
 from penstock_server.shared_memory.arena import Memfd
 from penstock_server.shared_memory.kept import KeptBatches

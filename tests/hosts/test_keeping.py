@@ -19,7 +19,7 @@ from penstock_proto import messages as m
 from penstock_proto.transport import codec, seqpacket
 from penstock_server.consumers.session import Session
 from penstock_server.consumers.to_consumers import ToConsumers
-from penstock_server.coordinator.vocabulary import commands as do
+from penstock_server.coordinator.model import commands as do
 from penstock_server.join.lending import MOST_LENT
 from penstock_server.join.listeners import Listeners
 from penstock_server.join.slab_server import SlabServer

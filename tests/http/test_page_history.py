@@ -16,7 +16,7 @@ from penstock_proto import GeneratorError
 from penstock_proto.messages import WorkerActivity
 from penstock_proto.status.status_history import History
 from penstock_proto.status.status_shape import Status
-from penstock_server.coordinator.vocabulary.feeds import SentTotals
+from penstock_server.coordinator.model.feeds import SentTotals
 from penstock_server.http.live import Live
 from penstock_server.http.notices import MOST, Notices
 from penstock_server.http.rates import FeedLook, Rates

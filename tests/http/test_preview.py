@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock_proto.status.status_shape import Status
-from penstock_server.coordinator.vocabulary.commands import SendSlab
+from penstock_server.coordinator.model.commands import SendSlab
 from penstock_server.http.previews import Previews
 from penstock_server.http.watched import Watched
 from penstock_server.logs.bugs import Bugs

@@ -445,7 +445,7 @@ from penstock_proto.transport import codec
 from penstock_proto import messages as m
 from penstock_server.cli import main as cli
 from penstock_server.coordinator.production.production import Production
-from penstock_server.coordinator.vocabulary.consumer import Consumer
+from penstock_server.coordinator.model.consumer import Consumer
 from penstock_server.coordinator.stream.stream import Stream
 from penstock_server.net import local
 

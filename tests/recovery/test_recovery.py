@@ -216,7 +216,7 @@ class Flags:
 def serve(serve: Serve) -> Serve:
     """Serve with pauses that do not grow: before a worker's restart, and before another attempt."""
     return functools.partial(
-        serve, patched={"workers.supervisor.LAST_PAUSE": 0.1, "coordinator.vocabulary.failures.LAST_PAUSE": 0.2}
+        serve, patched={"workers.supervisor.LAST_PAUSE": 0.1, "coordinator.model.failures.LAST_PAUSE": 0.2}
     )
 
 

@@ -13,9 +13,9 @@ import msgspec
 from penstock_proto import PenstockError
 from penstock_proto.batches.position import Position, unpack
 from penstock_proto.messages import Had
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.consumer import Consumer as Reader
+from penstock_server.coordinator.model.open_request import OpenRequest
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import World

@@ -19,10 +19,10 @@ from penstock_proto import ConnectionLost, DaemonStopped, MemoryBound, ProtocolE
 from penstock_proto import messages as m
 from penstock_proto.batches.layout import SlotLayout
 from penstock_proto.batches.position import Position, pack, unpack
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.consumer import Consumer as Reader
+from penstock_server.coordinator.model.open_request import OpenRequest
 from tests.simulation.simulation import Consumer, Event, Slab, World, hold
 
 LAYOUT = SlotLayout((), 1, 64)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.workers import REMOTE
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.workers import REMOTE
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Fill, Slot, World

@@ -38,12 +38,12 @@ from penstock_proto.batches.layout import lay_out
 from penstock_proto.batches.position import Position, pack, unpack
 from penstock_proto.messages import IDS_PER_STREAM, FeedInfo, FeedPlan
 from penstock_server.coordinator import Coordinator
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary import events as on
-from penstock_server.coordinator.vocabulary.consumer import Consumer as Reader
-from penstock_server.coordinator.vocabulary.feeds import ServedFeed, Skipped, SplitsInfo
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
-from penstock_server.coordinator.vocabulary.workers import REMOTE, VACANT
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.consumer import Consumer as Reader
+from penstock_server.coordinator.model.feeds import ServedFeed, Skipped, SplitsInfo
+from penstock_server.coordinator.model.open_request import OpenRequest
+from penstock_server.coordinator.model.workers import REMOTE, VACANT
 from penstock_server.feed.options.plan_sizes import ENDLESS
 from penstock_server.shuffling.pool_order import source_rows
 from penstock_server.state_file.statefile import StateFile

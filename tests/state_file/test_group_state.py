@@ -20,8 +20,8 @@ from msgspec.structs import replace
 import penstock
 from penstock import StateMismatch, StreamClosed
 from penstock_proto import DaemonStopped, StartError
-from penstock_server.coordinator.vocabulary import commands as do
-from penstock_server.coordinator.vocabulary.open_request import OpenRequest
+from penstock_server.coordinator.model import commands as do
+from penstock_server.coordinator.model.open_request import OpenRequest
 from penstock_server.state_file import statefile
 from penstock_server.state_file.statefile import StateFile
 from penstock_server.to_daemon import control

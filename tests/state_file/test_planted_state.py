@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock_proto import DaemonStopped, StartError
 from penstock_server.coordinator.admission import groups as coordinator_groups
-from penstock_server.coordinator.vocabulary.group_log import SavedGroup
+from penstock_server.coordinator.model.group_log import SavedGroup
 from penstock_server.state_file import group_reader, state_path, statefile
 from penstock_server.state_file.state_path import check_option
 from penstock_server.state_file.statefile import StateFile

@@ -24,7 +24,7 @@ from penstock_proto.messages import ScaleHostsRequest, ScaleRequest
 from penstock_proto.status.figures import Figures, WorkerShares
 from penstock_proto.status.status_history import History
 from penstock_proto.status.verdict import verdict
-from penstock_server.coordinator.vocabulary.workers import Workers
+from penstock_server.coordinator.model.workers import Workers
 from penstock_server.scaling import auto_workers
 from penstock_server.scaling.auto_workers import CALM, LOOKED, AutoWorkers, Decision, _useful
 from penstock_server.scaling.scale_requests import ScaleRequests

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock_server.coordinator.vocabulary import events as on
+from penstock_server.coordinator.model import events as on
 from penstock_server.workers import standing
 from penstock_server.workers.standing import Standing
 from tests.conftest import Serve

@@ -25,8 +25,8 @@ from penstock_proto.status.status_history import History
 from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec
 from penstock_server.cli.status_lines import status_lines
-from penstock_server.coordinator.vocabulary.commands import SendSlab
-from penstock_server.coordinator.vocabulary.feeds import ServedFeed
+from penstock_server.coordinator.model.commands import SendSlab
+from penstock_server.coordinator.model.feeds import ServedFeed
 from penstock_server.http import copied_rows, metrics
 from penstock_server.http.rates import FeedLook, Rates, _short
 from penstock_server.http.timeline import Timeline

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock_proto.messages import Message
 
-from ..coordinator.vocabulary.commands import SendSlab
+from ..coordinator.model.commands import SendSlab
 from ..net.keys import ClientKey
 from ..net.local import LocalPeer
 from ..shared_memory.arena import Memfd

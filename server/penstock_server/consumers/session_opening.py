@@ -15,8 +15,8 @@ from penstock_proto import messages as m
 from penstock_proto.batches.position import unpack
 
 from ..coordinator import CoordinatorView
-from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.open_request import OpenRequest
+from ..coordinator.model import events as on
+from ..coordinator.model.open_request import OpenRequest
 from ..logs.rate_limited_log import RateLimitedLog
 from ..net.keys import may_read
 from ..net.local import LocalPeer

@@ -20,8 +20,8 @@ from penstock_proto import messages as m
 from penstock_proto.transport import codec
 
 from ..coordinator import CoordinatorView, a_bug
-from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.commands import SendSlab
+from ..coordinator.model import events as on
+from ..coordinator.model.commands import SendSlab
 from ..logs.bugs import Bugs
 from ..logs.rate_limited_log import RateLimitedLog
 from ..net.local import LocalPeer

@@ -15,8 +15,8 @@ from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
 
 from ..coordinator import CoordinatorView, worker_messages
-from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.commands import SendSlab
+from ..coordinator.model import events as on
+from ..coordinator.model.commands import SendSlab
 from ..net.addresses import is_loopback
 from ..net.keys import ClientKey
 from ..net.local import LocalPeer

@@ -32,6 +32,14 @@ from penstock_proto.messages import IDS_PER_STREAM, Made, NeedRoom, Opened, Rows
 
 from .admission.admission import Admission
 from .admission.groups import Groups
+from .model import commands as do
+from .model import events as on
+from .model.consumer import Consumer
+from .model.group_log import SavedGroup
+from .model.memory import MANY
+from .model.open_request import OpenRequest
+from .model.timers import Timers
+from .model.workers import VACANT, Workers
 from .periodic_checks import PeriodicChecks
 from .routing import Routing
 from .staffing import Staffing
@@ -40,14 +48,6 @@ from .stream.affected import AffectedStreams, a_bug
 from .stream.budget import Budget
 from .stream.invariants import check
 from .stream.stream import Stream
-from .vocabulary import commands as do
-from .vocabulary import events as on
-from .vocabulary.consumer import Consumer
-from .vocabulary.group_log import SavedGroup
-from .vocabulary.memory import MANY
-from .vocabulary.open_request import OpenRequest
-from .vocabulary.timers import Timers
-from .vocabulary.workers import VACANT, Workers
 
 
 class Coordinator:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from .admission.admission import Admission
 from .admission.groups import Groups
+from .model.timers import Timers
 from .starting import Starting
 from .stream.affected import AffectedStreams
-from .vocabulary.timers import Timers
 
 EVERY = 1.0
 """Seconds between two looks."""

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from penstock_proto.messages import Made, NeedRoom, RowsMeasured, RowsWritten
 
+from .model import commands as do
+from .model import events as on
+from .model.timers import Timers
 from .staffing import Staffing
 from .starting import Starting
 from .stream.affected import AffectedStreams
 from .stream.budget import Budget
 from .stream.stream import Stream
-from .vocabulary import commands as do
-from .vocabulary import events as on
-from .vocabulary.timers import Timers
 
 
 class Routing:

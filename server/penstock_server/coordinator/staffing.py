@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from penstock_proto import WorkerDied
 from penstock_proto.messages import IDS_PER_STREAM
 
+from .model import commands as do
+from .model import events as on
+from .model.timers import Timers
+from .model.workers import REMOTE, VACANT, Workers
 from .starting import Starting
 from .stream.affected import AffectedStreams
 from .stream.budget import Budget
-from .vocabulary import commands as do
-from .vocabulary import events as on
-from .vocabulary.timers import Timers
-from .vocabulary.workers import REMOTE, VACANT, Workers
 
 HAND_OVER = 60.0
 """Seconds for which a worker that is to leave may go on until its lanes come to a border."""

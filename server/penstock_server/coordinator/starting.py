@@ -13,14 +13,14 @@ from msgspec import Struct
 from penstock_proto import GeneratorError, PenstockError, ProtocolError, WorkerDied
 from penstock_proto.messages import FeedPlan
 
+from .model import commands as do
+from .model.events import SplitsListed
+from .model.failures import pause
+from .model.feeds import ServedFeed
+from .model.timers import Timers
+from .model.workers import NOBODY, REMOTE, Workers
 from .production.first_samples import MOST_SECONDS, FirstSampleChecks
 from .stream.budget import Budget
-from .vocabulary import commands as do
-from .vocabulary.events import SplitsListed
-from .vocabulary.failures import pause
-from .vocabulary.feeds import ServedFeed
-from .vocabulary.timers import Timers
-from .vocabulary.workers import NOBODY, REMOTE, Workers
 
 
 class Failing(Struct, frozen=True):

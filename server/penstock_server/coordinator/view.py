@@ -12,15 +12,15 @@ from typing import Protocol
 
 from penstock_proto import PenstockError
 
+from .model.commands import Compare
+from .model.consumer import Consumer
+from .model.feeds import ServedFeed
 from .starting import Failing
 from .stream.stream import Stream
-from .vocabulary.commands import Compare
-from .vocabulary.consumer import Consumer
-from .vocabulary.feeds import ServedFeed
 
 
 class WorkersView(Protocol):
-    """Which workers there are; see vocabulary/workers.py."""
+    """Which workers there are; see model/workers.py."""
 
     @property
     def numbers(self) -> Sequence[int]: ...

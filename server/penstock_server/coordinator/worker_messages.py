@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
-from .vocabulary import commands as do
-from .vocabulary import events as on
-from .vocabulary.feeds import Skipped
+from .model import commands as do
+from .model import events as on
+from .model.feeds import Skipped
 
 
 def fill(command: do.Fill, memfd: int, nbytes: int) -> m.Fill:

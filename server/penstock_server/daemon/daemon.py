@@ -33,8 +33,8 @@ from penstock_proto.transport import codec
 
 from .. import http as http_server
 from ..coordinator import Coordinator
-from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.memory import least_slots
+from ..coordinator.model import events as on
+from ..coordinator.model.memory import least_slots
 from ..machine import cpus, descriptors
 from ..net.keys import may_join
 from ..net.local import Listener, LocalPeer

@@ -17,8 +17,8 @@ from penstock_proto import PenstockError
 from penstock_proto import messages as m
 
 from ..coordinator import Coordinator, a_bug
-from ..coordinator.vocabulary import commands as do
-from ..coordinator.vocabulary import events as on
+from ..coordinator.model import commands as do
+from ..coordinator.model import events as on
 from ..logs.bugs import Bugs
 
 _DEBUG = os.environ.get("PENSTOCK_DEBUG") == "1"

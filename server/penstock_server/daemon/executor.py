@@ -11,7 +11,7 @@ from penstock_proto import messages as m
 from ..consumers.sessions import Sessions
 from ..consumers.starting_feeds import StartingFeeds
 from ..coordinator import CoordinatorView
-from ..coordinator.vocabulary import commands as do
+from ..coordinator.model import commands as do
 from ..hosts.hosts import Hosts
 from ..logs.bugs import Bugs
 from ..shared_memory.kept import KeptBatches

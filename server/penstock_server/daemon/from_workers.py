@@ -12,10 +12,10 @@ from penstock_proto.transport import codec
 
 from ..consumers.starting_feeds import StartingFeeds
 from ..coordinator import CoordinatorView, worker_messages
-from ..coordinator.vocabulary import commands as do
-from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.feeds import SplitsInfo
-from ..coordinator.vocabulary.workers import REMOTE
+from ..coordinator.model import commands as do
+from ..coordinator.model import events as on
+from ..coordinator.model.feeds import SplitsInfo
+from ..coordinator.model.workers import REMOTE
 from ..logs.rate_limited_log import RateLimitedLog
 from ..worker_state.activity import Activity
 from ..worker_state.cache_usage import CacheUsages

@@ -15,8 +15,8 @@ from penstock_proto import DaemonStopped, PenstockError, StartError
 
 from ..consumers.sessions import Sessions
 from ..coordinator import CoordinatorView
-from ..coordinator.vocabulary import commands as do
-from ..coordinator.vocabulary import events as on
+from ..coordinator.model import commands as do
+from ..coordinator.model import events as on
 from ..logs.rate_limited_log import RateLimitedLog
 
 if TYPE_CHECKING:

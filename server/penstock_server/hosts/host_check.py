@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock_proto import StartError
 from penstock_proto import messages as m
 
-from ..coordinator.vocabulary import commands as do
+from ..coordinator.model import commands as do
 
 
 class Head(Protocol):

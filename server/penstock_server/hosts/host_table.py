@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
-from ..coordinator.vocabulary import commands as do
+from ..coordinator.model import commands as do
 from ..shared_memory.arena import Memfd
 from ..workers.to_workers import WayToWorkers
 from .joined_host import JoinedHost

@@ -13,10 +13,10 @@ from penstock_proto import messages as m
 from penstock_proto.status.figures import size
 
 from ..coordinator import CoordinatorView, a_bug
+from ..coordinator.model import commands as do
+from ..coordinator.model import events as on
+from ..coordinator.model.workers import REMOTE
 from ..coordinator.stream.budget import enough
-from ..coordinator.vocabulary import commands as do
-from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.workers import REMOTE
 from ..logs.bugs import Bugs
 from ..net.keys import ClientKey
 from ..net.network import Router

@@ -20,7 +20,7 @@ from penstock_proto.spec import Spec
 from penstock_proto.transport import codec
 
 from ..coordinator import worker_messages
-from ..coordinator.vocabulary import commands as do
+from ..coordinator.model import commands as do
 from ..net.keys import ClientKey
 from ..shared_memory.arena import Memfd
 from ..shared_memory.kept import KeptBatches

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from penstock_proto.batches.columns import TEXT, Column
 from penstock_proto.batches.layout import LeafPlace
 
-from ..coordinator.vocabulary.commands import SendSlab
-from ..coordinator.vocabulary.feeds import ServedFeed
+from ..coordinator.model.commands import SendSlab
+from ..coordinator.model.feeds import ServedFeed
 from ..shared_memory.arena import Memfd
 
 MOST_SAMPLES = 12

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock_proto.batches.columns import TEXT, Column
 from penstock_proto.spec import unflatten
 
-from ..coordinator.vocabulary.feeds import ServedFeed
+from ..coordinator.model.feeds import ServedFeed
 from ..peeking.leaves.contact_sheet import painted, png
 from ..peeking.leaves.leaf_report import is_image, kind_of, range_of
 from ..peeking.leaves.numbers import Numbers

@@ -11,7 +11,7 @@ import json
 import time
 from dataclasses import dataclass
 
-from ..coordinator.vocabulary.commands import SendSlab
+from ..coordinator.model.commands import SendSlab
 from ..shared_memory.arena import Memfd
 from .budget import Budget
 from .copied_rows import CopiedBatch, copy_batch

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from penstock_proto.status.status_shape import Status
 
-from ..coordinator.vocabulary.commands import SendSlab
-from ..coordinator.vocabulary.feeds import ServedFeed
+from ..coordinator.model.commands import SendSlab
+from ..coordinator.model.feeds import ServedFeed
 from ..hosts.joined_host import JoinedHost
 from ..logs.bugs import Bugs
 from ..shared_memory.arena import Memfd

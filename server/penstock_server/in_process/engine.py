@@ -29,12 +29,12 @@ from penstock_proto import messages as m
 from penstock_proto.batches.position import Position
 
 from ..coordinator import Coordinator, worker_messages
-from ..coordinator.vocabulary import commands as do
-from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.failures import ALL
-from ..coordinator.vocabulary.feeds import SplitsInfo
-from ..coordinator.vocabulary.memory import MANY
-from ..coordinator.vocabulary.open_request import OpenRequest
+from ..coordinator.model import commands as do
+from ..coordinator.model import events as on
+from ..coordinator.model.failures import ALL
+from ..coordinator.model.feeds import SplitsInfo
+from ..coordinator.model.memory import MANY
+from ..coordinator.model.open_request import OpenRequest
 from ..feed.feed_warnings import MOST_DIFFERENT, mixing_warning
 from ..worker.failures import letting_through
 from ..worker.isolation import helpers

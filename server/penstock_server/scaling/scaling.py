@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from ..coordinator import CoordinatorView
-from ..coordinator.vocabulary import events as on
+from ..coordinator.model import events as on
 from ..machine import descriptors
 from ..workers.supervisor import Supervisor
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from penstock_proto import MemoryBound
 from penstock_proto.messages import IDS_PER_STREAM
 
+from ..coordinator.model import events as on
+from ..coordinator.model.commands import Copy, FindSlot
 from ..coordinator.view import BudgetView
-from ..coordinator.vocabulary import events as on
-from ..coordinator.vocabulary.commands import Copy, FindSlot
 from .arena import Arena, Memfd
 
 PATIENCE = 10.0

@@ -10,7 +10,7 @@ from msgspec import Meta
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import FeedInfo, Had
 
-from ..coordinator.vocabulary.group_log import SavedGroup
+from ..coordinator.model.group_log import SavedGroup
 from .untrusted_database import UntrustedDatabase
 
 MOST_ROWS = 1 << 20

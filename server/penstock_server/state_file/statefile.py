@@ -18,8 +18,8 @@ import msgspec
 from penstock_proto import DaemonStopped, StartError
 from penstock_proto.value_text import shown
 
-from ..coordinator.vocabulary import commands as do
-from ..coordinator.vocabulary.group_log import SavedGroup
+from ..coordinator.model import commands as do
+from ..coordinator.model.group_log import SavedGroup
 from .group_reader import GroupReader
 from .state_path import MOST_NBYTES, check_files, damaged
 from .untrusted_database import UntrustedDatabase, one_line

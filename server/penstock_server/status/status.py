@@ -25,9 +25,9 @@ from penstock_proto.status.worker_status import Worker
 from ..consumers.greeted import Greeted
 from ..consumers.session import Session
 from ..coordinator import CoordinatorView
+from ..coordinator.model.consumer import Consumer
+from ..coordinator.model.feeds import ServedFeed
 from ..coordinator.stream.stream import Stream
-from ..coordinator.vocabulary.consumer import Consumer
-from ..coordinator.vocabulary.feeds import ServedFeed
 from ..hosts.joined_host import JoinedHost
 from ..machine import orphans
 from ..shared_memory.arena import Arena

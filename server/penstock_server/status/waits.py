@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..consumers.session import Session
 from ..consumers.session_table import SessionTable
 from ..coordinator import CoordinatorView
-from ..coordinator.vocabulary.consumer import Consumer
+from ..coordinator.model.consumer import Consumer
 
 EVERY = 0.1
 """Seconds between two looks."""

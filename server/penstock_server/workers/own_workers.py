@@ -9,7 +9,7 @@ from penstock_proto.spec import Spec
 from penstock_proto.transport import codec
 
 from ..coordinator import worker_messages
-from ..coordinator.vocabulary import commands as do
+from ..coordinator.model import commands as do
 from ..shared_memory.arena import Memfd
 from .local_workers import LocalWorkers
 

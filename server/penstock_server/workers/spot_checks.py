@@ -19,7 +19,7 @@ from penstock_proto import messages as m
 from penstock_proto.status.feed_status import Checks
 
 from ..coordinator import CoordinatorView
-from ..coordinator.vocabulary import events as on
+from ..coordinator.model import events as on
 from ..feed.feed_warnings import MOST_DIFFERENT
 from .own_workers import OwnWorkers
 

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sized
 
-from ..coordinator.vocabulary import events as on
+from ..coordinator.model import events as on
 from .spot_checks import SpotChecks
 from .worker_handle import WorkerHandle
 

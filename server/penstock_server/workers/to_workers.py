@@ -7,8 +7,8 @@ from typing import Protocol
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
-from ..coordinator.vocabulary import commands as do
-from ..coordinator.vocabulary.workers import REMOTE
+from ..coordinator.model import commands as do
+from ..coordinator.model.workers import REMOTE
 from ..shared_memory.arena import Memfd
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from penstock_server.coordinator.vocabulary.failures import deadly
+from penstock_server.coordinator.model.failures import deadly
 from penstock_server.worker_state.activity import Activity
 from penstock_server.worker_state.process_ends import CUT_OFF, advice, ended_how
 from penstock_server.workers.hang_detection import stands_still

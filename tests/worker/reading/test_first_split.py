@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock_proto.spec import flatten
 from penstock_server import Feed, Pad
-from penstock_server.coordinator.vocabulary.workers import VACANT, Workers
+from penstock_server.coordinator.model.workers import VACANT, Workers
 from penstock_server.worker.reading import first_split
 from penstock_server.worker.reading.first_split import FirstSplit
 from penstock_server.worker.reading.loaded_feed import LoadedFeed

@@ -10,8 +10,8 @@ import pytest
 
 import penstock
 from penstock_proto.messages import FirstSample
+from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.production.first_samples import MOST_SECONDS, FirstSampleChecks
-from penstock_server.coordinator.vocabulary import commands as do
 from tests.conftest import Daemon, Serve
 
 FEEDS = """

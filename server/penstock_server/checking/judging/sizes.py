@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Spec
 
-from ...coordinator.vocabulary.feeds import ServedFeed, SplitsInfo
-from ...coordinator.vocabulary.memory import share
+from ...coordinator.model.feeds import ServedFeed, SplitsInfo
+from ...coordinator.model.memory import share
 
 _CREDIT, _QUOTA = 4, 8
 """Slots that a consumer on the same host asks for."""

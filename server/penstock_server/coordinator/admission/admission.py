@@ -13,15 +13,15 @@ from ..delivery.delivery import Delivery, SingleDelivery
 from ..delivery.group_delivery import GroupDelivery
 from ..delivery.outlet import Outlet
 from ..delivery.rank_delivery import RankDelivery
+from ..model import commands as do
+from ..model.consumer import Consumer
+from ..model.feeds import ServedFeed
+from ..model.group_log import SavedGroup, check_had
+from ..model.open_request import OpenRequest
+from ..model.positions import check, check_counts
+from ..model.workers import Workers
 from ..stream.budget import Budget
 from ..stream.stream import MOST_STREAMS, Stream
-from ..vocabulary import commands as do
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.group_log import SavedGroup, check_had
-from ..vocabulary.open_request import OpenRequest
-from ..vocabulary.positions import check, check_counts
-from ..vocabulary.workers import Workers
 from .groups import Groups
 from .rendezvous import Rendezvous
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from penstock_proto import StreamClosed
 
+from ..model import commands as do
+from ..model.consumer import Consumer
+from ..model.feeds import ServedFeed
+from ..model.group_log import GroupLog, SavedGroup
+from ..model.open_request import OpenRequest
 from ..stream.stream import Stream
-from ..vocabulary import commands as do
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.group_log import GroupLog, SavedGroup
-from ..vocabulary.open_request import OpenRequest
 
 PATIENCE = 60.0
 """Seconds for which a group's stream waits for a consumer to read it, and a saved group for its consumers."""

@@ -6,9 +6,9 @@ from penstock_proto import PenstockError, ProtocolError, RankTaken, StateMismatc
 from penstock_proto.messages import MissingRanks
 
 from ..delivery.rank_delivery import off_border
+from ..model.consumer import Consumer
+from ..model.open_request import OpenRequest
 from ..stream.stream import Stream
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.open_request import OpenRequest
 
 
 class Rendezvous:

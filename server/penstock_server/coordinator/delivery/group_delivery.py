@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from penstock_proto.messages import End, LaneEnded, PoolBegun
 
+from ..model.consumer import Consumer
+from ..model.group_log import GroupLog
+from ..model.turn import Part, Turn
 from ..order.epoch import Epoch
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.group_log import GroupLog
-from ..vocabulary.turn import Part, Turn
 from .delivery import SingleDelivery
 from .outlet import Outlet
 

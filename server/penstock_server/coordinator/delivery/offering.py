@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from penstock_proto import messages as m
 
+from ..model.turn import Turn, VisitPool
 from ..order.epoch import Epoch
 from ..order.open_turns import OpenTurns
-from ..vocabulary.turn import Turn, VisitPool
 from .delivery import Delivery
 from .outlet import Outlet
 

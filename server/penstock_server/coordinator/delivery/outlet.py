@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from penstock_proto import PenstockError
 from penstock_proto import messages as m
 
+from ..model import commands as do
+from ..model.consumer import Consumer
+from ..model.feeds import ServedFeed
+from ..model.leases import Leases
+from ..model.turn import Part, Repeat, Source, Turn
 from ..order.epoch import Epoch
-from ..vocabulary import commands as do
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.leases import Leases
-from ..vocabulary.turn import Part, Repeat, Source, Turn
 from .padding import Padding
 
 

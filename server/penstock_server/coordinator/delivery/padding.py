@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from ..vocabulary import commands as do
-from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.leases import Leases
-from ..vocabulary.turn import Part, Repeat, Turn
+from ..model import commands as do
+from ..model.feeds import ServedFeed
+from ..model.leases import Leases
+from ..model.turn import Part, Repeat, Turn
 
 
 class Padding:

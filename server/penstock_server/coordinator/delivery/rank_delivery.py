@@ -6,9 +6,9 @@ from penstock_proto import ConnectionLost, StateMismatch, StreamClosed
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import LaneEnded, PoolBegun
 
+from ..model.consumer import Consumer
+from ..model.turn import Part, Repeat, Source, Turn
 from ..order.epoch import Epoch
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.turn import Part, Repeat, Source, Turn
 from .delivery import SingleDelivery
 from .outlet import Outlet
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from penstock_proto import IncompleteEpoch, PenstockError, StateMismatch
 from penstock_proto.batches.position import Position
 
-from ..vocabulary.feeds import ServedFeed, SplitsInfo
-from ..vocabulary.positions import check
+from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.positions import check
 from .lane import Filler, Lane, LaneSets
 from .order import EpochOrder, ExactOrder, FastOrder
 from .pooled_order import PooledOrder

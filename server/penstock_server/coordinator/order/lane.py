@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from penstock_proto import PenstockError
 
-from ..vocabulary.transitions import States, Table, impossible
-from ..vocabulary.turn import Turn
+from ..model.transitions import States, Table, impossible
+from ..model.turn import Turn
 
 REMEMBERED = 1024
 """How many of the latest splits that ended a worker, or were left out, a lane remembers. (A lane of an endless feed may

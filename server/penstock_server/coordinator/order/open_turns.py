@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 from penstock_proto import PenstockError
 
-from ..vocabulary.leases import Leases
-from ..vocabulary.turn import ABANDONED, COMPLETE, DONE, FILLING, IDLE, PLANNED, WAITING, Turn, TurnState
-from ..vocabulary.workers import VACANT
+from ..model.leases import Leases
+from ..model.turn import ABANDONED, COMPLETE, DONE, FILLING, IDLE, PLANNED, WAITING, Turn, TurnState
+from ..model.workers import VACANT
 from .epoch import Epoch
 from .lane import Filler
 

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from penstock_proto.batches.layout import TAIL_LANE
 from penstock_proto.batches.position import Position
 
-from ..vocabulary.turn import Leftover, Turn
+from ..model.turn import Leftover, Turn
 from .visits import LaneVisits, RangeVisits
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from penstock_proto.batches.layout import POOL_LANE
 from penstock_proto.batches.position import Position
 
-from ..vocabulary.turn import Turn, VisitPool
+from ..model.turn import Turn, VisitPool
 from .order import ExactOrder
 from .visits import LaneVisits
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from penstock_proto.batches.position import Position
 
-from ..vocabulary.turn import Turn
+from ..model.turn import Turn
 
 
 class LaneVisits:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from penstock_proto.messages import FirstSample
 
-from ..vocabulary import commands as do
+from ..model import commands as do
 
 MOST_SECONDS = 0.25
 """A first sample that took more seconds than this is not made again."""

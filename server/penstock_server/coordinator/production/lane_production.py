@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..model import failures
+from ..model.turn import Turn
 from ..order.epoch import Epoch
 from ..order.lane import Lane
-from ..vocabulary import failures
-from ..vocabulary.turn import Turn
 from .production import Production
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto.messages import RowsMeasured
 
+from ..model import commands as do
+from ..model.feeds import ServedFeed
+from ..model.leases import Leases
+from ..model.turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Leftover, Part, Turn
 from ..order.epoch import Epoch
 from ..order.lane import Filler, Lane
 from ..order.open_turns import OpenTurns
-from ..vocabulary import commands as do
-from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.leases import Leases
-from ..vocabulary.turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Leftover, Part, Turn
 
 
 class Merging:

@@ -7,9 +7,9 @@ from collections import deque
 from penstock_proto import StateMismatch
 from penstock_proto.batches.position import Position
 
+from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.workers import VACANT, Workers
 from ..order.epoch import Epoch
-from ..vocabulary.feeds import ServedFeed, SplitsInfo
-from ..vocabulary.workers import VACANT, Workers
 from .split_lists import SplitLists
 
 

@@ -16,9 +16,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.workers import Workers
+from ..model.consumer import Consumer
+from ..model.feeds import ServedFeed
+from ..model.workers import Workers
 
 _FAIR = 0.8
 """The fraction of its equal share of the workers that each rank's machine must have."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator
 
 from penstock_proto import PenstockError
 
+from ..model import commands as do
+from ..model.feeds import ServedFeed
+from ..model.turn import COMPLETE, DONE, FILLING, Part, Turn, VisitPool
+from ..model.workers import Workers
 from ..order.epoch import Epoch
 from ..order.open_turns import OpenTurns
-from ..vocabulary import commands as do
-from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.turn import COMPLETE, DONE, FILLING, Part, Turn, VisitPool
-from ..vocabulary.workers import Workers
 
 
 class Pooling:

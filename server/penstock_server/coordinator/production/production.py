@@ -19,15 +19,15 @@ from msgspec.structs import replace
 from penstock_proto import GeneratorError, PenstockError, ProtocolError
 from penstock_proto.messages import Made
 
+from ..model import commands as do
+from ..model import failures
+from ..model.feeds import ServedFeed, Skipped
+from ..model.leases import Leases, Recipe
+from ..model.turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Part, Turn
+from ..model.workers import REMOTE, VACANT, Workers
 from ..order.epoch import Epoch
 from ..order.lane import Filler, Lane
 from ..order.open_turns import OpenTurns
-from ..vocabulary import commands as do
-from ..vocabulary import failures
-from ..vocabulary.feeds import ServedFeed, Skipped
-from ..vocabulary.leases import Leases, Recipe
-from ..vocabulary.turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Part, Turn
-from ..vocabulary.workers import REMOTE, VACANT, Workers
 from .merging import Merging
 from .placing import Placing
 from .pooling import Pooling

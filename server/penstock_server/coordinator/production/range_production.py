@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from penstock_proto import PenstockError
 
+from ..model import failures
+from ..model.turn import COMPLETE, Turn
 from ..order.epoch import Epoch
 from ..order.lane import Lane
-from ..vocabulary import failures
-from ..vocabulary.turn import COMPLETE, Turn
 from .production import Production
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from penstock_proto import ConnectionLost, PenstockError
 from penstock_proto.messages import Made
 
+from ..model import commands as do
+from ..model.feeds import ServedFeed
+from ..model.leases import Lease, Leases
+from ..model.workers import VACANT, Workers
 from ..order.open_turns import OpenTurns
-from ..vocabulary import commands as do
-from ..vocabulary.feeds import ServedFeed
-from ..vocabulary.leases import Lease, Leases
-from ..vocabulary.workers import VACANT, Workers
 
 _ATTEMPTS = 3
 """How many times workers may fail or die while they make one slot again."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from penstock_proto import GeneratorError, PenstockError, WorkerDied
 
 from ...worker_state.process_ends import advice
+from ..model import commands as do
+from ..model.failures import pause
+from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.workers import Workers
 from ..order.epoch import Epoch
-from ..vocabulary import commands as do
-from ..vocabulary.failures import pause
-from ..vocabulary.feeds import ServedFeed, SplitsInfo
-from ..vocabulary.workers import Workers
 
 
 class SplitLists:

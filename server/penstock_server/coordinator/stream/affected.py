@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from penstock_proto import MemoryBound, PenstockError
 from penstock_proto.messages import IDS_PER_STREAM
 
-from ..vocabulary import commands as do
+from ..model import commands as do
 from .stream import Stream
 
 

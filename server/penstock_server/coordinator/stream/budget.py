@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from penstock_proto import MemoryBound
 from penstock_proto.status.figures import size
 
-from ..vocabulary.feeds import ServedFeed, whole_pages
-from ..vocabulary.memory import Share, least_slots, regrown, share, with_consumers, with_workers
+from ..model.feeds import ServedFeed, whole_pages
+from ..model.memory import Share, least_slots, regrown, share, with_consumers, with_workers
 from .stream import Stream
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from ..model.turn import Turn, TurnState
+from ..model.workers import VACANT, Workers
 from ..order.epoch import Epoch
 from ..order.lane import LaneState
-from ..vocabulary.turn import Turn, TurnState
-from ..vocabulary.workers import VACANT, Workers
 from .budget import Budget
 from .stream import Stream
 

@@ -27,6 +27,13 @@ from ..delivery.delivery import Delivery
 from ..delivery.offering import Offering
 from ..delivery.outlet import Outlet
 from ..delivery.padding import Padding
+from ..model import commands as do
+from ..model.consumer import Consumer
+from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.group_log import GroupLog
+from ..model.leases import Leases
+from ..model.memory import Share
+from ..model.workers import Workers
 from ..order.epoch import Epoch
 from ..production.granting import Granting
 from ..production.lane_production import LaneProduction
@@ -36,13 +43,6 @@ from ..production.production import Production
 from ..production.range_production import RangeProduction
 from ..production.remaking import Remaking
 from ..production.split_lists import SplitLists
-from ..vocabulary import commands as do
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.feeds import ServedFeed, SplitsInfo
-from ..vocabulary.group_log import GroupLog
-from ..vocabulary.leases import Leases
-from ..vocabulary.memory import Share
-from ..vocabulary.workers import Workers
 from .stream_view import StreamView
 
 MOST_STREAMS = 2**62 // m.IDS_PER_STREAM

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 
 from ..delivery.delivery import Delivery
 from ..delivery.outlet import Outlet
+from ..model.consumer import Consumer
+from ..model.feeds import ServedFeed
 from ..order.epoch import Epoch
 from ..production.placing import Placing
-from ..vocabulary.consumer import Consumer
-from ..vocabulary.feeds import ServedFeed
 
 
 class StreamView:
