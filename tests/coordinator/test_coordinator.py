@@ -818,7 +818,7 @@ class TestWithoutEnd:
         for _ in range(steps):
             world.step()
         stream = readers[0].stream
-        dealt = stream.epochs[0].batches
+        dealt = stream.epochs[0].batches if stream.epochs else 0  # ranks may not have begun
         world.handle(on.Stop(DaemonStopped("stops")))
         for _ in range(2000):
             if stream.error is not None or not world.step():
