@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,6 +127,29 @@ def test_a_status_in_which_something_is_missing_or_of_another_type_is_refused_in
             del place[last]
         with pytest.raises(ProtocolError, match="the daemon's status cannot be read"):
             status_text.parse(json.dumps(state))
+
+
+PARSE = """
+import sys, threading
+from penstock_proto.status import status_text
+
+def parse():
+    barrier.wait()
+    status_text.parse(sys.argv[1])
+
+sys.setswitchinterval(1e-6)
+barrier = threading.Barrier(8)
+threads = [threading.Thread(target=parse) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_may_parse_their_first_status_at_the_same_time() -> None:
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", PARSE, json.dumps(STATUS)], check=True, timeout=60)
 
 
 def nested(depth: int) -> str:

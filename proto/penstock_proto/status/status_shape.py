@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Struct
 
 from ..declarations import figure
@@ -100,3 +101,8 @@ class Status(Struct, frozen=True, kw_only=True):
     more_workers: Annotated[int, figure("Workers that are left out, beyond 400.")] = 0
     more_hosts: Annotated[int, figure("Hosts that are left out, beyond 100.")] = 0
     window_seconds: Annotated[float, figure("Length of the time that averages are over: ten seconds at most.")] = 0.0
+
+
+# msgspec reads a struct's types when it first decodes one. Two threads that are first at the same time crash, and two
+# feeds of a trainer may be. So it happens here, during the import.
+msgspec.json.Decoder(Status)
