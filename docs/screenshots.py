@@ -68,7 +68,7 @@ click = Feed(clicks, splits=tables, batch_size=64, lanes=12, on_error="skip", na
 
 def look(url: str) -> Any:
     """Look at the daemon as `penstock top` does, and return what it would show."""
-    from penstock.commands.top import Looks
+    from penstock.commands.top_history import Looks
     from penstock_server.to_daemon import control
 
     looks = Looks()

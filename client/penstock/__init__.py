@@ -87,14 +87,14 @@ def __getattr__(name: str) -> object:
         return distribution.version()
     if name not in _OF_THE_SERVER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._stream import server
+    from ._stream import server_package
 
-    if not server.installed():
+    if not server_package.installed():
         raise ImportError(
             f"penstock.{name} is part of the server package, which is not installed here: run "
             f"{distribution.pip_install('server')}. A trainer that reads from a daemon does not need it"
         )
-    return getattr(server.load(_OF_THE_SERVER[name]), name)
+    return getattr(server_package.load(_OF_THE_SERVER[name]), name)
 
 
 def __dir__() -> list[str]:

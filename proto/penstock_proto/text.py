@@ -1,8 +1,8 @@
 """Text of others, made safe to print: error messages, names of files and feeds, tracebacks, values of user code.
 
 Such text may hold characters that a terminal obeys, that change the order in which other text is shown, or that cannot
-be encoded. It is cleaned where it enters: in every `PenstockError`, in a daemon's status (status_text.py), in the names
-of peers, and in each line of the daemon's log.
+be encoded. It is cleaned where it enters: in every `PenstockError`, in a daemon's status (status_parsing.py), in the
+names of peers, and in each line of the daemon's log.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import penstock
 from penstock_proto.messages import Doing
-from penstock_proto.status import status_text
+from penstock_proto.status import status_parsing
 from penstock_proto.status.feed_status import Feed, Skipped
 from penstock_proto.status.status_shape import Memory, Status
 from penstock_proto.status.stream_status import Stream
@@ -59,7 +59,7 @@ def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
         for _ in connection.batches():
             pass
         shown = penstock_command("status", daemon.url)
-        state = status_text.parse(penstock_command("status", daemon.url, "--json").stdout)
+        state = status_parsing.parse(penstock_command("status", daemon.url, "--json").stdout)
     assert shown.returncode == 0, shown.stderr
     for words in ("worker   0: pid", daemon.url, "20 batches an epoch", "stream   feed to", "(local)", "epoch 0"):
         assert words in shown.stdout

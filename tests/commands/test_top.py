@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import penstock
-from penstock.commands.top import Looks
+from penstock.commands.top_history import Looks
 from penstock.commands.top_screen import _name_of
 from penstock_proto.status.feed_status import Feed, Sent
 from penstock_proto.status.status_shape import Status

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 import penstock
-from penstock.commands.top import Looks
+from penstock.commands.top_history import Looks
 from penstock.commands.top_screen import as_json, screen
 from penstock_proto import DaemonStopped, FeedError
 from penstock_proto import messages as m

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 import penstock
 from penstock_proto import distribution
-from penstock_proto.status import status_text
+from penstock_proto.status import status_parsing
 from penstock_server.http.metrics import METRICS
 from penstock_server.http.request_log import RequestLog
 from penstock_server.logs.bugs import Bugs
@@ -220,7 +220,7 @@ def test_the_metrics_count_cached_splits_of_feeds_and_of_the_feeds_of_a_mix(serv
 def test_the_status_has_the_memory_of_each_worker_however_it_is_asked(serve: Serve) -> None:
     daemon = serve(FEEDS, http=0)
     processes = {process.pid: process.memory_full_info().pss for process in daemon.workers()}
-    for status in (control.status(daemon.url, 60), status_text.parse(get(daemon, "/api/status")[2])):
+    for status in (control.status(daemon.url, 60), status_parsing.parse(get(daemon, "/api/status")[2])):
         workers = status.workers
         assert {worker.pid for worker in workers} == set(processes)
         for worker in workers:

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import penstock
-from penstock_proto.status import status_text
+from penstock_proto.status import status_parsing
 from penstock_proto.status.status_shape import Status
 from penstock_server.cli import keygen
 from tests.conftest import Daemon, Serve
@@ -94,7 +94,7 @@ class Watched:
         self.process = psutil.Process(daemon.process.pid)
 
     def state(self) -> Status:
-        return status_text.parse(get(self.daemon, "/api/status")[2])
+        return status_parsing.parse(get(self.daemon, "/api/status")[2])
 
     def holds(self) -> dict[str, float]:
         """Return how much the daemon has of everything that attacks could make grow."""

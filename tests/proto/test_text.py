@@ -17,7 +17,7 @@ from msgspec.structs import fields, replace
 
 from penstock_proto import GeneratorError, PenstockError, ProtocolError
 from penstock_proto import messages as m
-from penstock_proto.status import status_text
+from penstock_proto.status import status_parsing
 from penstock_proto.status.feed_status import Feed
 from penstock_proto.status.host_status import Host
 from penstock_proto.status.status_shape import Status
@@ -98,9 +98,9 @@ OPTIONAL = {one.name for kind in (Status, Feed, Worker, Host, Stream) for one in
 
 
 def test_the_texts_of_a_status_are_safe_to_print() -> None:
-    assert json.loads(msgspec.json.encode(status_text.parse(json.dumps(STATUS)))) == STATUS
+    assert json.loads(msgspec.json.encode(status_parsing.parse(json.dumps(STATUS)))) == STATUS
     hostile = {**STATUS, "endpoint": HOSTILE, HOSTILE: [{"deep": HOSTILE}, 1, None, 2.5, True]}
-    assert status_text.parse(json.dumps(hostile)) == replace(status_text.parse(json.dumps(STATUS)), endpoint=SAFE)
+    assert status_parsing.parse(json.dumps(hostile)) == replace(status_parsing.parse(json.dumps(STATUS)), endpoint=SAFE)
 
 
 def paths(value: Any) -> Iterator[tuple[Any, ...]]:
@@ -126,16 +126,16 @@ def test_a_status_in_which_something_is_missing_or_of_another_type_is_refused_in
         else:
             del place[last]
         with pytest.raises(ProtocolError, match="the daemon's status cannot be read"):
-            status_text.parse(json.dumps(state))
+            status_parsing.parse(json.dumps(state))
 
 
 PARSE = """
 import sys, threading
-from penstock_proto.status import status_text
+from penstock_proto.status import status_parsing
 
 def parse():
     barrier.wait()
-    status_text.parse(sys.argv[1])
+    status_parsing.parse(sys.argv[1])
 
 sys.setswitchinterval(1e-6)
 barrier = threading.Barrier(8)
@@ -157,16 +157,16 @@ def nested(depth: int) -> str:
 
 
 def test_a_status_is_nested_up_to_its_bound() -> None:
-    status_text.parse(nested(status_text.MAX_DEPTH))
-    for text in (nested(status_text.MAX_DEPTH + 1), nested(400), "[" * 200_000, '{"a":' * 100_000):
+    status_parsing.parse(nested(status_parsing.MAX_DEPTH))
+    for text in (nested(status_parsing.MAX_DEPTH + 1), nested(400), "[" * 200_000, '{"a":' * 100_000):
         with pytest.raises(ProtocolError, match="the daemon's status cannot be read"):
-            status_text.parse(text)
+            status_parsing.parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "1", '"x"', "null", "{", '{"a":' + "9" * 100_000 + "}", "\x1b[2J"])
 def test_what_is_not_a_status_is_refused_in_words(text: str) -> None:
     with pytest.raises(ProtocolError, match="the daemon's status cannot be read") as refused:
-        status_text.parse(text)
+        status_parsing.parse(text)
     assert len(str(refused.value)) < 300
 
 

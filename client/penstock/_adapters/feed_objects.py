@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock_proto import StartError
 from penstock_proto.messages import FeedInfo
 
-from .._stream import server
+from .._stream import server_package
 
 if TYPE_CHECKING:
     from penstock_server import Feed
@@ -20,7 +20,7 @@ of samples."""
 
 def require_feed(value: object) -> None:
     """Raise TypeError unless `value` is a Feed."""
-    if not server.installed() or not isinstance(value, server.load("feed.feed").Feed):
+    if not server_package.installed() or not isinstance(value, server_package.load("feed.feed").Feed):
         raise TypeError(
             f"expected the URL of a feed, MODULE:ATTR or a Feed, got {type(value).__name__}: write "
             'penstock.dataset("scenes.py:feed"), where scenes.py has feed = Feed(...)'
@@ -33,8 +33,8 @@ def find(feed: Feed) -> Target:
     Raises:
         StartError: they cannot; the message says what to do.
     """
-    server.refuse_in_worker("a Feed")
-    target: Target = server.load("targets.targets").target_of(feed)
+    server_package.refuse_in_worker("a Feed")
+    target: Target = server_package.load("targets.targets").target_of(feed)
     return target
 
 

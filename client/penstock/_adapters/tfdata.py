@@ -36,8 +36,8 @@ from penstock_proto.spec import Leaf, leaf_list, unflatten
 from .._state.build_reads import BuildReads
 from .._state.consumer_state import Received, Refused
 from .._state.memory import Gone, Root, address_of
-from .._stream.errors import renewed
 from .._stream.handoff import STEP
+from .._stream.renewed_error import renewed
 from .._stream.stream_handle import StreamHandle, datasets
 from .._transport.ragged import Ragged
 from .._transport.slab_views import SlabViews

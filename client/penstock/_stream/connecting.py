@@ -18,7 +18,7 @@ from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolE
 from penstock_proto.batches.position import Position, pack
 from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.security.keys import ClientKeys
-from penstock_proto.security.trusted import users
+from penstock_proto.security.trusted_users import users
 from penstock_proto.transport.urls import Address
 
 from .._state.deadline import Deadline

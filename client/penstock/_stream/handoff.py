@@ -32,8 +32,8 @@ from .._state.mailbox import Mailbox
 from .._state.memory import Pool
 from .._transport.transport import LostTransports, Transport
 from .connecting import Link, Named
-from .errors import renewed
 from .outbox import Outbox
+from .renewed_error import renewed
 from .slow_waits import Missing
 
 STEP = 0.1

@@ -29,7 +29,7 @@ from .._state.consumer_state import Received
 from .._state.mailbox import Mailbox
 from .._state.memory import Pool, Root
 from .._transport.slab_views import SlabViews
-from . import process_hooks, server
+from . import process_hooks, server_package
 from .connecting import Identity, Link
 from .handoff import HandOff
 
@@ -69,9 +69,9 @@ class InProcessConnector:
         self.identity = Identity()
         self.keys = None
         self._memory = memory
-        server.refuse_in_worker(repr(feed) if isinstance(feed, str) else "a Feed")
-        server.check_installed(f"workers=0, which runs {self.url} in this process, needs the server package")
-        imports = server.load("in_process.own_import")
+        server_package.refuse_in_worker(repr(feed) if isinstance(feed, str) else "a Feed")
+        server_package.check_installed(f"workers=0, which runs {self.url} in this process, needs the server package")
+        imports = server_package.load("in_process.own_import")
         self._feed: LoadedFeed = imports.load(feed) if isinstance(feed, str) else imports.serve(feed)
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class InProcessConnector:
             return root, np.asarray(root)
 
         feed = type(self._feed)(self._feed.declared, self._feed.plan)  # as a new worker loads it
-        made: InProcess = server.load("in_process.engine").InProcess(feed, room, self._memory)
+        made: InProcess = server_package.load("in_process.engine").InProcess(feed, room, self._memory)
         try:
             views = SlabViews(made.info)
             made.open(start(made.info))

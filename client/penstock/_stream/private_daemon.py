@@ -21,7 +21,7 @@ import msgspec
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import ErrorReport
 
-from . import process_hooks, server
+from . import process_hooks, server_package
 
 _PATIENCE = 2.0
 _STEP = 0.1
@@ -60,10 +60,10 @@ class PrivateDaemon:
             StartError: the server package is not installed, or the daemon ended before it was ready.
             PenstockError: the daemon reported this error.
         """
-        server.refuse_in_worker(repr(spec))
+        server_package.refuse_in_worker(repr(spec))
         if workers not in (None, "auto") and not (isinstance(workers, int) and workers > 0):
             raise ValueError(f'workers={workers!r}: must be 0 (no worker processes) or more, or "auto"')
-        server.check_installed(f"{spec!r} needs the daemon")
+        server_package.check_installed(f"{spec!r} needs the daemon")
         command = [sys.executable, "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
         if workers is not None:
             command += ["--workers", str(workers)]

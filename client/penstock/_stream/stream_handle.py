@@ -18,10 +18,10 @@ from .._state.build_reads import BuildReads
 from .._state.consumer_state import Received, Refused
 from .._state.mailbox import Mailbox
 from .connecting import Connector
-from .errors import renewed
 from .handoff import STEP, HandOff
 from .in_process import InProcessConnector, InProcessReceiver
 from .receiver import Receiver
+from .renewed_error import renewed
 
 datasets: weakref.WeakSet[StreamHandle] = weakref.WeakSet()
 """The handles of streams that a dataset of TensorFlow, Keras or PyTorch was made of, so that `fit` may read them."""

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from penstock_proto import ProtocolError
 from penstock_proto.messages import Chunk, HostAt, NotKept
-from penstock_proto.security.trusted import check_peer
+from penstock_proto.security.trusted_users import check_peer
 from penstock_proto.transport.codec import from_keeper
 from penstock_proto.transport.zmtp_dealer import Dealer, connected
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock_proto import VERSION, ConnectionLost, KeyRefused, ProtocolError, Unreachable
 from penstock_proto.messages import ClientMessage, Failed, Hello, Ping, Pong, ServerMessage, Welcome
 from penstock_proto.security.keys import ClientKeys, needs_key
-from penstock_proto.security.trusted import check_peer
+from penstock_proto.security.trusted_users import check_peer
 from penstock_proto.transport.codec import encode, from_server
 from penstock_proto.transport.urls import Address
 from penstock_proto.transport.zmtp import Silent

@@ -18,7 +18,7 @@ from penstock_proto.status.figures import count, number, percent, size
 from penstock_proto.status.status_shape import Status
 from penstock_proto.status.worker_status import Shares, Worker
 
-from .top import Looks
+from .top_history import Looks
 
 _STATES = (("generating", "green"), ("collating", "yellow"), ("cpu_wait", "red"), ("idle", "bright_black"))
 _BAR = 16

@@ -8,7 +8,7 @@ from ..errors import ProtocolError
 from ..messages import VERSION, Failed, StatusRequest
 from ..messages import Status as StatusReply
 from ..transport import one_answer
-from . import status_text
+from . import status_parsing
 
 if TYPE_CHECKING:
     from ..transport.libzmq import LibzmqDealer
@@ -27,7 +27,7 @@ def status(dealer: Dealer | LibzmqDealer, deadline: float) -> Status | None:
     """
     reply = one_answer.ask(dealer, StatusRequest(VERSION), deadline)
     if isinstance(reply, StatusReply):
-        return status_text.parse(reply.json)
+        return status_parsing.parse(reply.json)
     if isinstance(reply, Failed):
         raise reply.error.error()
     if reply is None:

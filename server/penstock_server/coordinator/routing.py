@@ -108,8 +108,8 @@ class Routing:
         stream = self._affected.find(event.ticket)
         if stream is None:
             return
-        if event.ticket in stream.padding.unmade:
-            stream.padding.on_slot_found(event.ticket)
+        if event.ticket in stream.round_copies.unmade:
+            stream.round_copies.on_slot_found(event.ticket)
         elif stream.production.on_slot_found(event.ticket):
             self._affected.add(stream)  # otherwise it can neither send nor grant more than before
 
@@ -118,12 +118,12 @@ class Routing:
         stream = self._affected.affect(event.ticket)
         if stream is not None and event.ticket in stream.slots:
             stream.fail(event.error)
-            stream.padding.on_no_slot(event.ticket)
+            stream.round_copies.on_no_slot(event.ticket)
 
     def on_copied(self, event: on.Copied) -> None:
         """Note that a copy is made."""
         if (stream := self._affected.affect(event.ticket)) is not None:
-            stream.padding.on_copied(event.ticket)
+            stream.round_copies.on_copied(event.ticket)
 
     def on_splits_listed(self, event: on.SplitsListed) -> None:
         """Pass a list of splits to the start or the stream that asked for it."""

@@ -39,15 +39,15 @@ from ..shared_memory.kept import KeptBatches
 from ..shared_memory.slots import Slots
 from ..status.current_status import CurrentStatus
 from ..status.waits import Looks
+from ..workers.long_calls import LongCalls
 from ..workers.own_workers import OwnWorkers
-from ..workers.standing import Standing
 from ..workers.supervisor import Supervisor
 from ..workers.to_workers import ToWorkers
 from ..workers.worker_memory import WorkerMemory
 from .causes import Causes
+from .command_executor import Executor
 from .config import DaemonConfig
 from .dispatch import Dispatch
-from .executor import Executor
 from .from_workers import FromWorkers
 from .group_file import GroupFile
 
@@ -132,7 +132,7 @@ class Parts:
             find_cause=self.causes.find,
         )
         spot_checks = self.from_workers.spot_checks
-        self.standing = Standing(supervisor.workers, coordinator.streams, spot_checks, tell)
+        self.standing = LongCalls(supervisor.workers, coordinator.streams, spot_checks, tell)
         self.memory = memory = WorkerMemory(supervisor.pids, bugs, joined)
         # hosts that join, and what they ask of consumers
         kept = KeptBatches()

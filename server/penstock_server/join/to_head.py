@@ -9,7 +9,7 @@ from typing import Protocol
 
 from penstock_proto import KeyRefused, ProtocolError, Unreachable
 from penstock_proto.security.keys import ClientKeys, needs_key
-from penstock_proto.security.trusted import check_peer, users
+from penstock_proto.security.trusted_users import check_peer, users
 from penstock_proto.transport import libzmq, zmtp
 
 from ..net.curve_peer import CurvePeer

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock._stream import connecting
 from penstock_proto.messages import HostAt, Reaches
-from penstock_proto.security import socket_owner, trusted, unix_address
+from penstock_proto.security import socket_owner, trusted_users, unix_address
 from penstock_server.join import to_head
 from tests.client.transport.test_client_fetching import FakeHost, KeepingDaemon
 from tests.client.transport.test_client_lending import FakeLender
@@ -145,18 +145,18 @@ def test_no_slab_is_fetched_from_a_host_of_another_user(
 
 
 def test_own_user_root_and_the_named_one_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(trusted.VARIABLE, raising=False)
-    assert trusted.users(None) == {0, OWN}
-    assert trusted.users("root") == {0, OWN}
-    assert trusted.users(12345) == trusted.users("12345") == {0, OWN, 12345}
-    monkeypatch.setenv(trusted.VARIABLE, "23456")
-    assert trusted.users(None) == {0, OWN, 23456}
-    assert trusted.users(12345) == {0, OWN, 12345}
-    monkeypatch.setenv(trusted.VARIABLE, "")
-    assert trusted.users(None) == {0, OWN}
+    monkeypatch.delenv(trusted_users.VARIABLE, raising=False)
+    assert trusted_users.users(None) == {0, OWN}
+    assert trusted_users.users("root") == {0, OWN}
+    assert trusted_users.users(12345) == trusted_users.users("12345") == {0, OWN, 12345}
+    monkeypatch.setenv(trusted_users.VARIABLE, "23456")
+    assert trusted_users.users(None) == {0, OWN, 23456}
+    assert trusted_users.users(12345) == {0, OWN, 12345}
+    monkeypatch.setenv(trusted_users.VARIABLE, "")
+    assert trusted_users.users(None) == {0, OWN}
     for wrong in ("no such user", "\0", 2**32 - 1, -1):
         with pytest.raises(penstock.StartError, match="daemon_user"):
-            trusted.users(wrong)
+            trusted_users.users(wrong)
 
 
 def test_only_a_daemon_at_a_url_has_a_user() -> None:

@@ -18,7 +18,7 @@ import zmq
 
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
-from penstock_proto.security import trusted, unix_address
+from penstock_proto.security import trusted_users, unix_address
 from penstock_proto.security.keys import client_keys
 from penstock_proto.status.status_shape import Status
 from penstock_proto.transport import codec, seqpacket, urls
@@ -129,7 +129,7 @@ def attempt(
     except PenstockError as error:
         seen.error = error
         return seen
-    seen.unix = _unix(seen.state.unix, None if own else trusted.users(None))
+    seen.unix = _unix(seen.state.unix, None if own else trusted_users.users(None))
     feeds = [feed.name for feed in seen.state.feeds]
     if not seen.state.ready or not feeds:
         return seen

@@ -18,7 +18,7 @@ from ..model.feeds import ServedFeed
 from ..model.leases import Leases
 from ..model.turn import Part, Repeat, Source, Turn
 from ..order.epoch import Epoch
-from .padding import Padding
+from .round_copies import RoundCopies
 
 
 class Outlet:
@@ -27,7 +27,7 @@ class Outlet:
     Args:
         feed: the feed that the stream reads.
         slots: the stream's slots.
-        padding: makes copies of batches.
+        round_copies: makes copies of batches.
         epochs: the stream's open epochs.
         fail: called with the error when the stream cannot go on.
         out: where commands go.
@@ -45,7 +45,7 @@ class Outlet:
         self,
         feed: ServedFeed,
         slots: Leases,
-        padding: Padding,
+        round_copies: RoundCopies,
         epochs: Sequence[Epoch],
         *,
         fail: Callable[[PenstockError], None],
@@ -59,7 +59,7 @@ class Outlet:
         self.closed = False
         self.live = False
         self.fail = fail
-        self._padding = padding
+        self._round_copies = round_copies
         self._epochs = epochs
         self._do = out
 
@@ -180,11 +180,11 @@ class Outlet:
 
     def repeat(self, turn: Turn, part: Part) -> Repeat:
         """Return a copy of this batch, which is yet to be made in a slot of its own."""
-        return self._padding.repeat(turn, part)
+        return self._round_copies.repeat(turn, part)
 
     def release(self, source: Source) -> None:
         """Release the source's slot."""
         if isinstance(source, Repeat):
-            self._padding.release(source)
+            self._round_copies.release(source)
         else:
             self.slots.release(source.slot)

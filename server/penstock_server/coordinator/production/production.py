@@ -29,8 +29,8 @@ from ..order.epoch import Epoch
 from ..order.lane import Filler, Lane
 from ..order.open_turns import OpenTurns
 from .merging import Merging
-from .placing import Placing
 from .pooling import Pooling
+from .rank_placing import Placing
 from .remaking import can_be_made_again
 
 

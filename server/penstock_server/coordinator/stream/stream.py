@@ -26,7 +26,7 @@ from penstock_proto.batches.position import Position
 from ..delivery.delivery import Delivery
 from ..delivery.offering import Offering
 from ..delivery.outlet import Outlet
-from ..delivery.padding import Padding
+from ..delivery.round_copies import RoundCopies
 from ..model import commands as do
 from ..model.consumer import Consumer
 from ..model.feeds import ServedFeed, SplitsInfo
@@ -38,9 +38,9 @@ from ..order.epoch import Epoch
 from ..production.granting import Granting
 from ..production.lane_production import LaneProduction
 from ..production.open_epochs import OpenEpochs
-from ..production.placing import Placing, unforeseen
 from ..production.production import Production
 from ..production.range_production import RangeProduction
+from ..production.rank_placing import Placing, unforeseen
 from ..production.remaking import Remaking
 from ..production.split_lists import SplitLists
 from .stream_view import StreamView
@@ -93,8 +93,8 @@ class Stream:
         ids = itertools.count(number * m.IDS_PER_STREAM)
         self._epochs: deque[Epoch] = deque()
         self.slots = Leases(ids, feed.slot_nbytes, out)
-        self.padding = Padding(feed, self.slots, out)
-        self.outlet = Outlet(feed, self.slots, self.padding, self._epochs, fail=self.fail, out=out)
+        self.round_copies = RoundCopies(feed, self.slots, out)
+        self.outlet = Outlet(feed, self.slots, self.round_copies, self._epochs, fail=self.fail, out=out)
         self._delivery = delivery(self.outlet)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
         self._opening = OpenEpochs(feed, self._epochs, self._lists, workers)
@@ -395,7 +395,9 @@ class Stream:
         for filler in sorted(fillers):
             self._do(do.DropRun(*filler))
         self._epochs.clear()
-        written = {turn.slot.ticket for _, turn in turns if turn.fillers} | self.remaking.tickets | self.padding.tickets
+        written = (
+            {turn.slot.ticket for _, turn in turns if turn.fillers} | self.remaking.tickets | self.round_copies.tickets
+        )
         for consumer in self.consumers:
             consumer.stop_reading()
         self.slots.leave_to([lease for consumer in self.consumers for lease in consumer.out.values()], written)

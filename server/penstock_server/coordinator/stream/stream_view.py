@@ -10,7 +10,7 @@ from ..delivery.outlet import Outlet
 from ..model.consumer import Consumer
 from ..model.feeds import ServedFeed
 from ..order.epoch import Epoch
-from ..production.placing import Placing
+from ..production.rank_placing import Placing
 
 
 class StreamView:

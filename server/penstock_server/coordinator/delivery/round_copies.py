@@ -1,4 +1,4 @@
-"""Padding: copies of batches that fill up the last round of ranks. Each copy has a slot of its own.
+"""Copies of batches that fill up the last round of ranks. Each copy has a slot of its own.
 
 A consumer may change a batch that it was handed. So nothing of a round is sent before its copies are made.
 """
@@ -15,7 +15,7 @@ from ..model.leases import Leases
 from ..model.turn import Part, Repeat, Turn
 
 
-class Padding:
+class RoundCopies:
     """The copies of one stream that are being made.
 
     Args:

@@ -12,8 +12,8 @@ import pytest
 
 import penstock
 from penstock_server.coordinator.model import events as on
-from penstock_server.workers import standing
-from penstock_server.workers.standing import Standing
+from penstock_server.workers import long_calls
+from penstock_server.workers.long_calls import LongCalls
 from tests.conftest import Serve
 from tests.daemon.test_shutdown import comes
 
@@ -87,7 +87,7 @@ def test_a_long_call_of_one_feed_does_not_hold_up_another_even_if_it_ends_its_wo
 
 @dataclass
 class Worker:
-    """A worker as Standing sees it."""
+    """A worker as LongCalls sees it."""
 
     number: int = 0
     ready: bool = True
@@ -113,7 +113,7 @@ class Looking:
         self.worker: Any = Worker()
         self.told: list[on.WorkerStands | on.WorkerGoesOn] = []
         checks: Any = SimpleNamespace(stands=lambda worker: None)
-        self._standing = Standing({0: self.worker}, range(streams), checks, self.told.append)
+        self._standing = LongCalls({0: self.worker}, range(streams), checks, self.told.append)
 
     def look(self, *calls: tuple[int, float], now: float = 0.0) -> list[on.WorkerStands | on.WorkerGoesOn]:
         """Return what the coordinator is told if the worker is found in these calls, one after another."""
@@ -125,7 +125,7 @@ class Looking:
 
 def test_a_worker_stands_if_all_was_sent_to_it_and_it_is_still_in_a_step_of_the_same_run() -> None:
     looking = Looking()
-    assert looking.look((7, standing.STANDS - 0.01)) == []
+    assert looking.look((7, long_calls.STANDS - 0.01)) == []
     assert looking.look((-1, 9.0)) == []
     assert looking.look((7, 1.0), (8, 0.0)) == []
     assert looking.look((7, 1.0), (-1, 0.0)) == []
@@ -152,6 +152,6 @@ def test_a_worker_goes_on_when_it_has_not_stood_for_a_while() -> None:
     assert looking.look((7, 1.0), now=10.0)
     assert looking.look((7, 0.1), now=11.0) == []
     assert looking.look((7, 0.6), now=14.0)
-    assert looking.look((-1, 0.0), now=14.0 + standing.GOES_ON) == []
-    assert looking.look((-1, 0.0), now=14.1 + standing.GOES_ON) == [on.WorkerGoesOn(0)]
+    assert looking.look((-1, 0.0), now=14.0 + long_calls.GOES_ON) == []
+    assert looking.look((-1, 0.0), now=14.1 + long_calls.GOES_ON) == [on.WorkerGoesOn(0)]
     assert looking.look((-1, 0.0), now=30.0) == []

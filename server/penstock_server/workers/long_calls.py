@@ -33,7 +33,7 @@ _LONGER = 1.1
 """How many times longer a call has lasted when the coordinator is told again."""
 
 
-class Standing:
+class LongCalls:
     """The workers that stand now, and the look that finds them.
 
     Args:
