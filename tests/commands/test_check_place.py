@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock_proto import distribution
+from penstock_proto.status.feed_status import Feed
+from penstock_proto.status.status_shape import Status
+from penstock_proto.status.worker_status import Worker
 from penstock_server.checking.findings import connection, connection_findings, machine, machine_findings
 from penstock_server.checking.findings.connection import OTHER_HOST, OTHER_USER, WORKS, Connection, Read, attempt
 from penstock_server.checking.findings.findings import ERROR, NOTE, WARNING, Finding
@@ -23,6 +27,7 @@ from penstock_server.checking.findings.machine import Machine, TensorFlow
 from penstock_server.machine import cpus
 from penstock_server.machine.cgroups import Limits, limits
 from tests.conftest import Serve
+from tests.fakes import statuses
 
 FEED = """
     import numpy as np
@@ -268,16 +273,16 @@ def unknown_name(*arguments: Any, **options: Any) -> None:
     raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
-STATE = {
-    "pid": 7,
-    "version": 6,
-    "seconds": 5.0,
-    "ready": True,
-    "draining": False,
-    "internal_errors": 0,
-    "feeds": [{"name": "train"}],
-    "workers": [{"given_up": False}],
-}
+STATE = statuses.of(
+    Status,
+    pid=7,
+    version=6,
+    seconds=5.0,
+    ready=True,
+    feeds=[statuses.of(Feed, name="train")],
+    workers=[statuses.of(Worker)],
+)
+GIVEN_UP = statuses.of(Worker, given_up=True)
 REMOTE = Connection(
     "tcp://loader:5555/train",
     "loader",
@@ -321,10 +326,10 @@ def test_the_transport_and_the_limit_are_told_with_the_reason() -> None:
         ({"trips": [0.05] * 20}, WARNING, "50 ms there and back", "closer to the trainer"),
         ({"read": None, "unread": "no room"}, ERROR, "no batch could be read: no room", ""),
         ({"read": Read("tcp", 1.0, 0, 0, 1.0, False)}, WARNING, "no batch came in time", "penstock top"),
-        ({"state": {**STATE, "draining": True}}, WARNING, "begins no new ones", ""),
-        ({"state": {**STATE, "ready": False}}, WARNING, "not ready yet", "log"),
-        ({"state": {**STATE, "internal_errors": 2}}, WARNING, "2 internal errors", "report them"),
-        ({"state": {**STATE, "workers": [{"given_up": True}]}}, WARNING, "1 of its workers cannot be started", "log"),
+        ({"state": replace(STATE, draining=True)}, WARNING, "begins no new ones", ""),
+        ({"state": replace(STATE, ready=False)}, WARNING, "not ready yet", "log"),
+        ({"state": replace(STATE, internal_errors=2)}, WARNING, "2 internal errors", "report them"),
+        ({"state": replace(STATE, workers=[GIVEN_UP])}, WARNING, "1 of its workers cannot be started", "log"),
     ],
 )
 def test_what_is_wrong_with_a_connection_is_told_with_its_fix(

@@ -93,7 +93,7 @@ def test_a_connection_is_answered_once_a_second_and_every_message_is_counted(ser
             greeted_behind_them = isinstance(answer(connection), m.Welcome)
             answers += 1
         assert answers < 20
-    assert state(daemon)["malformed"] == 1000
+    assert state(daemon).malformed == 1000
     assert daemon.stderr().count("refused a message") <= 150, "50 a minute, and a minute may end meanwhile"
 
 
