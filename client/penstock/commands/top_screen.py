@@ -23,7 +23,7 @@ from .top_history import Looks
 _STATES = (("generating", "green"), ("collating", "yellow"), ("cpu_wait", "red"), ("idle", "bright_black"))
 _BAR = 16
 _FILLED = {"generating": "█", "collating": "▓", "cpu_wait": "▒", "idle": "░"}
-"""What a bar is made of, so that it can be read without colours."""
+"""The character of each state in a bar, so that a bar can be read without colours."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 32
 _MOST_HOST = 16

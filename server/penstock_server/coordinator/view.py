@@ -1,7 +1,8 @@
 """The coordinator, as those see it that only read its state: status, scaling, metrics, sessions, hosts.
 
-Only `Dispatch` passes it events. Everybody else takes a `CoordinatorView`, so a type checker proves that they change
-nothing. The streams and consumers that it returns are the coordinator's own: read them only.
+Only `Dispatch` passes it events. Everybody else takes a `CoordinatorView`, which has no method that changes anything.
+But the streams and consumers that it returns are the coordinator's own. Nothing keeps you from changing them: only read
+them.
 """
 
 from __future__ import annotations

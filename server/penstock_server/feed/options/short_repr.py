@@ -1,4 +1,4 @@
-"""Shows a feed, or a value of one of its options, as the call that makes it, without what is the default."""
+"""Shows a feed, or a value of one of its options, as the call that makes it. Defaults are left out."""
 
 from __future__ import annotations
 
