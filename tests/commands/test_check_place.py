@@ -327,7 +327,12 @@ def test_the_transport_and_the_limit_are_told_with_the_reason() -> None:
         ({"read": None, "unread": "no room"}, ERROR, "no batch could be read: no room", ""),
         ({"read": Read("tcp", 1.0, 0, 0, 1.0, False)}, WARNING, "no batch came in time", "penstock top"),
         ({"state": replace(STATE, draining=True)}, WARNING, "begins no new ones", ""),
-        ({"state": replace(STATE, ready=False)}, WARNING, "not ready yet", "log"),
+        (
+            {"state": replace(STATE, ready=False, phase="importing a:b")},
+            WARNING,
+            "not ready yet: importing a:b",
+            "wait",
+        ),
         ({"state": replace(STATE, internal_errors=2)}, WARNING, "2 internal errors", "report them"),
         ({"state": replace(STATE, workers=[GIVEN_UP])}, WARNING, "1 of its workers cannot be started", "log"),
     ],

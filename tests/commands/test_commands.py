@@ -147,7 +147,7 @@ tcp://127.0.0.1:5555  pid 41  up 12 s  draining: stops when the epochs that are 
 memory   1.0 MiB in slots, 1.0 MiB reserved, 1.0 GiB allowed
 worker   0: pid 42, restarted 0 times, split a.h5: 1 sample as of 0.2 s ago
 worker   1: pid 43, restarted 1 time, leaving, idle
-worker   2: pid 44, restarted 2 times, importing
+worker   2: pid 44, restarted 2 times, starting
 worker   3: starting, restarted 3 times
 worker   4: given up, restarted 4 times: its processes died before they were ready, see the log
 worker   5: pid 45, restarted 0 times, stopped by a signal, files(), which lists the splits, for 3.2 s

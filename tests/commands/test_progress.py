@@ -28,6 +28,7 @@ from penstock_proto.status.stream_status import Stream
 from penstock_proto.status.worker_status import Worker
 from penstock_server.cli.progress import words
 from penstock_server.cli.service_manager import Phase, ServiceManager
+from penstock_server.status.phase import phase
 from penstock_server.to_daemon import control
 from tests.conftest import Serve
 from tests.fakes.statuses import of
@@ -277,14 +278,47 @@ SERVING = of(
             "starting: 1 of 2 workers ready",
         ),
         (
-            {"ready": False, "workers": [replace(WORKER, doing=Doing("a.h5", "a.h5", 0, 7.1))]},
-            "starting: 1 of 1 worker ready, a first sample of split a.h5 (7 s)",
-        ),
-        (
-            {"ready": False, "workers": [], "failing": [Failing(feed="train", times=3, error="no disk")]},
-            "starting: 0 of 0 workers ready, feed train failed 3 times and is tried again",
+            {"ready": False, "workers": [WORKER], "phase": "importing scenes.py:feed (7 s)"},
+            "starting: 1 of 1 worker ready, importing scenes.py:feed (7 s)",
         ),
     ],
 )
 def test_what_is_waited_for_in_words(state: dict[str, Any], said: str) -> None:
     assert words(replace(SERVING, **state)) == said
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({}, "starting workers"),
+        (
+            {"workers": [replace(WORKER, ready=False, doing=Doing("importing scenes.py:feed", None, 0, 12.1))]},
+            "importing scenes.py:feed (12 s)",
+        ),
+        (
+            {"workers": [replace(WORKER, ready=False, stopped=True, doing=Doing("importing a:b", None, 0, 2))]},
+            "importing a:b (2 s, stopped by a signal)",
+        ),
+        (
+            {
+                "workers": [
+                    replace(WORKER, ready=False, doing=Doing("importing scenes.py:feed", None, 0, 12.1)),
+                    replace(WORKER, doing=Doing("splits(), which lists the splits", None, 0, 3.0)),
+                ]
+            },
+            "splits(), which lists the splits (3 s)",
+        ),
+        (
+            {"workers": [replace(WORKER, doing=Doing("a.h5", None, 0, 7.1))]},
+            "reading a first sample: a.h5 (7 s)",
+        ),
+        (
+            {"failing": [Failing(feed="train", times=3, error="no disk\non node 7")]},
+            "feed train failed 3 times and is tried again: no disk on node 7",
+        ),
+        ({"ready": True}, ""),
+        ({"ready": True, "draining": True}, "the daemon is stopping"),
+    ],
+)
+def test_what_keeps_feeds_from_being_read_in_words(state: dict[str, Any], said: str) -> None:
+    assert phase(replace(SERVING, **{"ready": False, "workers": []} | state)) == said

@@ -125,8 +125,8 @@ def _head(status: Status) -> Text:
     if engine := status.engine:
         joined = sum(host.name.startswith(f"{engine.name}-") for host in status.hosts)
         text.append(f"\n{joined} of {count(engine.hosts, 'host')} on {engine.name.capitalize()} joined")
-    for failing in status.failing:
-        text.append(f"\nfeed {failing.feed} cannot start, trying again: {failing.error}", "red")
+    if state == "starting":
+        text.append(f"\n{status.phase}", "red" if status.failing else "yellow")
     return text
 
 
@@ -186,7 +186,7 @@ def _state_of(worker: Worker) -> Text | None:
         if getattr(worker, name):
             return Text(said, "red")
     if not worker.ready:
-        return Text("importing" if worker.pid else "starting", "yellow")
+        return Text("starting" if worker.doing is None else worker.doing.what, "yellow")
     return Text("leaving", "yellow") if worker.leaving else None
 
 

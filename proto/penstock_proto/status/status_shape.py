@@ -100,6 +100,9 @@ class Status(Struct, frozen=True, kw_only=True):
     more_streams: Annotated[int, figure("Consumers that are left out.")]
     more_workers: Annotated[int, figure("Workers that are left out, beyond 400.")] = 0
     more_hosts: Annotated[int, figure("Hosts that are left out, beyond 100.")] = 0
+    phase: Annotated[
+        str, figure("What keeps the feeds from being read, in words, while they start. Empty if nothing does.")
+    ] = ""
     window_seconds: Annotated[float, figure("Length of the time that averages are over: ten seconds at most.")] = 0.0
 
 

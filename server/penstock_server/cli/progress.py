@@ -6,7 +6,6 @@ from typing import Protocol
 
 from penstock_proto.status.figures import count
 from penstock_proto.status.status_shape import Status
-from penstock_proto.text import printable
 
 from .service_manager import Phase, ServiceManager
 from .terminal import Line
@@ -81,14 +80,7 @@ def _starting(state: Status) -> str:
     workers = state.workers
     ready = sum(worker.ready for worker in workers)
     text = f"starting: {ready} of {count(len(workers), 'worker')} ready"
-    for worker in workers:
-        doing = worker.doing
-        if worker.ready and doing is not None and doing.what:
-            first = "" if doing.split is None else "a first sample of split "
-            return f"{text}, {first}{printable(doing.what)} ({doing.seconds:.0f} s)"
-    for failing in state.failing:
-        return f"{text}, feed {failing.feed} failed {count(failing.times, 'time')} and is tried again"
-    return text
+    return f"{text}, {state.phase}" if state.phase else text
 
 
 def _consumers(state: Status) -> int:

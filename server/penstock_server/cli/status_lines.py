@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock_proto.messages import Doing
 from penstock_proto.status.feed_status import Cache
 from penstock_proto.status.figures import count, percent, size
 from penstock_proto.status.host_status import Host
@@ -17,6 +18,8 @@ def status_lines(state: Status) -> Iterator[str]:
     """Yield a daemon's status, line by line."""
     draining = "  draining: stops when the epochs that are being read have finished" if state.draining else ""
     yield f"{state.endpoint}  pid {state.pid}  up {state.seconds:.0f} s{draining}"
+    if not (state.ready or state.draining):
+        yield f"starting {_word(state.phase)}"
     memory = state.memory
     yield (f"memory   {size(memory.arena)} in slots, {size(memory.reserved)} reserved, {size(memory.allowed)} allowed")
     if state.adjusts_workers:
@@ -101,8 +104,9 @@ def _worker(worker: Worker) -> str:
     restarted = f"restarted {count(worker.restarts, 'time')}"
     if worker.given_up:
         return f"given up, {restarted}: its processes died before they were ready, see the log"
+    doing = worker.doing
     if not worker.pid:
-        return f"starting, {restarted}"
+        return ", ".join(["starting" if doing is None else _doing(doing), restarted])
     words = [f"pid {worker.pid}", restarted]
     if worker.memory:
         words.append(size(worker.memory))
@@ -110,21 +114,24 @@ def _worker(worker: Worker) -> str:
         words.append(f"with {count(worker.processes, 'process', 'processes')} of user code")
     if worker.leaving:
         words.append("leaving")
-    doing = worker.doing
     if worker.stopped:
         words.append("stopped by a signal")
     if not worker.ready:
-        words.append("importing")
+        words.append("starting" if doing is None else _doing(doing))
     elif not worker.makes_batches:
         words.append("lists splits and mixes rows, and makes no batches")
     elif doing is None:
         words.append("idle")
     elif doing.split is None:
-        words.append(f"{_word(doing.what)}, for {doing.seconds:.1f} s")
+        words.append(_doing(doing))
     else:
         samples = count(doing.samples, "sample")
         words.append(f"split {_word(doing.split)}: {samples} as of {doing.seconds:.1f} s ago")
     return ", ".join(words)
+
+
+def _doing(doing: Doing) -> str:
+    return f"{_word(doing.what)}, for {doing.seconds:.1f} s"
 
 
 def _stream(stream: Stream) -> str:

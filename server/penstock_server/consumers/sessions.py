@@ -96,6 +96,7 @@ class Sessions:
         self._requests = requests
         self._bugs = bugs
         self._out = out
+        self._feeds = feeds
         self._fetching = fetching
         self._status = StatusRequests(out, status, memory, self._measured)
         self._opening = Opening(
@@ -316,10 +317,12 @@ class Sessions:
                 self._end(session, KeyRefused(f"the key {session.key.name} was removed from the daemon's keys"))
 
     def stop(self, error: PenstockError) -> None:
-        """Tell every client why it gets nothing more."""
+        """Tell every client why it gets nothing more, and if the feeds never were ready, also those that wait for
+        that."""
         for session in self._table:
             self._out.send(session, failed(error))
-        for routing_id in self._opening.early:
+        watching = set() if self._feeds.ready else self._status.watching
+        for routing_id in watching | self._opening.early.keys():
             self._out.answer(routing_id, failed(error))
 
     # --- internals ---

@@ -87,14 +87,14 @@ class StartingFeeds:
             self._warned.add(text)
             log.warning("%s", text, extra={"event": "feed_warning"})
 
-    def look_at_the_clock(self, seconds: int) -> None:
-        """Log from time to time which feeds are not ready yet, `seconds` after the start."""
+    def look_at_the_clock(self, seconds: int, phase: Callable[[], str]) -> None:
+        """Log from time to time which feeds are not ready yet, `seconds` after the start. `phase` returns what keeps
+        them."""
         failing = self._coordinator.starting.failing
         if seconds % SAY_AGAIN == 0:
             self.say_what_fails(failing)
         if seconds % 10 == 0 and not self.ready and not failing:
-            text = "not ready after %d s: importing, listing splits, or waiting for a first sample"
-            log.info(text, seconds, extra={"event": "starting"})
+            log.info("not ready after %d s: %s", seconds, phase(), extra={"event": "starting"})
 
     def say_what_fails(self, feeds: Iterable[str]) -> None:
         """Log why these feeds cannot be started yet."""

@@ -29,6 +29,9 @@ class StatusRequests:
         status: makes the text of an answer.
         memory: measures the workers' memory.
         measured: called when an answer may have waited for that.
+
+    Attributes:
+        watching: the open connections that have asked.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class StatusRequests:
         self._status = status
         self._memory = memory
         self._measured = measured
+        self.watching: set[bytes] = set()
         self._asked: dict[bytes, bool] = {}
         """Connections that asked in this second, and whether each has asked again after its answer."""
         self._waiting: set[bytes] = set()
@@ -45,6 +49,7 @@ class StatusRequests:
 
     def came(self, routing_id: bytes) -> None:
         """Handle a connection's request for the status."""
+        self.watching.add(routing_id)
         if routing_id in self._waiting:
             return
         again = self._asked[routing_id] = routing_id in self._asked
@@ -61,6 +66,7 @@ class StatusRequests:
 
     def forget(self, routing_id: bytes) -> None:
         """Forget a connection that has ended."""
+        self.watching.discard(routing_id)
         self._asked.pop(routing_id, None)
         self._waiting.discard(routing_id)
 

@@ -308,7 +308,7 @@ class Daemon:
     def _clock(self, listener: Listener) -> Clock:
         parts = self._parts
         look: list[Callable[[int], None]] = [
-            parts.feeds.look_at_the_clock,
+            lambda seconds: parts.feeds.look_at_the_clock(seconds, lambda: parts.status.described().phase),
             parts.status.look_at_the_clock,
             lambda _: parts.sessions.look_at_the_clock(),
             lambda _: parts.hosts.another_second(),

@@ -19,6 +19,7 @@ from ..coordinator.model.workers import REMOTE
 from ..logs.rate_limited_log import RateLimitedLog
 from ..worker_state.activity import Activity
 from ..worker_state.cache_usage import CacheUsages
+from ..worker_state.process_ends import advice
 from ..workers.own_workers import OwnWorkers
 from ..workers.spot_checks import SpotChecks
 from ..workers.supervisor import Supervisor
@@ -108,15 +109,19 @@ class FromWorkers:
             blamed = doing.run, doing.number, doing.split
         elif doing is not None and doing.works_on >= 0 and not leaving:
             blamed = doing.works_on, -1, ""
+        if doing is not None and doing.importing:
+            where = f" while it was {doing.split}"
         if doing is not None and (doing.in_user_code or doing.cut_off) and doing.split and not leaving:
             where = f" while it read {doing.split}" if doing.run >= 0 else f" while it was {doing.split}"
         fields = {"event": "worker_died", "worker": worker, **self._place(blamed[0] if blamed else -1)}
         if blamed and blamed[2]:
             fields["split"] = blamed[2]
         who = self._name_of(worker)
-        log.error("%s %s%s; other workers take over its work", who, how, where, extra=fields)
-        if not self._coordinator.feeds and not self._coordinator.starting.retries:
-            self._fail(StartError(f"worker {worker} {how}{where} before it could serve a feed: see its output above"))
+        starting = not self._coordinator.feeds and not self._coordinator.starting.retries
+        log.error("%s %s%s%s", who, how, where, "" if starting else "; other workers take over its work", extra=fields)
+        if starting:
+            said = f"worker {worker} {how}{where} before it could serve a feed{advice(how)}. The log has its output"
+            self._fail(StartError(said))
         with_failures = set(self._coordinator.starting.failing)
         self._dispatch.tell(on.WorkerDied(worker, how, blamed))
         self._feeds.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)

@@ -224,12 +224,16 @@ class Hosts:
                 self._router.drop(peer)
 
     def stop(self, error: PenstockError | None, *, again: bool) -> None:
-        """Tell the hosts that the daemon ends. `again`: tell them nothing, as another daemon takes its place, which
-        they can join."""
+        """Tell the hosts that the daemon ends, also those that wait until its feeds are ready. `again`: tell them
+        nothing, as another daemon takes its place, which they can join."""
         self._stopping = True
+        if again:
+            return
+        why = error or DaemonStopped("the head was stopped")
         for host in self._table:
-            if not again:
-                host.refuse(error or DaemonStopped("the head was stopped"))
+            host.refuse(why)
+        for peer in self._waiting:
+            self._router.send(peer, m.Failed(m.ErrorReport.of(why)))
 
     def scale(self, name: str, workers: int, now: bool) -> tuple[int, int]:
         """Make host `name` run `workers` workers from now on. Surplus workers leave when their lanes come to a border,

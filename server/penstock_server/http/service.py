@@ -199,12 +199,7 @@ class HttpService:
 
     async def _ready(self, request: web.Request) -> web.Response:
         status = self._read()
-        if status.draining:
-            return web.Response(status=503, text="the daemon is stopping\n")
-        if not status.ready:
-            failing = [f"feed {one.feed}: {one.error}" for one in status.failing]
-            return web.Response(status=503, text="\n".join(failing or ["the feeds are being started"]) + "\n")
-        return web.Response(text="ready\n")
+        return web.Response(status=503 if status.phase else 200, text=f"{status.phase or 'ready'}\n")
 
     def _count_answer(self) -> None:
         self._answers += 1

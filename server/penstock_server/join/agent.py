@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import logging
 import os
 import secrets
@@ -22,18 +24,22 @@ from penstock_proto.transport import codec
 from ..hosts import agreement
 from ..hosts.joined_host import SILENT
 from ..machine import descriptors, orphans
+from ..to_daemon import control
 from ..worker_state.activity import Activity
 from ..workers.local_workers import LocalWorkers
 from ..workers.supervisor import Supervisor
 from .config import JoinConfig
 from .listeners import Listeners
 from .membership import Membership
-from .to_head import ToHead, connect
+from .to_head import CONNECTING, ToHead, connect
 
 log = logging.getLogger(__name__)
 
 AGAIN = 1.0
 """Seconds between two attempts to connect."""
+
+SAY_EVERY = 10
+"""Seconds after which the log says, again and again, what this host waits for before it can work."""
 
 
 class Agent:
@@ -63,6 +69,7 @@ class Agent:
         self._stopped = asyncio.Event()
         self._disconnected = asyncio.Event()
         self._error: PenstockError | None = None
+        self._saying: asyncio.Task[None] | None = None
         self._supervisor = Supervisor(config, self._count)
         self._workers = LocalWorkers(self._supervisor)
 
@@ -271,8 +278,10 @@ class Agent:
         self._stopped.set()
 
     async def _each_second(self) -> None:
-        while True:
+        for seconds in itertools.count(1):
             await asyncio.sleep(1)
+            if seconds % SAY_EVERY == 0:
+                self._saying = asyncio.get_running_loop().create_task(self._say_what_is_missing(seconds))
             self._listeners.another_second()
             if self._link is None:
                 continue
@@ -281,6 +290,21 @@ class Agent:
                 self._membership.report(self._listeners.unsent_bytes, self._listeners.lent_bytes)
                 if time.monotonic() - self._heard > SILENT:
                     self._link.close()
+
+    async def _say_what_is_missing(self, seconds: int) -> None:
+        """Log what this host waits for: its own imports, or the head's feeds."""
+        if not self._imported:
+            doing = next(filter(None, (worker.doing for worker in self._supervisor.workers.values())), None)
+            what = f"{doing.what} ({doing.seconds:.0f} s)" if doing is not None else "starting workers"
+            log.info("no worker is ready after %d s: %s", seconds, what, extra={"event": "starting"})
+        elif self._link is not None and self._membership is None:
+            host, port = self._config.head
+            url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+            ask = functools.partial(control.status, url, CONNECTING, self._config.keys)
+            with contextlib.suppress(PenstockError):
+                state = await asyncio.get_running_loop().run_in_executor(None, ask)
+                if state.phase:
+                    log.info("waiting for the head at %s: %s", url, state.phase, extra={"event": "host_waits"})
 
     # --- workers ---
 

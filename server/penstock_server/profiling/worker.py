@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ..machine.caught_signals import catches
 from ..worker_state import stacks
 from .folding import Folding, Frame
 from .profile import Sampled
@@ -80,7 +81,8 @@ class WatchedWorker:
             stacks.put(self._fd, stacks.INTERVAL, int(1e9 / rate))
         silent = (time.monotonic_ns() - self._heard) / 1e9
         first = self._told == float("-inf")
-        if (first or silent > SILENT / 2) and now - self._told >= SILENT / 2 and self._catches(signal.SIGPROF):
+        due = (first or silent > SILENT / 2) and now - self._told >= SILENT / 2
+        if due and catches(self.record.pid, signal.SIGPROF):
             self._told = now
             self._send(signal.SIGPROF)
         if silent > SILENT and now - self._asked >= SILENT:
@@ -130,7 +132,7 @@ class WatchedWorker:
 
     def _ask(self) -> None:
         state = self._state()
-        if state in ("R", "S", "D") and self._catches(signal.SIGUSR2):
+        if state in ("R", "S", "D") and catches(self.record.pid, signal.SIGUSR2):
             stacks.rewind(self._fd)
             self._asked_while = state
             self._send(signal.SIGUSR2)
@@ -149,14 +151,6 @@ class WatchedWorker:
         with contextlib.suppress(OSError):
             return Path(f"/proc/{self.record.pid}/stat").read_text().rpartition(")")[2][1:2]
         return "?"
-
-    def _catches(self, number: int) -> bool:
-        """Whether the process has a handler for a signal, which would end it otherwise."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/{self.record.pid}/status").read_text().splitlines():
-                if line.startswith("SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-        return False
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from penstock_proto.messages import VERSION
 from penstock_proto.status.figures import Figures
 from penstock_proto.status.status_history import History, Key
@@ -28,6 +30,7 @@ from ..workers.spot_checks import SpotChecks
 from ..workers.supervisor import Supervisor
 from ..workers.worker_memory import WorkerMemory
 from . import status
+from .phase import phase
 from .waits import Looks
 
 
@@ -132,6 +135,10 @@ class CurrentStatus:
 
     def _counts(self) -> Status:
         """Return the current state, and the totals since the start."""
+        state = self._without_phase()
+        return replace(state, phase=phase(state))
+
+    def _without_phase(self) -> Status:
         coordinator, table = self._coordinator, self._table
         streams, more_streams = status.of_streams(table, coordinator, self._router.unsent, self._looks.of)
         return Status(

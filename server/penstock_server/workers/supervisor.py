@@ -370,6 +370,7 @@ class Supervisor:
                 self._warn(worker)
             elif worker not in self._inquiries and self._stands_still(worker, timeout):
                 self._inquiries[worker] = self._loop.create_task(self._inquire(worker, timeout))
+        any(worker.look_at_import() for worker in self.workers.values())  # one of them tells enough
         if self._sweep_timer is None:
             self._sweep()
         self._watch_timer = self._loop.call_later(every, self._watch)

@@ -16,10 +16,17 @@ from pathlib import Path
 
 from penstock_proto.messages import Doing, TimeSpent
 
+from ..machine.caught_signals import catches
 from ..net.peer import Peer
 from ..worker_state import activity, stacks
 from ..worker_state.activity import Activity, Spent
 from .process import Process
+
+LONG_IMPORT = 10.0
+"""Seconds after which the status says at which line an import is. This is also the time between two looks."""
+
+_MOST_LINE = 300
+"""Most characters of that."""
 
 
 class WorkerHandle:
@@ -41,6 +48,7 @@ class WorkerHandle:
         hung: why it was killed, if it was killed for hanging.
         again: whether the process is being restarted, so that its end does not count as a death.
         warned: whether the log already says that this process does not read its messages.
+        import_line: where the import of the user's modules is, if it takes long: "FILE:LINE in FUNCTION", or "".
         shown: the memfds and lists of splits that the process, or the next one if there is none, was shown.
         peer: the connection to the process, or to the next one if there is none.
     """
@@ -60,6 +68,8 @@ class WorkerHandle:
         self.hung = ""
         self.again = False
         self.warned = False
+        self.import_line = ""
+        self._asked_at = 0.0
         self.shown: set[tuple[str, int]] = set()
         self._unread_since: float | None = None
         self._next: tuple[Peer, socket.socket] | None = None
@@ -77,13 +87,17 @@ class WorkerHandle:
 
     @property
     def doing(self) -> Doing | None:
-        """For status: what it works on, the samples read so far if that is a split, and the seconds since its last
-        progress; None if it has no work."""
+        """For status: what it imports or works on, the samples read so far if that is a split, and the seconds since
+        its last progress; None if it has no work."""
         now = self.look()
-        if now is None or now.run < 0 or now.waits:
+        if now is None and self.starting is not None and self.pid is None:  # the fork server has not forked it yet
+            since = time.monotonic() - self.started
+            return Doing(what="importing libraries", split=None, samples=0, seconds=round(since, 1))
+        if now is None or (now.run < 0 and not now.importing) or now.waits:
             return None
+        at = f", at {self.import_line[:_MOST_LINE]}" if now.importing and self.import_line else ""
         return Doing(
-            what=now.split,
+            what=f"{now.split}{at}",
             split=now.split if now.number >= 0 else None,
             samples=now.samples,
             seconds=round(now.since_seconds, 1),
@@ -176,12 +190,27 @@ class WorkerHandle:
         self.process, self.starting, self._page = None, None, None
         self._page_fd = self._stacks = -1
         self.ready, self.hung, self.warned, self._unread_since = False, "", False, None
+        self.import_line, self._asked_at = "", 0.0
 
     def ask_where(self) -> None:
         """Make the process write its stack."""
         if self.process is not None:
             stacks.rewind(self._stacks)
             self.process.send_signal(signal.SIGUSR2)
+
+    def look_at_import(self) -> bool:
+        """If the user's modules are being imported and that takes long, find out at which line, in two calls: the
+        process writes its stack meanwhile. Return whether it takes long."""
+        now = self.look()
+        if self.ready or now is None or not now.importing or now.since_seconds < LONG_IMPORT:
+            return False
+        if self._asked_at and (line := activity.where(self.stack())):
+            self.import_line = line
+        since = time.monotonic() - self._asked_at
+        if since >= LONG_IMPORT and self.pid is not None and catches(self.pid, signal.SIGUSR2):
+            self._asked_at = time.monotonic()
+            self.ask_where()
+        return True
 
     def stack(self) -> bytes:
         """Return as much of its stack as the process has written."""

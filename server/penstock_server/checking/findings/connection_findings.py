@@ -188,7 +188,12 @@ def _daemon(seen: Connection) -> Iterator[Finding]:
             WARNING, "daemon", f"feed {failing.feed} cannot be started; the daemon tries again: {failing.error}"
         )
     if not state.ready and not state.failing:
-        yield Finding(WARNING, "daemon", "its feeds are not ready yet", fix="see its log; trainers wait meanwhile")
+        yield Finding(
+            WARNING,
+            "daemon",
+            f"its feeds are not ready yet: {state.phase}",
+            fix=f"trainers wait meanwhile, and so does `penstock wait {state.endpoint}`",
+        )
     if state.draining:
         yield Finding(WARNING, "daemon", "it stops when the current epochs have ended, and begins no new ones")
     if state.internal_errors:

@@ -74,7 +74,8 @@ function header(status) {
       setText(line, `Feed ${feed} cannot start, and is tried again (failed ${count(times, "time")}): ${error}`);
     },
   );
-  setText(byId("about"), `pid ${status.pid}, up ${ago(status.seconds)}, ${count(status.cpus, "CPU")}`);
+  const doing = state === "starting" && !status.failing.length ? `${status.phase}, ` : "";
+  setText(byId("about"), `${doing}pid ${status.pid}, up ${ago(status.seconds)}, ${count(status.cpus, "CPU")}`);
 }
 
 function lost(error) {

@@ -138,7 +138,7 @@ function reads(number) {
 function stateOf(worker) {
   if (worker.given_up) return "given up: see the log";
   if (worker.stopped) return "stopped by a signal";
-  if (!worker.ready) return worker.pid ? "importing" : "starting";
+  if (!worker.ready) return worker.doing?.what ?? "starting";
   return worker.leaving ? "leaving" : null;
 }
 

@@ -133,9 +133,8 @@ def serve(
     orphans.adopt()
     began = time.monotonic()
     had_tensorflow = "tensorflow" in sys.modules  # imported by the fork server, for all workers
-    page.importing(f"importing {' '.join(map(shown_target, feeds))}")
     try:
-        loaded = load_feeds(feeds)
+        loaded = load_feeds(feeds, page.importing)
         variables = missing((name, dict(one.declared.env or {})) for name, one in loaded.items())
     except PenstockError as error:
         error.worker = number
@@ -160,14 +159,19 @@ def serve(
     return 0
 
 
-def load_feeds(targets: Sequence[str]) -> dict[str, LoadedFeed]:
+def load_feeds(targets: Sequence[str], tell: Callable[[str], None] = lambda doing: None) -> dict[str, LoadedFeed]:
     """Import the feeds that these MODULE:ATTR arguments name, and return them by name.
+
+    Args:
+        targets: the arguments.
+        tell: called before each import, with words that say so.
 
     Raises:
         StartError: one cannot be imported or served, or two have the same name.
     """
     feeds: dict[str, LoadedFeed] = {}
     for target in targets:
+        tell(f"importing {shown_target(target)}")
         with import_seeding.seeded_imports():
             feed = _import(target)
             plan = plan_of(feed.plan, target)
