@@ -21,6 +21,7 @@ from click.testing import CliRunner
 import penstock
 import penstock_command
 from penstock_server.cli.command_group import variables
+from penstock_server.cli.wait_command import NOBODY, NOT_READY
 from penstock_server.machine.environment import of_workers
 from tests.conftest import Daemon
 
@@ -213,9 +214,10 @@ def test_variables_of_a_daemon_reach_neither_its_workers_nor_a_private_daemon(
 def test_exit_codes_are_those_of_the_page(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
-    assert codes == {0, 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+    assert codes == {0, 1, 2, NOT_READY, NOBODY, 128 + signal.SIGINT, 128 + signal.SIGTERM}
     assert run("--version").returncode == 0
     assert run("status", "tcp://127.0.0.1:9", "--timeout", "0.2").returncode == 1
+    assert run("wait", "tcp://127.0.0.1:9", "--timeout", "0.2").returncode == NOBODY  # tests/daemon has the others
     assert run("status").returncode == 2
     (tmp_path / "good.py").write_text(
         "from penstock_server import Feed\nfeed = Feed(lambda: iter([1]), batch_size=1)\n"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
-from tests.processes.free_ports import free_port
+from penstock._transport import waiting
+from penstock_server.to_daemon import control
+from tests.conftest import wait_until
+from tests.processes.free_ports import free_address, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -192,3 +197,40 @@ def test_a_wrong_url_raises_what_the_page_quotes() -> None:
     with pytest.raises(penstock.Unreachable) as unreached:
         penstock.connect(f"tcp://127.0.0.1:{port}/train", timeout=0.5)
     assert_quoted(quoted("No daemon").replace("5555", str(port)), f"{unreached.type.__name__}: {unreached.value}")
+
+
+def test_a_trainer_says_of_a_daemon_that_starts_what_the_page_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plain(text: str) -> str:
+        text = re.sub(r", at \S+ in load|, tried for [0-9.]+ s", "", text)
+        return re.sub(r"\(\d+ s\)", "(N s)", text).replace("5555", str(port))
+
+    monkeypatch.setattr(waiting, "ASK_AFTER", 0.1)
+    monkeypatch.setattr(waiting, "SAY_AFTER", 0.2)
+    (tmp_path / "scenes.py").write_text("import time\ntime.sleep(600)\n")
+    endpoint = free_address()
+    port = int(endpoint.rpartition(":")[2])
+    command = [sys.executable, "-m", "penstock_server", "serve", "scenes.py:train", "--workers", "1"]
+    with subprocess.Popen([*command, "--bind", endpoint], cwd=tmp_path, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            wait_until(lambda: "importing scenes.py" in phase_of(endpoint))
+            with pytest.raises(penstock.Unreachable) as late:
+                penstock.connect(f"{endpoint}/train", timeout=2)
+            timer = threading.Timer(1, daemon.kill)
+            timer.start()
+            with pytest.raises(penstock.Unreachable) as gone:
+                penstock.connect(f"{endpoint}/train", timeout=2)
+            timer.join()
+        finally:
+            daemon.kill()
+    heading = "The feeds are being started"
+    assert plain(quoted(heading)) in [plain(line) for line in caplog.messages]
+    for number, error in ((1, late), (2, gone)):
+        assert plain(quoted(heading, number)) in plain(f"{error.type.__name__}: {error.value}")
+
+
+def phase_of(endpoint: str) -> str:
+    with contextlib.suppress(penstock.Unreachable):
+        return control.status(endpoint, 5).phase
+    return ""

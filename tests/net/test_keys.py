@@ -21,8 +21,8 @@ import pytest
 from click.testing import CliRunner
 
 import penstock
-from penstock._measure.daemon_status import DaemonStatus
 from penstock._transport import tcp_transport
+from penstock._transport.daemon_status import DaemonStatus
 from penstock_proto import KeyRefused, StartError, distribution
 from penstock_proto import messages as m
 from penstock_proto.security.keys import client_keys, host_keys

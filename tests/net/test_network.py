@@ -25,7 +25,7 @@ import pytest
 
 import penstock
 from penstock._stream import receiver, reconnecting
-from penstock._transport import tcp_connection, tcp_transport
+from penstock._transport import dialing, tcp_connection, tcp_transport
 from penstock._transport.tcp_connection import TcpConnection
 from penstock_proto.messages import ClientMessage, Open, ServerMessage
 from penstock_proto.status.stream_status import Stream
@@ -308,7 +308,7 @@ def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_ti
     daemon = start("feed")
     calm = quiet(daemon)
     with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
-        connected = tcp_connection.connected
+        connected = dialing.connected
         frozen = 0
 
         def freezing(*args: Any) -> Any:
@@ -319,7 +319,7 @@ def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_ti
                 proxy.freeze()
             return dealer
 
-        monkeypatch.setattr(tcp_connection, "connected", freezing)
+        monkeypatch.setattr(dialing, "connected", freezing)
         began = time.monotonic()
         assert consume(connection, meet=lambda n: proxy.cut() if n == 30 else None) == calm
         assert time.monotonic() - began < 25  # less than the 30 s that the daemon has for an answer

@@ -290,8 +290,8 @@ def test_a_connections_stats_say_why_its_consumer_waited(serve: Serve) -> None:
 def test_it_never_fails_a_training(
     serve: Serve, fit: Fit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from penstock._measure import daemon_status
     from penstock._measure import feeding as _feeding
+    from penstock._transport import daemon_status
     from penstock.keras import Feeding
 
     daemon = serve(FEEDS, "quick")

@@ -221,8 +221,8 @@ def connect(
     workers: int | Literal["auto"] | None = None,
     memory: int | None = None,
     transport: str = "auto",
-    timeout: float = 30.0,
-    reconnect: float = 60.0,
+    timeout: float | None = None,
+    reconnect: float | None = None,
     state: Mapping[str, Any] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
@@ -244,11 +244,13 @@ def connect(
         memory: limit of a private daemon's shared memory in bytes. No effect on a running daemon.
         transport: "local" (shared memory), "tcp", or "auto": shared memory if the daemon is on this host. No effect
             with `workers=0`.
-        timeout: seconds in which the connection must be open, and a taken rank become free. (A private daemon may take
-            longer to start.)
+        timeout: seconds in which the connection must be open, and a taken rank become free. None: 30 s, which begin
+            again as long as the daemon makes progress with the start of its feeds: it imports modules, lists splits, or
+            makes first samples. The log says what it waits for. (A private daemon may always take as long as it needs.)
         reconnect: how many seconds to try to reconnect after a connection is lost (and to restart a private daemon)
             before iterations raise ConnectionLost. After a reconnection the stream continues unchanged. A rank also
-            waits this long for the other ranks to return. 0: raise ConnectionLost at once.
+            waits this long for the other ranks to return. 0: raise ConnectionLost at once. None: 60 s, which begin
+            again as long as another daemon makes progress with its start.
         state: continue where this state was taken, as with `Connection.load_state_dict`. None: begin at epoch 0.
         rank: the number of this trainer among `world_size` trainers, from 0. Together they read the stream that a
             single trainer would read: batch j of an epoch goes to rank j mod `world_size`, all ranks get the same
@@ -270,24 +272,24 @@ def connect(
             other users are refused. None: the user that the environment variable PENSTOCK_DAEMON_USER names, or none.
 
     Raises:
-        Unreachable: no daemon answered, a user who is not trusted listens there, or (with "local") it is not on this
-            host.
+        Unreachable: no daemon answered, its feeds were not ready in time, a user who is not trusted listens there, or
+            (with "local") it is not on this host.
         KeyRefused: the daemon requires a key, does not know this one, is not the one that the keys are for, or uses
             none.
         UnknownFeed: the daemon has no such feed; the message lists those it has.
         ProtocolError: the daemon speaks another version of the protocol.
         RankTaken: another process reads as this rank, or this rank has left the stream that the others still read.
-        StartError: the URL has the wrong form, the private daemon did not start, workers cannot import the Feed, the
-            keys cannot be read, or there is no user `daemon_user`.
+        StartError: the URL has the wrong form, the daemon could not start its feeds, workers cannot import the Feed,
+            the keys cannot be read, or there is no user `daemon_user`.
         StateMismatch: `state` was taken from a different feed.
         ValueError: an option or `state` is invalid.
         PenstockError: any other error that the daemon reported.
     """
     if transport not in TRANSPORTS:
         raise ValueError(f"transport={transport!r}: must be one of {', '.join(TRANSPORTS)}")
-    if timeout <= 0:
+    if timeout is not None and timeout <= 0:
         raise ValueError(f"timeout={timeout}: must be more than 0 seconds")
-    if not 0 <= reconnect < float("inf"):
+    if reconnect is not None and not 0 <= reconnect < float("inf"):
         raise ValueError(f"reconnect={reconnect}: must be a finite number of seconds, 0 or more")
     if not isinstance(url, str):
         require_feed(url)
@@ -333,8 +335,8 @@ def dataset(
     workers: int | Literal["auto"] | None = None,
     memory: int | None = None,
     transport: str = "auto",
-    timeout: float = 30.0,
-    reconnect: float = 60.0,
+    timeout: float | None = None,
+    reconnect: float | None = None,
     state: Mapping[str, Any] | None = None,
     rank: int | None = None,
     world_size: int | None = None,

@@ -19,7 +19,7 @@ from penstock_proto.status.figures import Figures
 from .._state.hand_overs import HandOvers
 from .._stream.handoff import HandOff
 from .._stream.stream_handle import datasets
-from .daemon_status import DaemonStatus
+from .._transport.daemon_status import DaemonStatus
 from .feeding_summary import figures_of_training, summary
 from .step_waits import StepWaits, Waits
 

@@ -19,6 +19,7 @@ from penstock_proto.batches.position import Position, pack
 from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.security.keys import ClientKeys
 from penstock_proto.security.trusted_users import users
+from penstock_proto.status.readiness import NO_PROGRESS, Patience
 from penstock_proto.transport.urls import Address
 
 from .._state.deadline import Deadline
@@ -121,7 +122,7 @@ class Connector:
     Attributes:
         url: the URL as the user gave it.
         daemon: the private daemon that it has started, or None.
-        timeout: seconds in which a connection must be open.
+        timeout: seconds in which a connection must be open, once the daemon makes no progress.
         identity: identifies the consumer.
         keys: this client's keys, for a daemon that requires them, or None.
         trusted: the users of this machine who may run the daemon; None: any, as keys say who it is.
@@ -133,18 +134,22 @@ class Connector:
         workers: int | Literal["auto"] | None,
         memory: int | None,
         transport: str,
-        timeout: float,
+        timeout: float | None,
         identity: Identity,
         directory: str | None = None,
         keys: ClientKeys | None = None,
         daemon_user: str | int | None = None,
     ) -> None:
-        """`directory`: where a private daemon finds the module. Raises StartError if the URL has the wrong form, or if
-        there is no user `daemon_user`."""
+        """`timeout`: None: `NO_PROGRESS` seconds, and as long as the daemon makes progress. `directory`: where a
+        private daemon finds the module. Raises StartError if the URL has the wrong form, or if there is no user
+        `daemon_user`."""
         self.url = url
         self.identity = identity
         self.daemon: PrivateDaemon | None = None
-        self.timeout = timeout
+        self.timeout = NO_PROGRESS if timeout is None else timeout
+        self._patient = timeout is None
+        self._progressed = 0.0
+        """When the daemon last made progress with its start (monotonic)."""
         self._workers = workers
         self._memory = memory
         self._transport = transport
@@ -166,6 +171,7 @@ class Connector:
         watch: Callable[[], None] | None = None,
         lost: LostSession | None = None,
         first_answer: float | None = None,
+        on_progress: Callable[[], None] | None = None,
     ) -> Link:
         """Open a connection.
 
@@ -178,18 +184,23 @@ class Connector:
             lost: for attempts after a loss: the lost session.
             first_answer: for attempts after a loss: seconds that the daemon has for its first answer, if fewer than
                 `timeout`.
+            on_progress: called when the daemon makes progress with its start, which prolongs the wait for its answer.
+                None: nothing does.
 
         Raises:
             PenstockError: as `connect`.
         """
         address = self._start(watch)
         watch = watch and self._watching(watch)
+        patience = Patience(timeout if first_answer is None else min(timeout, first_answer), on_progress)
         until = Deadline.after(timeout)
         opening = self.identity.opening(watch is not None, lost or LostSession())
         shares = bool(self.identity.group or self.identity.world_size)
         connection = TcpConnection(address, self.keys, self.trusted)
         try:
-            welcome = connection.hello(until if first_answer is None else until.within(first_answer), watch)
+            welcome = connection.hello(patience, watch)
+            if patience.state is not None and not patience.fixed:
+                until = Deadline.after(timeout)
             if welcome.feed.name != address.feed:
                 raise ProtocolError(f"the daemon at {address} answered with another feed, {welcome.feed.name!r}")
             views = SlabViews(welcome.feed)
@@ -230,23 +241,24 @@ class Connector:
     ) -> Link:
         """Open the first connection of a stream, with several attempts if necessary.
 
-        If a connection breaks before the stream is open, it tries for `timeout` seconds: nothing has arrived yet that
-        could be lost. If the rank is taken, it tries equally long: the daemon may not know yet that an earlier job has
-        ended. If memory is missing, it tries for 2 s, or for `timeout` seconds if the stream `replaces` another:
-        streams that were just closed free their memory soon.
+        Without a given timeout it waits as long as the daemon makes progress with its start. If a connection breaks
+        before the stream is open, it tries for `timeout` seconds: nothing has arrived yet that could be lost. If the
+        rank is taken, it tries equally long: the daemon may not know yet that an earlier job has ended. If memory is
+        missing, it tries for 2 s, or for `timeout` seconds if the stream `replaces` another: streams that were just
+        closed free their memory soon.
         """
         began, said, left = time.monotonic(), False, self.timeout
         refused: PenstockError | None = None
         try:
             while True:
                 try:
-                    return self.connect(mailbox, start, left)
+                    return self.connect(mailbox, start, left, on_progress=self._on_progress if self._patient else None)
                 except Unreachable:  # within the short time that was left
                     if refused is None:
                         raise
                     raise refused from None
                 except (ConnectionLost, RankTaken, MemoryBound) as error:
-                    waited = time.monotonic() - began
+                    waited = time.monotonic() - max(began, self._progressed)
                     left = self.timeout - waited - _PAUSE
                     if left <= 0 or (self._private and isinstance(error, ConnectionLost)):
                         raise
@@ -259,6 +271,9 @@ class Connector:
                 time.sleep(_PAUSE)
         finally:
             del refused  # it holds this frame
+
+    def _on_progress(self) -> None:
+        self._progressed = time.monotonic()
 
     def without_daemon(self) -> Connector:
         """Return a connector to the same address that does not own the private daemon."""

@@ -1,8 +1,8 @@
 """A private daemon: `penstock_server` as a child process that serves one feed to this process and ends with it.
 
 The child ends when its stdin closes, which happens when this process dies in any way. On stdout it prints `ready
-tcp://HOST:PORT/NAME`, or `error {...}` with an ErrorReport. All other lines there come from user code, and this process
-prints them on its own stderr.
+tcp://HOST:PORT/NAME`, or `error {...}` with an ErrorReport. Before that it prints `starting "..."` each second, which
+says what it waits for. All other lines there come from user code, and this process prints them on its own stderr.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import msgspec
 
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import ErrorReport
+from penstock_proto.text import one_line
 
+from .._transport.waiting import Announcer
 from . import process_hooks, server_package
 
 _PATIENCE = 2.0
@@ -48,6 +50,7 @@ class PrivateDaemon:
         directory: str | None = None,
     ) -> None:
         """Start a daemon for the feed `spec` (MODULE:ATTR) and wait until it is ready, however long its imports take.
+        The log says what it is doing.
 
         Args:
             spec: as for `penstock serve`.
@@ -80,6 +83,7 @@ class PrivateDaemon:
             process_group=0,
         )
         process_hooks.register(self)
+        self._phase = ""
         self._said: queue.SimpleQueue[str | PenstockError | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="penstock-private", daemon=True)
         self._reader.start()
@@ -94,7 +98,9 @@ class PrivateDaemon:
         return self._process.poll() is None
 
     def _ready(self, spec: str, watch: Callable[[], None] | None) -> str:
+        announcer = Announcer(f"the private daemon of {spec}")
         while True:
+            announcer.say(self._phase)
             try:
                 said = self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C works
             except queue.Empty:
@@ -129,6 +135,10 @@ class PrivateDaemon:
         if word == "ready" and rest.startswith("tcp://"):
             self._said.put(rest)
             return
+        if word == "starting":
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._phase = one_line(msgspec.json.decode(rest, type=str))
+                return
         if word == "error":
             with contextlib.suppress(msgspec.MsgspecError):
                 self._said.put(msgspec.json.decode(rest, type=ErrorReport).error())

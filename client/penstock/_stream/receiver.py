@@ -44,14 +44,14 @@ logger = logging.getLogger("penstock")
 class Receiver:
     """The receiver thread of one stream. It owns the connector, and with it a private daemon."""
 
-    def __init__(self, handoff: HandOff, link: Link, connector: Connector, reconnect: float) -> None:
+    def __init__(self, handoff: HandOff, link: Link, connector: Connector, reconnect: float | None) -> None:
         """Start the thread.
 
         Args:
             handoff: takes what is received over `link`.
             link: the first connection.
             connector: opens other connections. This object owns it from now on, with the private daemon.
-            reconnect: how many seconds to try to reconnect after a loss.
+            reconnect: how many seconds to try to reconnect after a loss; None: the default.
         """
         self._handoff = handoff
         self._mailbox = handoff.mailbox

@@ -20,6 +20,8 @@ from penstock_proto.messages import FeedInfo
 from .._state.mailbox import Mailbox
 from .connecting import Connector, Link, LostSession
 
+SECONDS = 60.0
+"""Seconds that a loss may last, if the user gave no other time."""
 STEP = 0.1
 """Fewest seconds that the daemon has for an answer."""
 FIRST_PAUSE = 0.05
@@ -93,7 +95,8 @@ class Reconnector:
 
     Args:
         mailbox: the mailbox of the stream.
-        seconds: how long a loss may last.
+        seconds: how long a loss may last; None: `SECONDS`, not counting the time in which a daemon makes progress with
+            its start.
         farewell: how many seconds to go on after the stream was closed. In a group the daemon must learn which batches
             were handed over, or others get them again.
 
@@ -104,8 +107,9 @@ class Reconnector:
         permit: the permit to connect as this stream's consumer.
     """
 
-    def __init__(self, mailbox: Mailbox, seconds: float, farewell: float = 0.0) -> None:
-        self.seconds = seconds
+    def __init__(self, mailbox: Mailbox, seconds: float | None, farewell: float = 0.0) -> None:
+        self.seconds = SECONDS if seconds is None else seconds
+        self._patient = seconds is None
         self.cause: PenstockError | None = None
         self.connections = 0
         self.permit = Permit()
@@ -113,6 +117,8 @@ class Reconnector:
         self._farewell = farewell
         self._newest = ""
         self._began = self._connected = 0.0
+        self._progressed = 0.0
+        """When a daemon last made progress with its start (monotonic)."""
         self._pause = FIRST_PAUSE
 
     def on_lost(self, cause: PenstockError) -> bool:
@@ -138,7 +144,14 @@ class Reconnector:
     @property
     def overdue(self) -> PenstockError | None:
         """The cause of a loss that has lasted longer than `seconds`, or None."""
-        return self.cause if self.lasted > self.seconds else None
+        return self.cause if time.monotonic() > self._deadline else None
+
+    @property
+    def _deadline(self) -> float:
+        return max(self._began, self._progressed) + self.seconds
+
+    def _on_progress(self) -> None:
+        self._progressed = time.monotonic()
 
     def wait_for_permit(self) -> None:
         """Wait while another stream takes the place of this one. Raises GivenUp if this one is closed."""
@@ -164,12 +177,12 @@ class Reconnector:
             ConnectionLost: no attempt succeeded in time.
             PenstockError: the daemon refused for a reason that will not pass.
         """
-        cause, deadline = self.cause, self._began + self.seconds
+        cause = self.cause
         assert cause is not None
 
         def over() -> None:
             self._check_wanted()
-            if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends earlier, with a better message
+            if time.monotonic() > self._deadline + LAST_PAUSE:  # the wait for an answer ends earlier, and says more
                 raise Unreachable("the daemon was not ready in time")
 
         def watch() -> None:
@@ -180,17 +193,17 @@ class Reconnector:
         said, answer = cause.message, ANSWER
         if self.connections:  # the one before broke at once, and another would too
             said = self._newest
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._deadline:
                 raise self._too_late(cause, said)
         while True:
             wakeup = self._mailbox.wakeup
             assert wakeup is not None
-            wakeup.wait(max(0.0, min(self._pause, deadline - time.monotonic())))
+            wakeup.wait(max(0.0, min(self._pause, self._deadline - time.monotonic())))
             self._pause = min(2 * self._pause, LAST_PAUSE)
             idle()
             try:
                 over()
-                link = self._attempt(connector, start, deadline, watch=watch, over=over, lost=lost, answer=answer)
+                link = self._attempt(connector, start, watch=watch, over=over, lost=lost, answer=answer)
                 self.connections += 1
                 self._connected = time.monotonic()
                 return link
@@ -198,7 +211,7 @@ class Reconnector:
                 # MemoryBound too: our lost session may still hold memory.
                 said = error.message
                 answer *= 2
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._deadline:
                 raise self._too_late(cause, said)
 
     def _check_wanted(self) -> None:
@@ -209,7 +222,6 @@ class Reconnector:
         self,
         connector: Callable[[], Connector],
         start: Callable[[FeedInfo], Position | None],
-        deadline: float,
         *,
         watch: Callable[[], None],
         over: Callable[[], None],
@@ -219,8 +231,9 @@ class Reconnector:
         self.permit.begin(over)
         try:
             opens = connector()
-            timeout = min(opens.timeout, max(STEP, deadline - time.monotonic()))
-            return opens.connect(self._mailbox, start, timeout, watch, lost(), answer)
+            timeout = min(opens.timeout, max(STEP, self._deadline - time.monotonic()))
+            progress = self._on_progress if self._patient else None
+            return opens.connect(self._mailbox, start, timeout, watch, lost(), answer, progress)
         finally:
             self.permit.end()
 

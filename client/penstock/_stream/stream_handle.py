@@ -47,7 +47,9 @@ class StreamHandle:
     handoff: HandOff
     receiver: Receiver | InProcessReceiver
 
-    def __init__(self, connector: Connector | InProcessConnector, reconnect: float, loaded: object | None) -> None:
+    def __init__(
+        self, connector: Connector | InProcessConnector, reconnect: float | None, loaded: object | None
+    ) -> None:
         """Open a stream, which begins where the state `loaded` was taken. Raises as `connect`."""
         self._reconnect = reconnect
         self._error: weakref.ref[PenstockError] | None = None

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 from penstock_proto import VERSION, ConnectionLost, KeyRefused, ProtocolError, Unreachable
 from penstock_proto.messages import ClientMessage, Failed, Hello, Ping, Pong, ServerMessage, Welcome
-from penstock_proto.security.keys import ClientKeys, needs_key
-from penstock_proto.security.trusted_users import check_peer
+from penstock_proto.security.keys import ClientKeys
+from penstock_proto.status.readiness import Patience
 from penstock_proto.transport.codec import encode, from_server
 from penstock_proto.transport.urls import Address
 from penstock_proto.transport.zmtp import Silent
-from penstock_proto.transport.zmtp_dealer import Dealer, connected
+from penstock_proto.transport.zmtp_dealer import Dealer
 
-from .._state.deadline import Deadline
+from .dialing import dealer_to
 from .frames import Frames
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     from penstock_proto.transport.libzmq import LibzmqDealer
@@ -59,40 +60,49 @@ class TcpConnection:
         assert self._dealer is not None  # `hello` was called
         return self._dealer
 
-    def hello(self, until: Deadline, watch: Callable[[], None] | None = None) -> Welcome:
+    def hello(self, patience: Patience, watch: Callable[[], None] | None = None) -> Welcome:
         """Introduce this client and ask for the feed.
 
         Args:
-            until: when the daemon must have answered.
+            patience: how long to wait for the answer.
             watch: called regularly while waiting; it may raise to stop. With `watch` a connection that breaks is an
                 error; without it, the client connects and asks again.
 
         Raises:
-            Unreachable: no daemon answered in time, or a user who is not trusted listens there.
+            Unreachable: no daemon answered in time, or its feeds were not ready, or a user who is not trusted listens
+                there.
             KeyRefused: the daemon requires a key, does not know this one, or uses none.
             ConnectionLost: with `watch`, the connection broke.
-            PenstockError: the daemon refused: no such feed, another version.
+            PenstockError: the daemon refused: no such feed, another version. Or it could not start.
         """
-        deadline = until.at
-        where = f"{self.endpoint}, tried for {until.seconds:g} s"
+        waiting = Waiting(self._address, self.keys, patience)
+
+        def look() -> None:
+            if watch is not None:
+                watch()
+            waiting.look()
+
         hello = Hello(VERSION, self._address.feed, f"{socket.gethostname()}:{os.getpid()}")
         answer: ServerMessage | None = None
         asked = False
         while answer is None:
             try:
-                self._dealer = self._connected(deadline, watch)
+                self._dealer = self._connected(
+                    patience, look, waiting.on_nobody if watch is None else lambda error: None
+                )
                 self._frames = Frames(self._dealer)
                 asked = True
-                answer = self.ask(hello, deadline, watch)
+                answer = self._answer(hello, patience, look)
             except Silent:
-                raise Unreachable(self._unanswered(where)) from None
+                raise Unreachable(self._unanswered(patience)) from None
             except OSError as error:
                 if not asked:
-                    raise Unreachable(self._unheard(where, error)) from None
+                    raise Unreachable(self._unheard(patience, error)) from None
                 if watch is not None:
                     raise self.broke_again() from None
-                if time.monotonic() + _AGAIN > deadline:
-                    raise Unreachable(self._unanswered(where)) from None
+                if patience.left < _AGAIN:
+                    raise Unreachable(self._unanswered(patience)) from None
+                asked = False
                 time.sleep(_AGAIN)
             except KeyRefused as error:
                 raise KeyRefused(f"{self.endpoint}: {error}") from None
@@ -102,7 +112,7 @@ class TcpConnection:
                 said = f"{self.endpoint} is not a Penstock daemon: {error}"
                 raise Unreachable(said) from None
         if not isinstance(answer, Welcome):
-            raise ProtocolError(f"the daemon at {where} answered Hello with {type(answer).__name__}")
+            raise ProtocolError(f"the daemon at {self.endpoint} answered Hello with {type(answer).__name__}")
         return answer
 
     def ask(self, message: ClientMessage, deadline: float, watch: Callable[[], None] | None) -> ServerMessage:
@@ -113,12 +123,14 @@ class TcpConnection:
             OSError: the connection broke.
             PenstockError: the daemon answered with this error.
         """
-        self.say(message, deadline)
+        return self._answer(message, Patience(deadline - time.monotonic()), watch or (lambda: None))
+
+    def _answer(self, message: ClientMessage, patience: Patience, look: Callable[[], None]) -> ServerMessage:
+        self.say(message, patience.until)
         while (data := self.frame()) is None:
             self.dealer.wait(STEP)
-            if watch is not None:
-                watch()
-            if time.monotonic() > deadline:
+            look()
+            if not patience.left:
                 raise Silent
         answer = from_server(data)
         if isinstance(answer, Failed):
@@ -170,28 +182,42 @@ class TcpConnection:
         if self._dealer is not None:
             self._dealer.forget()
 
-    def _connected(self, deadline: float, watch: Callable[[], None] | None) -> Dealer | LibzmqDealer:
-        """Return a connection; try until `deadline`."""
+    def _connected(
+        self, patience: Patience, look: Callable[[], None], on_nobody: Callable[[OSError], None]
+    ) -> Dealer | LibzmqDealer:
+        """Return a connection; try as long as the patience lasts. Call `on_nobody` after each failure."""
         if self._dealer is not None:  # which broke
             self._dealer.close(0)
         while True:
-            left = max(0.0, deadline - time.monotonic())
+            left = patience.left
             try:
-                return dealer_to(self._address, self.keys, self.trusted, min(left, _CONNECT), watch or (lambda: None))
-            except OSError:
+                return dealer_to(self._address, self.keys, self.trusted, min(left, _CONNECT), look)
+            except OSError as error:
                 if left <= _AGAIN:
                     raise
-            if watch is not None:
-                watch()
+                on_nobody(error)
+            look()
             time.sleep(_AGAIN)
 
-    def _unanswered(self, where: str) -> str:
+    def _where(self, patience: Patience) -> str:
+        return f"{self.endpoint}, tried for {patience.seconds:.4g} s"
+
+    def _unanswered(self, patience: Patience) -> str:
+        where, state = self._where(patience), patience.state
+        if state is not None and not state.ready:
+            advice = f"see its log, and `penstock status {self.endpoint}`"
+            if patience.fixed:
+                advice = "give it more time (timeout=), or leave timeout= out to wait as long as it makes progress"
+            return f"the daemon at {where}, is not ready: {state.phase}: {advice}"
         return (
-            f"something at {where} accepts connections but does not answer: is it a Penstock daemon, and does it "
+            f"something at {where}, accepts connections but does not answer: is it a Penstock daemon, and does it "
             f"respond to `penstock status {self.endpoint}`?"
         )
 
-    def _unheard(self, where: str, error: OSError) -> str:
+    def _unheard(self, patience: Patience, error: OSError) -> str:
+        where, state = self._where(patience), patience.state
+        if state is not None and not state.ready:
+            return f"the daemon at {where}, ended before its feeds were ready ({state.phase}): see its log"
         advice = (
             "is it running (`penstock serve` prints its address when it is ready), does it bind an address that this "
             "machine can reach (127.0.0.1 serves its own host only), and does a firewall allow the port?"
@@ -201,33 +227,3 @@ class TcpConnection:
         if isinstance(error, ConnectionResetError):
             return f"{where}: connections are closed at once: the daemon may have too many; see its log"
         return f"no daemon listens at {where}: {advice}"
-
-
-def dealer_to(
-    address: Address,
-    keys: ClientKeys | None,
-    trusted: frozenset[int] | None,
-    timeout: float,
-    watch: Callable[[], None],
-) -> Dealer | LibzmqDealer:
-    """Connect to a daemon once. For `trusted`, see TcpConnection; for `timeout`, `watch` and errors, `libzmq.dealer`.
-
-    Raises:
-        Unreachable: a user who is not trusted listens there.
-    """
-    host, port = address.hostname, address.port
-    if keys is not None:
-        from penstock_proto.transport import libzmq
-
-        return libzmq.dealer(keys, host, port, timeout, watch)
-    try:
-        dealer = connected(host, port, timeout, watch)
-    except KeyRefused:
-        raise KeyRefused(needs_key("the daemon")) from None
-    if trusted is not None:
-        try:
-            check_peer(dealer.socket, address.endpoint, trusted)
-        except BaseException:
-            dealer.forget()
-            raise
-    return dealer

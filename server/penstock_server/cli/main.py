@@ -1,4 +1,4 @@
-"""The command line: `penstock serve`, `check`, `status`, `scale`, `stop`. (penstock_command/ adds the others.)"""
+"""The command line: `penstock serve`, `check`, `status`, `wait`, `scale`, `stop`. (penstock_command/ has others.)"""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from .parameters import (
 from .ray_command import DEFAULTS_WITH_ENGINE, engine_options
 from .ray_command import hosts as engine_hosts
 from .scale_command import scale
+from .wait_command import wait
 
 if TYPE_CHECKING:
     from penstock_proto.status.status_shape import Status
@@ -196,6 +197,8 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
 
             def each_second(daemon: Any) -> None:
                 progress.look(daemon)
+                if private and not daemon.ready:  # the trainer that started this daemon says so
+                    click.echo(f"starting {json.dumps(daemon.status().phase)}")
                 if placed is not None:
                     placed.look(daemon)
 
@@ -236,6 +239,7 @@ main.add_command(check)
 main.add_command(keygen)
 main.add_command(join)
 main.add_command(scale)
+main.add_command(wait)
 
 
 @main.command()

@@ -13,17 +13,24 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from penstock_proto import KeyRefused, ProtocolError, UnknownFeed, Unreachable
+from penstock_proto import KeyRefused, PenstockError, ProtocolError, UnknownFeed, Unreachable
 from penstock_proto import messages as m
 from penstock_proto.security import unix_address
 from penstock_proto.security.keys import ClientKeys, needs_key
 from penstock_proto.status import asking
+from penstock_proto.status.readiness import Patience
 from penstock_proto.status.status_shape import Status
-from penstock_proto.transport import codec, libzmq, seqpacket, urls, zmtp_dealer
+from penstock_proto.transport import codec, libzmq, seqpacket, urls, zmtp, zmtp_dealer
 from penstock_proto.transport.urls import Address
+from penstock_proto.transport.zmtp_dealer import Dealer
 
 _ANSWER = 5.0
 """Seconds that a daemon may take to answer."""
+
+_EVERY = 1.0
+"""Seconds between two questions to a daemon that starts."""
+
+_SILENT = "something accepts connections but does not answer: is it a Penstock daemon?"
 
 _AGAIN = 0.1
 """Seconds between two attempts to connect."""
@@ -52,6 +59,48 @@ def status(url: str, timeout: float, keys: ClientKeys | None = None) -> Status:
         time.sleep(_AGAIN)
     _check_feed(address, state)
     return state
+
+
+def wait(url: str, patience: Patience, keys: ClientKeys | None, tell: Callable[[str], None]) -> Status:
+    """Wait until the daemon's feeds can be read, or the feed of the URL can. Return its status.
+
+    Args:
+        url: the daemon's or a feed's address.
+        patience: how long to wait; at least one answer is waited for.
+        keys: as for `status`.
+        tell: called about once a second with what the daemon waits for.
+
+    Raises:
+        Unreachable: it was not ready in time, or something else listens there.
+        PenstockError: as `status`; or the daemon could not start, and this is why.
+    """
+    address = urls.parse(url)
+    nobody = "no daemon answers"
+    while True:
+        deadline = time.monotonic() + (patience.left or _ANSWER)
+        try:
+            with _dealer(address, keys, deadline) as dealer:
+                while (state := asking.status(dealer, max(deadline, time.monotonic() + _ANSWER))) is not None:
+                    _check_feed(address, state)
+                    patience.heard(state)
+                    if not state.draining and (state.ready or address.feed in [feed.name for feed in state.feeds]):
+                        return state
+                    if not patience.left:
+                        raise Unreachable(f"the daemon at {address.endpoint} is not ready: {state.phase}")
+                    tell(state.phase)
+                    dealer.wait(min(_EVERY, patience.left))  # ends early if the daemon says why it cannot start
+            nobody = _SILENT
+        except zmtp.Silent:
+            nobody = _SILENT
+        except OSError as error:
+            nobody = f"no daemon answers ({error.strerror or error})"
+        if not patience.left:
+            what = f"{address.endpoint}, tried for {patience.seconds:.4g} s"
+            if patience.state is not None:
+                nobody = f"the daemon has ended before it was ready ({patience.state.phase}): see its log"
+            raise Unreachable(f"{what}: {nobody}")
+        tell(nobody)
+        time.sleep(min(_AGAIN, patience.left))
 
 
 def scale(
@@ -128,7 +177,7 @@ def stop(
             if deadline is not None and time.monotonic() >= deadline:
                 hint = "" if now else ": it lets epochs that are being read finish, `penstock stop --now` does not wait"
                 raise Unreachable(f"the daemon at {url} (pid {state.pid}) did not stop within {timeout:g} s{hint}")
-            with contextlib.suppress(Unreachable):  # it may be stopping just now
+            with contextlib.suppress(PenstockError):  # it may be stopping just now
                 state = status(url, patience, keys)
             if not _ended(process, connection, 0):
                 still_waiting(state)
@@ -286,23 +335,29 @@ def _process_behind(connection: socket.socket) -> Iterator[int]:
 
 def _asked(address: Address, keys: ClientKeys | None, deadline: float) -> Status | None:
     """Return the daemon's status, or None if it cannot be reached now or closes the connection."""
+    try:
+        with _dealer(address, keys, deadline) as dealer:
+            return asking.status(dealer, deadline)
+    except socket.gaierror as error:
+        raise Unreachable(f"{address.endpoint}: the host name is unknown ({error})") from None
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _dealer(address: Address, keys: ClientKeys | None, deadline: float) -> Iterator[Dealer | libzmq.LibzmqDealer]:
+    """Yield a connection to the daemon. Raises OSError if it cannot be reached now."""
     endpoint = address.endpoint
     # Without keys anybody may be there, and libzmq collects a message of many frames without limit.
     connect = zmtp_dealer.connected if keys is None else partial(libzmq.dealer, keys)
     try:
         dealer = connect(address.hostname, address.port, max(0.0, deadline - time.monotonic()), lambda: None)
-    except socket.gaierror as error:
-        raise Unreachable(f"{endpoint}: the host name is unknown ({error})") from None
-    except OSError:
-        return None
     except KeyRefused as error:
         raise KeyRefused(f"{endpoint}: {needs_key('the daemon') if keys is None else error}") from None
     except ProtocolError as error:
         raise Unreachable(f"{endpoint} is not a Penstock daemon: {error}") from None
     try:
-        return asking.status(dealer, deadline)
-    except OSError:
-        return None
+        yield dealer
     except KeyRefused as error:
         raise KeyRefused(f"{endpoint}: {error}") from None
     finally:

@@ -229,9 +229,11 @@ class Attempt:
         self.begun, self.opened = threading.Event(), threading.Event()
         real = Connector.connect
 
-        def connect(connector: Connector, mailbox: Mailbox, start: Any, timeout: float, *more: Any) -> Link:
+        def connect(
+            connector: Connector, mailbox: Mailbox, start: Any, timeout: float, *more: Any, **options: Any
+        ) -> Link:
             if not more:
-                link = real(connector, mailbox, start, timeout)
+                link = real(connector, mailbox, start, timeout, **options)
                 if self.begun.is_set():
                     self.opened.set()
                 return link

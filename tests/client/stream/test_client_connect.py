@@ -17,6 +17,7 @@ from penstock._transport import tcp_connection
 from penstock_proto import DictSpec, Leaf
 from penstock_proto.batches.inferring import infer
 from penstock_proto.messages import ErrorReport, Failed
+from penstock_proto.status import readiness
 from penstock_proto.transport.codec import encode
 from tests.fakes import fake_daemon
 from tests.processes.free_ports import free_port
@@ -52,7 +53,7 @@ def test_local_without_a_unix_socket_says_why() -> None:
 
 def test_nobody_there_names_the_address_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, port = Clock(), free_port()
-    for module in (tcp_connection, deadline):
+    for module in (tcp_connection, deadline, readiness):
         monkeypatch.setattr(module, "time", clock)
     with pytest.raises(penstock.Unreachable) as caught:
         penstock.connect(f"tcp://127.0.0.1:{port}/feed", timeout=0.5)

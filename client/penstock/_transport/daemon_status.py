@@ -11,8 +11,8 @@ from penstock_proto.security.keys import ClientKeys
 from penstock_proto.status import asking
 from penstock_proto.status.status_shape import Status
 
-from .._transport.address import parse
-from .._transport.tcp_connection import dealer_to
+from .address import parse
+from .dialing import dealer_to
 
 TIMEOUT = 5.0
 """Seconds that an answer may take."""
