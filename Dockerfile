@@ -18,7 +18,7 @@ COPY server server
 COPY client client
 
 FROM base AS loader
-# `http` is for health checks and metrics. Add `demo` for the imports of examples/digits, or what your feeds need.
+# `http` is for the web page, metrics and probes over HTTP. Add `demo` for the imports of examples/digits, or what your feeds need.
 ARG EXTRAS=server,http
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \

@@ -41,6 +41,12 @@ def succeeds(*command: str) -> str:
 # --- images and compose ---
 
 
+def test_no_wait_of_the_compose_file_is_shorter_than_an_import() -> None:
+    assert SERVICES["loader"]["healthcheck"]["start_period"] == "24h"
+    for name in ("trainer", "prometheus"):
+        assert SERVICES[name]["depends_on"]["loader"]["condition"] == "service_started", f"{name} waits on its own"
+
+
 def test_the_compose_file_fits_the_published_schema() -> None:
     succeeds("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml")
 

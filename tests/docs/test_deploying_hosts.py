@@ -75,6 +75,11 @@ def test_selectors_ports_and_volumes_name_what_there_is() -> None:
         assert {one["name"] for one in container(pod)["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
 
 
+def test_trainers_and_hosts_reach_a_head_whose_feeds_are_being_started() -> None:
+    assert OBJECTS["Service"]["spec"]["publishNotReadyAddresses"]
+    assert "startupProbe" not in container(HEAD), "it would end a head whose imports take longer"
+
+
 def test_pods_have_time_to_end_and_no_rights_that_they_do_not_need() -> None:
     grace = float(next(word for word in container(HOSTS)["args"] if word.startswith("--grace=")).partition("=")[2])
     assert grace < HOSTS["terminationGracePeriodSeconds"]
@@ -271,8 +276,9 @@ def test_the_slurm_script_runs_head_hosts_and_trainer_and_ends_with_the_trainer(
     (tmp_path / "feeds.py").write_text(textwrap.dedent(FEED))
     ran = slurm(tmp_path, "127.0.0.1 b c", "feeds.py:feed", "--", sys.executable, "-c", TRAINER)
     assert ran.returncode == 0, ran.stderr
-    ready, batches, hosts = ran.stdout.splitlines()
-    assert ready.startswith("ready tcp://127.0.0.1:")
+    *ready, batches, hosts = ran.stdout.splitlines()
+    assert len(ready) == 2, "the head and `penstock wait` say it"
+    assert all(line.startswith("ready tcp://127.0.0.1:") for line in ready)
     assert sorted(map(int, batches.split())) == list(range(40))
     assert hosts in ("1 hosts", "2 hosts"), "the trainer ends once it has its batches, so a host may come too late"
     assert "--ntasks=2 --ntasks-per-node=1" in (tmp_path / "srun.log").read_text()
