@@ -113,6 +113,7 @@ def bench(
     from penstock.commands.bench_report import lines
     from penstock.commands.bench_verdict import judged
     from penstock_server.cli.terminal import bar
+    from penstock_server.targets.world import as_served
     from penstock_server.to_daemon import control
 
     if tensorflow and importlib.util.find_spec("tensorflow") is None:
@@ -121,6 +122,8 @@ def bench(
         raise click.UsageError(f"--report writes a page: its name must end in .html, got {str(report)!r}")
     own = client_keys(keys) if "://" in feed else None  # a private daemon uses no keys
     profiler = _Profiler(min(seconds, 10.0), own)
+    if "://" not in feed:
+        as_served(feed)
     with bar() as tell:
         seen = measure(
             feed,

@@ -76,11 +76,14 @@ def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFe
     from penstock_server.peeking.files.sampling import limited
     from penstock_server.peeking.leaves.summary import Summary
     from penstock_server.peeking.report import show
+    from penstock_server.targets.world import as_served
     from penstock_server.to_daemon import control
 
     running = data_files.is_url_of_feed(feed)
     if running:
         control.status(feed, 5.0, client_keys(keys))  # raises soon if no daemon listens there
+    else:
+        as_served(feed)
     summary, error = Summary(), ""
     with penstock.connect(feed, workers=None if running else 0, reconnect=0, keys=keys) as connection:
         began = time.monotonic()

@@ -143,6 +143,20 @@ def test_the_only_worker_is_replaced_with_the_old_code_after_an_edit(serve: Serv
         assert read_epoch(connection) == {2 if edit else 1}
 
 
+def test_a_file_of_a_package_is_saved_with_what_it_imports_relatively(tmp_path: Path) -> None:
+    texts = {
+        "__init__.py": "",
+        "values.py": "VALUE = 1",
+        "sub/__init__.py": "",
+        "sub/feeds.py": "from ..values import *",
+    }
+    for name, text in texts.items():
+        (tmp_path / "pkg" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pkg" / name).write_text(text)
+    saved = Sources([f"{tmp_path}/pkg/sub/feeds.py:feed"]).texts()
+    assert {str(path.relative_to(tmp_path / "pkg")) for path in saved} == {*texts}
+
+
 def test_workers_import_what_was_saved_and_not_what_is_on_the_disk(tmp_path: Path) -> None:
     def write_all(value: int) -> None:
         for name in ("feeds.py", "one/__init__.py", "one/two.py", "space/three.py"):
@@ -160,9 +174,9 @@ def test_workers_import_what_was_saved_and_not_what_is_on_the_disk(tmp_path: Pat
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-f", "."], cwd=tmp_path, check=True)
     (tmp_path / "one" / "two.py").unlink()
     code = """
-        from penstock_server.targets import importing, saved_sources
+        from penstock_server.targets import importing, place, saved_sources
         saved_sources.use()
-        module = importing._load_file("feeds", importing.os.path.abspath("feeds.py"))
+        module = importing._load(place.place_of("feeds.py:feed"))
         print(module.VALUE, module.one.two.VALUE, module.space.three.VALUE, module.late())
         try:
             exec("import absent")

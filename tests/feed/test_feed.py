@@ -337,7 +337,9 @@ def test_the_traceback_of_a_failed_import_begins_in_user_code(folder: Path) -> N
 
 def test_a_file_with_the_name_of_a_loaded_module_is_refused(folder: Path) -> None:
     (folder / "textwrap.py").write_text("")
-    with pytest.raises(StartError, match=r"a module of this name is already loaded from .*: rename the file"):
+    with pytest.raises(
+        StartError, match=r"a module of this name, textwrap, is already loaded from .*: rename the file"
+    ):
         load("textwrap.py:feed")
 
 

@@ -134,6 +134,17 @@ def test_a_file_elsewhere_gets_a_folder_of_its_own(here: Path) -> None:
     assert files == {"feeds.py", "images.py", "lib/tools.py", "code1/other.py"}
 
 
+def test_a_file_that_imports_relatively_takes_its_package_with_it(here: Path) -> None:
+    for name in ("beside/pkg/__init__.py", "beside/pkg/sub/__init__.py", "beside/pkg/values.py"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).touch()
+    (here / "beside/pkg/sub/feeds.py").write_text("from ..values import VALUE\n")
+    named, files = collected(here, "../beside/pkg/sub/feeds.py:feed")
+    assert named == ["code0/pkg/sub/feeds.py:feed"]
+    names = ("__init__.py", "values.py", "sub/__init__.py", "sub/feeds.py")
+    assert files == {f"code0/pkg/{name}" for name in names}
+
+
 def test_transforms_of_data_files_are_taken_from_here_alone(here: Path) -> None:
     def target(transform: str) -> str:
         return make_target(["/data/x.npy"], [], name=None, batch_size=2, transform=[transform])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock_proto import PenstockError, Spec, StartError
 from penstock_proto.messages import MAX_WORLD, FeedInfo
 from penstock_proto.security.keys import client_keys
+from penstock_proto.world import World
 
 from .._stream.connecting import Connector, Identity
 from .._stream.in_process import InProcessConnector
@@ -317,7 +318,7 @@ def connect(
         connector = Connector(url, workers, memory, transport, timeout, identity, keys=own, daemon_user=daemon_user)
         return Connection(StreamHandle(connector, reconnect, state))
     target = find(url)
-    connector = Connector(target.name, workers, memory, transport, timeout, identity, target.directory)
+    connector = Connector(target.name, workers, memory, transport, timeout, identity, World.here(target.directory))
     connection = Connection(StreamHandle(connector, reconnect, state))
     try:
         compare(url, connection.info, target.name)

@@ -21,6 +21,7 @@ from penstock_proto.security.keys import ClientKeys
 from penstock_proto.security.trusted_users import users
 from penstock_proto.status.readiness import NO_PROGRESS, Patience
 from penstock_proto.transport.urls import Address
+from penstock_proto.world import World
 
 from .._state.deadline import Deadline
 from .._state.mailbox import Mailbox
@@ -136,13 +137,13 @@ class Connector:
         transport: str,
         timeout: float | None,
         identity: Identity,
-        directory: str | None = None,
+        world: World | None = None,
         keys: ClientKeys | None = None,
         daemon_user: str | int | None = None,
     ) -> None:
-        """`timeout`: None: `NO_PROGRESS` seconds, and as long as the daemon makes progress. `directory`: where a
-        private daemon finds the module. Raises StartError if the URL has the wrong form, or if there is no user
-        `daemon_user`."""
+        """`timeout`: None: `NO_PROGRESS` seconds, and as long as the daemon makes progress. `world`: what user modules
+        see in the workers of a private daemon; None: what they see here. Raises StartError if the URL has the wrong
+        form, or if there is no user `daemon_user`."""
         self.url = url
         self.identity = identity
         self.daemon: PrivateDaemon | None = None
@@ -153,10 +154,10 @@ class Connector:
         self._workers = workers
         self._memory = memory
         self._transport = transport
-        self._directory = directory
         self.keys = keys
         self.trusted = users(daemon_user) if keys is None else None
         self._private = _address.is_private(url)
+        self._world = world or World.here() if self._private else None
         self._address = None if self._private else _address.parse(url)
 
     def __str__(self) -> str:
@@ -290,9 +291,9 @@ class Connector:
 
     def _start(self, watch: Callable[[], None] | None) -> Address:
         """Start a private daemon if the URL needs one and none runs. Return the address of the feed."""
-        if self._private and (self.daemon is None or not self.daemon.alive()):
+        if self._world is not None and self._private and (self.daemon is None or not self.daemon.alive()):
             self.stop()
-            self.daemon = PrivateDaemon(self.url, self._workers, self._memory, watch, self._directory)
+            self.daemon = PrivateDaemon(self.url, self._workers, self._memory, self._world, watch)
             self._address = _address.parse(self.daemon.url)
         assert self._address is not None
         return self._address

@@ -21,6 +21,7 @@ import msgspec
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import ErrorReport
 from penstock_proto.text import one_line
+from penstock_proto.world import VARIABLE, World, interpreter
 
 from .._transport.waiting import Announcer
 from . import process_hooks, server_package
@@ -46,8 +47,8 @@ class PrivateDaemon:
         spec: str,
         workers: int | Literal["auto"] | None,
         memory: int | None,
+        world: World,
         watch: Callable[[], None] | None = None,
-        directory: str | None = None,
     ) -> None:
         """Start a daemon for the feed `spec` (MODULE:ATTR) and wait until it is ready, however long its imports take.
         The log says what it is doing.
@@ -56,8 +57,8 @@ class PrivateDaemon:
             spec: as for `penstock serve`.
             workers: number of worker processes, "auto", or None for the daemon's default.
             memory: limit of its shared memory in bytes, or None for the daemon's default.
+            world: what user modules see in the workers.
             watch: called regularly while waiting; it may raise to stop.
-            directory: where the daemon and its workers look for modules first, besides the current directory.
 
         Raises:
             StartError: the server package is not installed, or the daemon ended before it was ready.
@@ -67,21 +68,27 @@ class PrivateDaemon:
         if workers not in (None, "auto") and not (isinstance(workers, int) and workers > 0):
             raise ValueError(f'workers={workers!r}: must be 0 (no worker processes) or more, or "auto"')
         server_package.check_installed(f"{spec!r} needs the daemon")
-        command = [sys.executable, "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
+        command = [*interpreter(), "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
         if workers is not None:
             command += ["--workers", str(workers)]
         if memory is not None:
             command += ["--memory", str(memory)]
         command += ["--until-stdin-closes"]
-        # In its own process group: Ctrl-C goes to the trainer alone, which may need data while it saves a model.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_environment(directory),
-            bufsize=0,  # the lock of a buffer may be held by the reader thread when a forked child closes the pipe
-            process_group=0,
-        )
+        shared = world.write()
+        try:
+            # In its own process group: Ctrl-C goes to the trainer alone, which may need data while it saves a model.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_environment(world, shared),
+                cwd=world.directory,
+                pass_fds=[shared],
+                bufsize=0,  # the lock of a buffer may be held by the reader thread when a forked child closes the pipe
+                process_group=0,
+            )
+        finally:
+            os.close(shared)
         process_hooks.register(self)
         self._phase = ""
         self._said: queue.SimpleQueue[str | PenstockError | None] = queue.SimpleQueue()
@@ -171,11 +178,10 @@ class PrivateDaemon:
         self._process.returncode = 0
 
 
-def _environment(directory: str | None) -> dict[str, str]:
-    """Return this process's environment, without the variables that set options of another `penstock serve`."""
-    result = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_SERVE_")}
-    if directory is not None:
-        result["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, result.get("PYTHONPATH"))))
+def _environment(world: World, shared: int) -> dict[bytes, bytes]:
+    """Return the environment of the daemon, without the variables that set options of another `penstock serve`."""
+    result = {name: value for name, value in world.environment.items() if not name.startswith(b"PENSTOCK_SERVE_")}
+    result[VARIABLE.encode()] = str(shared).encode()
     return result
 
 

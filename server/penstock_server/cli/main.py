@@ -176,6 +176,7 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
     with no_threads():
         from ..daemon import serving
         from ..daemon.config import DaemonConfig
+        from ..targets import world
         from .progress import Progress
         from .service_manager import ServiceManager
         from .terminal import Line
@@ -186,6 +187,7 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
     given = given_for(DaemonConfig, options)
     targets = targets_of(feeds, options)
     progress = Progress(line, ServiceManager(private=private))
+    world.enter_path()
 
     def on_ready(url: str) -> None:
         with line.aside():

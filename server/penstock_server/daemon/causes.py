@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from penstock_proto import messages as m
+from penstock_proto.world import interpreter
 
 from ..checking.observing.messages import CauseAsked, CauseFound
 from ..coordinator.view import StartingView
@@ -66,7 +66,7 @@ class Causes:
             return
         ours, theirs = os.pipe()
         asked = msgspec.json.encode(CauseAsked(target, self._environment, place, number)).decode()
-        command = [sys.executable, "-m", "penstock_server.checking.judging.cause", str(theirs), asked]
+        command = [*interpreter(), "-m", "penstock_server.checking.judging.cause", str(theirs), asked]
         try:
             self._process = Process.started(command, dict(os.environ), [theirs])
         except OSError as error:

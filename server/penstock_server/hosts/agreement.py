@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from penstock_proto import StartError, distribution
 from penstock_proto import messages as m
 
 from ..targets.file_target import is_file_target
-from ..targets.importing import place_of
+from ..targets.place import file_of, place_of
 
 
 def versions() -> dict[str, str]:
@@ -80,10 +78,10 @@ def plan_differences(theirs: tuple[m.FeedPlan, ...], ours: tuple[m.FeedPlan, ...
 def _digest(feed: str) -> bytes:
     if is_file_target(feed):
         return hashlib.sha256(feed.encode()).digest()
-    name, path = place_of(feed)
-    found = path or file_of(name)
+    place = place_of(feed)
+    found = place.path or file_of(place.name)
     if found is None:
-        raise StartError(f"there is no module {name} in {os.getcwd()} or on the Python path")
+        raise StartError(f"there is no module {place.name} in {os.getcwd()} or on the Python path")
     try:
         return hashlib.sha256(Path(found).read_bytes()).digest()
     except OSError as error:
@@ -94,22 +92,10 @@ def folder(feeds: Sequence[str]) -> str:
     """Return the folder of the first feed's file, with a slash at the end, or "". Hosts may have different ones."""
     for feed in feeds:
         if not is_file_target(feed):
-            name, path = place_of(feed)
-            found = path or file_of(name)
+            place = place_of(feed)
+            found = place.path or file_of(place.name)
             return "" if found is None else os.path.join(os.path.dirname(os.path.abspath(found)), "")
     return ""
-
-
-def file_of(name: str) -> str | None:
-    """Return the file of a module, without importing it or the packages that it is in."""
-    places: list[str] | None = [os.getcwd(), *sys.path]
-    found = None
-    for part in name.split("."):
-        found = importlib.machinery.PathFinder.find_spec(part, places)
-        if found is None:
-            return None
-        places = found.submodule_search_locations
-    return found.origin if found is not None else None
 
 
 def _attribute(feed: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock_proto import PenstockError, StartError
 
 from ..feed.feed import Feed
-from ..targets.importing import place_of
+from ..targets.place import is_same_file, place_of
 from ..worker.isolation.randomness import put_states, seeds, take_states
 from ..worker.process.start import load_feeds, plan_of
 from ..worker.reading.loaded_feed import LoadedFeed
@@ -73,13 +73,13 @@ def _as_it_was_raised(error: PenstockError) -> BaseException:
 
 
 def _forget_if_changed(target: str) -> None:
-    name, path = place_of(target)
+    name, path, _ = place_of(target)
     if path is None or not Path(path).is_file():
         return
     source = hashlib.sha256(Path(path).read_bytes()).digest()
     known = sys.modules.get(name)
     ours = path in _sources or known is None
-    if known is not None and ours and _sources[path] != source and getattr(known, "__file__", None) == path:
+    if known is not None and ours and _sources[path] != source and is_same_file(getattr(known, "__file__", None), path):
         del sys.modules[name]
     if ours:
         _sources[path] = source

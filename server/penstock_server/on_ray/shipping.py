@@ -14,9 +14,9 @@ from pathlib import Path
 
 from penstock_proto import StartError
 
-from ..hosts.agreement import file_of
 from ..targets.file_target import files_of, is_file_target, transforms_of
-from ..targets.importing import is_installed, place_of
+from ..targets.importing import is_installed
+from ..targets.place import file_of, place_of
 
 MOST_ENTRIES = 100_000
 """Maximum number of files and folders to look at below one folder of code."""
@@ -43,7 +43,8 @@ def collect(feeds: Sequence[str], into: Path) -> list[str]:
         if folder is None:
             return target
         below = folder.is_relative_to(here)
-        place = places.setdefault(folder, folder.relative_to(here) if below else Path(f"code{len(places)}"))
+        elsewhere = Path(f"code{len(places)}", folder.name if place_of(target).in_package else "")
+        place = places.setdefault(folder, folder.relative_to(here) if below else elsewhere)
         return target if file is None or below else f"{place / file}:{target.rpartition(':')[2]}"
 
     result = []
@@ -64,13 +65,15 @@ def collect(feeds: Sequence[str], into: Path) -> list[str]:
 
 
 def _code_of(target: str, here: Path) -> tuple[Path | None, str | None]:
-    """Return the folder whose code a target needs, and the file if the target names it. There is no folder if the
-    module is installed or elsewhere on the Python path, where the hosts must have it too."""
-    name, path = place_of(target)
+    """Return the folder whose code a target needs, and the file in it if the target names one. There is no folder if
+    the module is installed or elsewhere on the Python path, where the hosts must have it too."""
+    place = place_of(target)
+    name, path = place.name, place.path
     if path is not None:
         if not os.path.isfile(path):
             raise StartError(f"{path}: no such file")
-        return Path(path).parent, os.path.basename(path)
+        folder = Path(place.root, name.partition(".")[0]) if place.in_package else Path(place.root)
+        return folder, str(Path(path).relative_to(folder))
     found = file_of(name)
     if found is None:
         raise StartError(f"there is no module {name} in {here} or on the Python path")

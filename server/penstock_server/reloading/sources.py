@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from ..targets.file_target import is_file_target, transforms_of
-from ..targets.importing import is_installed, place_of
+from ..targets.importing import is_installed
+from ..targets.place import place_of
 
 Contents: TypeAlias = dict[Path, bytes]
 """A digest of each file; empty for one that cannot be read."""
@@ -44,9 +44,9 @@ class Sources:
     def texts(self) -> dict[Path, bytes]:
         """Return which files these are now, with what is in them; nothing for one that cannot be read."""
         found: dict[Path, bytes] = {}
-        for name, path in self._places:
-            root = Path(os.getcwd() if path is None else os.path.dirname(path))
-            todo = [Path(path)] if path is not None else list(_files(root, name))
+        for place in self._places:
+            root = Path(place.root)
+            todo = list(_files(root, place.name)) if place.path is None or place.in_package else [Path(place.path)]
             while todo:
                 file = todo.pop()
                 if file in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import linecache
 import os
 import sys
 import sysconfig
@@ -12,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock_proto import StartError, distribution
 from penstock_proto.text import printable
@@ -21,6 +22,7 @@ from penstock_proto.value_text import shown
 from ..logs.own_code import OURS
 from . import saved_sources
 from .file_target import is_file_target, load_target
+from .place import Place, is_same_file, place_of
 
 if TYPE_CHECKING:
     from ..feed.feed import Feed
@@ -37,8 +39,8 @@ _INSTALLED_IN = ("site-packages", "dist-packages")
 def load(target: str) -> Feed:
     """Load the feed that `target` names: "MODULE:ATTR", where MODULE is a module's name or the path of a .py file.
 
-    A target of data files, from `file_target`, needs no module. For other targets, add the current directory, or the
-    directory of the file, to `sys.path`.
+    A target of data files, from `file_target`, needs no module. For a module's name, add the current directory to the
+    end of `sys.path`; for a file, put its directory, or that of its package, at the front.
 
     Raises:
         StartError: it cannot be loaded; the message says why.
@@ -48,8 +50,7 @@ def load(target: str) -> Feed:
     module_name, colon, attribute = target.rpartition(":")
     if not colon or not module_name or not attribute:
         raise StartError(f"expected MODULE:ATTR, such as scenes:feed or scenes.py:feed, got {target!r}")
-    name, path = place_of(target)
-    module = _load_module(name) if path is None else _load_file(name, path)
+    module = _load(place_of(target))
     return _feed(module, module_name, attribute)
 
 
@@ -62,8 +63,7 @@ def load_function(target: str) -> Callable[..., Any]:
     module_name, colon, attribute = target.rpartition(":")
     if not colon or not module_name or not attribute:
         raise StartError(f"expected MODULE:FUNCTION, such as images.py:augment, got {target!r}")
-    name, path = place_of(target)
-    module = _load_module(name) if path is None else _load_file(name, path)
+    module = _load(place_of(target))
     found = getattr(module, attribute, None)
     if not callable(found):
         what = "has no attribute" if found is None else "has no function"
@@ -71,19 +71,10 @@ def load_function(target: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def place_of(target: str) -> tuple[str, str | None]:
-    """Return the name of the module in `target`, and the absolute path of its file if `target` names the file."""
-    module = target.rpartition(":")[0]
-    if not module.endswith(".py") and os.sep not in module:
-        return module, None
-    path = os.path.abspath(module)
-    return os.path.splitext(os.path.basename(path))[0], path
-
-
-def join_path(directory: str) -> None:
-    """Put `directory` at the front of `sys.path`, unless it is there already."""
+def join_path(directory: str, *, last: bool = False) -> None:
+    """Put `directory` at the front of `sys.path`, or at its end, unless it is there already."""
     if directory not in sys.path:
-        sys.path.insert(0, directory)
+        sys.path.insert(len(sys.path) if last else 0, directory)
 
 
 def is_installed(path: str) -> bool:
@@ -106,6 +97,32 @@ def user_traceback(error: BaseException) -> str:
         return ""
 
 
+class Line(NamedTuple):
+    """A line of user code.
+
+    Attributes:
+        where: such as "scenes.py:12".
+        text: the source.
+        called: whether it called other code, a library or Python's own.
+    """
+
+    where: str
+    text: str
+    called: bool = False
+
+
+def users_line(error: BaseException) -> Line | None:
+    """Return the user's line from which `error` came, directly or through a library."""
+    found = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith((*OURS, *_IMPORT)) and not is_installed(file):
+            found = Line(f"{os.path.basename(file)}:{number}", linecache.getline(file, number))
+        elif found is not None:
+            found = found._replace(called=True)
+    return found
+
+
 def summary(error: BaseException) -> str:
     """Return the class, the text and the notes of `error` on one line, such as "ValueError: no pixels"."""
     try:
@@ -119,18 +136,24 @@ def _is_ours(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith((*OURS, _CONTEXTS, *_IMPORT))
 
 
-def _load_file(name: str, path: str) -> ModuleType:
+def _load(place: Place) -> ModuleType:
+    if place.path is None:
+        return _load_module(place.name, place.root)
+    return _load_file(place, place.path)
+
+
+def _load_file(place: Place, path: str) -> ModuleType:
+    name = place.name
     if not saved_sources.exists(path):
         raise StartError(f"{path}: no such file")
     if not path.endswith(".py"):
         raise _not_python(path)
     known = sys.modules.get(name)
     if known is not None:
-        if getattr(known, "__file__", None) == path:
-            return known
-        where = getattr(known, "__file__", None) or "the interpreter"
-        raise StartError(f"{path}: a module of this name is already loaded from {where}: rename the file")
-    join_path(os.path.dirname(path))
+        return _its_file(known, name, path)
+    join_path(place.root)
+    if place.in_package:
+        return _its_file(_load_module(name, place.root), name, path)
     spec = saved_sources.spec_of(name, path)
     assert spec is not None  # any path that ends in .py has a loader
     assert spec.loader is not None
@@ -144,8 +167,19 @@ def _load_file(name: str, path: str) -> ModuleType:
     return module
 
 
-def _load_module(name: str) -> ModuleType:
-    join_path(os.getcwd())
+def _its_file(module: ModuleType, name: str, path: str) -> ModuleType:
+    """Return `module`, if it has this name and is of this file."""
+    file = getattr(module, "__file__", None)
+    if not is_same_file(file, path):
+        raise StartError(
+            f"{path}: a module of this name, {name}, is already loaded from {file or 'the interpreter'}: rename the "
+            "file"
+        )
+    return module
+
+
+def _load_module(name: str, root: str) -> ModuleType:
+    join_path(root, last=True)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -153,7 +187,7 @@ def _load_module(name: str) -> ModuleType:
             raise _not_python(name) from None
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise StartError(
-                f"no module {error.name!r} in {os.getcwd()} or among the installed packages: "
+                f"no module {error.name!r} in {root} or among the installed packages: "
                 "start the daemon in the module's directory, or give the path of its .py file"
             ) from None
         raise _import_failed(name, error) from error
@@ -167,8 +201,14 @@ def _not_python(path: str) -> StartError:
 
 def _import_failed(module: str, error: Exception) -> StartError:
     why = f"importing {module} raised {summary(error)}"
+    folder = os.path.dirname(module)
     if explained := distribution.explained(error):
         why = f"{why}\n{explained}"
+    elif "with no known parent package" in str(error) and not os.path.exists(os.path.join(folder, "__init__.py")):
+        why += (
+            f": {folder} has no __init__.py, so it is no package. Add one, or name the module instead of the file, as "
+            f"{os.path.basename(folder)}.{Path(module).stem}:feed, from the folder above"
+        )
     return StartError(why, remote_traceback=user_traceback(error))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +37,7 @@ def target_of(feed: Feed) -> Target:
     if file is None or not file.endswith(".py") or not Path(file).is_file():
         what = "a notebook or an interactive session" if name == "__main__" else f"module {name}, which has no file"
         raise StartError(f"worker processes cannot import the feed {attribute!r} from {what}. {_FIX}")
-    path = Path(file).resolve()
+    path = Path(os.path.abspath(file))  # not resolved: `__file__` must be the same in workers
     package = path.name == "__init__.py"
     if "." not in name and not package:
         return Target(f"{path}:{attribute}", None)

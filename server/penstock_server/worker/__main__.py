@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from ..targets import saved_sources
+from ..targets import saved_sources, world
 from ..worker_state.start_arguments import StartArguments
 from .process import start
 
@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start.quiet()
     saved_sources.use()
     of_workers = StartArguments.of(options)
-    return start.serve(connection, options.number, options.activity_fd, options.stacks_fd, of_workers)
+    served = not world.enter(of_workers.feeds)
+    world.leave_fd()
+    return start.serve(connection, options.number, options.activity_fd, options.stacks_fd, of_workers, served=served)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+
+from penstock_proto.world import interpreter
 
 from ..net.peer import Peer
 from ..worker.process.fork_messages import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
@@ -57,7 +58,7 @@ class ForkServer:
         self._asked: dict[int, _Asked] = {}
         self._running: dict[int, Process] = {}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "penstock_server.worker.process.fork_server", "--fd", str(theirs.fileno())]
+        command = [*interpreter(), "-m", "penstock_server.worker.process.fork_server", "--fd", str(theirs.fileno())]
         command += arguments.words()
         try:
             with theirs:

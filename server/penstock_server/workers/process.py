@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from penstock_proto.world import inherited
+
 
 class Process:
     """A process that the daemon has started, or its fork server has forked.
@@ -31,13 +33,17 @@ class Process:
 
     @classmethod
     def started(cls, command: list[str], environment: dict[str, str], fds: list[int]) -> Process:
-        """Start `command` as a child of this process; it inherits `fds`.
+        """Start `command` as a child of this process; it inherits `fds`, and the trainer's world.
 
         Raises:
             OSError: it cannot be started. The attempt leaves nothing behind.
         """
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=environment, pass_fds=fds
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            env=environment,
+            pass_fds=[*fds, *inherited()],
         )
         try:
             return cls(child.pid, os.pidfd_open(child.pid), child)

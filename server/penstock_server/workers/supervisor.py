@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import sys
 import time
 from typing import Protocol
 
 from penstock_proto.messages import Environment
+from penstock_proto.world import interpreter
 
 from ..machine import orphans
 from ..machine.descriptors import scarce
@@ -290,7 +290,7 @@ class Supervisor:
                 self._not_started(worker, f"could not be started ({error})", counts=not scarce(error))
 
     def _spawn_afresh(self, worker: WorkerHandle, fds: list[int]) -> None:
-        command = [sys.executable, "-m", "penstock_server.worker", "--number", str(worker.number)]
+        command = [*interpreter(), "-m", "penstock_server.worker", "--number", str(worker.number)]
         for option, fd in zip(("--fd", "--activity-fd", "--stacks-fd"), fds, strict=True):
             command += [option, str(fd)]
         command += self._config.start_arguments().words()

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from penstock_proto.transport import seqpacket
+from penstock_proto.world import inherited, interpreter
 
 from ...machine import orphans
 from ...worker_state import activity
@@ -88,7 +88,7 @@ class Run:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
         fds = [theirs.fileno(), page, self._dump]
-        command = [sys.executable, "-m", "penstock_server.checking.observing.process", *map(str, fds)]
+        command = [*interpreter(), "-m", "penstock_server.checking.observing.process", *map(str, fds)]
         self._has_group = not task.debugs  # a debugger reads from the terminal of our own group
         with theirs, self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -97,7 +97,7 @@ class Run:
                 stdout=None if task.debugs else output,
                 stderr=None if task.debugs else output,
                 env=dict(variables),
-                pass_fds=fds,
+                pass_fds=[*fds, *inherited()],
                 process_group=0 if self._has_group else None,
             )
         os.close(page)

@@ -29,6 +29,7 @@ from ...feed.options.plan_sizes import segment_count
 from ...feed.options.transforms import checked_transforms
 from ...machine import orphans
 from ...machine.environment import missing
+from ...targets import world
 from ...worker.isolation import helpers
 from ...worker.isolation.randomness import GlobalRandomness
 from ...worker.isolation.shared_settings import changed_since, shared
@@ -85,7 +86,9 @@ class Process:
         before, files = resident(), open_paths()
         began = time.monotonic()
         self._page.importing(f"importing {self._task.target}")
-        loaded = start.load_feeds([self._task.target])
+        served = not world.enter([self._task.target])
+        world.leave_fd()
+        loaded = start.load_feeds([self._task.target], served=served)
         variables = missing((name, dict(one.declared.env or {})) for name, one in loaded.items())
         self._page.leave()
         if variables is not None:

@@ -31,9 +31,10 @@ from typing import NoReturn, TypeAlias
 import msgspec
 
 from penstock_proto.transport import seqpacket
+from penstock_proto.world import interpreter
 
 from ...machine import orphans
-from ...targets import saved_sources
+from ...targets import saved_sources, world
 from ...worker_state.start_arguments import StartArguments
 from ..isolation import import_seeding
 from ..isolation.forked_randomness import ForkedRandomness
@@ -61,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
     StartArguments.add_to(parser)
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(words)
     of_workers = StartArguments.of(options)
 
     began = time.monotonic()
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start.end_with_the_daemon(connection, "penstock-forks")
     start.quiet()
     saved_sources.use()
+    served = not world.enter(of_workers.feeds)
 
     try:
         before = _shared()
@@ -87,11 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with import_seeding.seeded_imports(), randomness.watching():
             for name in preload(of_workers.feeds, options.without):
                 if _threads() != 1 or not _shared() <= before or randomness.must_be_left():
-                    _again(connection, name)
+                    _again(connection, name, words)
                 if name.partition(".")[0] not in _KNOWN:
                     imported.append(name)
     except ImportFailed as failed:
-        _again(connection, failed.args[0])
+        _again(connection, failed.args[0], words)
     gc.collect()
     gc.freeze()  # a collection would write to this memory and so unshare it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a library that ignores it would hide how workers end
@@ -101,14 +104,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say(connection, ForkServerReady((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
     orphans.adopt()
     start.outlive_the_daemon()
-    return start.serve(*_Server(connection, randomness).serve(), of_workers)
+    worker = _Server(connection, randomness).serve()
+    world.leave_fd()
+    return start.serve(*worker, of_workers, served=served)
 
 
-def _again(connection: socket.socket, name: str) -> None:
+def _again(connection: socket.socket, name: str, words: Sequence[str]) -> None:
     """Start again without the package of module `name`, and leave that to the workers."""
     connection.set_inheritable(True)
-    command = [sys.executable, "-m", "penstock_server.worker.process.fork_server", *sys.argv[1:]]
-    os.execv(sys.executable, [*command[:3], "--without", name.partition(".")[0], *command[3:]])
+    command = [*interpreter(), "-m", "penstock_server.worker.process.fork_server"]
+    os.execv(sys.executable, [*command, "--without", name.partition(".")[0], *words])
 
 
 class _Server:

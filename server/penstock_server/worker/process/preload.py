@@ -10,7 +10,6 @@ of the user's code.
 from __future__ import annotations
 
 import ast
-import os
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -20,7 +19,8 @@ from typing import TypeAlias
 
 from ...targets import saved_sources
 from ...targets.file_target import is_file_target, library_of, transforms_of
-from ...targets.importing import is_installed, join_path, place_of
+from ...targets.importing import is_installed, join_path
+from ...targets.place import place_of
 
 Steps: TypeAlias = Generator[str, None, bool]
 """Yields the names of imported modules, and returns whether the search goes on."""
@@ -49,9 +49,10 @@ def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[s
         else:
             modules.append(target)
     for target in modules:
-        name, path = place_of(target)
-        join_path(os.getcwd() if path is None else os.path.dirname(path))
-        begins = search.module(name, []) if path is None else search.file(Path(path), "")
+        place = place_of(target)
+        join_path(place.root, last=place.path is None)
+        by_name = place.path is None or place.in_package
+        begins = search.module(place.name, []) if by_name else search.file(Path(place.path or ""), "")
         if not (yield from begins):
             return
 

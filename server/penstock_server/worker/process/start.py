@@ -27,8 +27,9 @@ from penstock_proto.transport.codec import MAX_MESSAGE
 from ...feed.feed import Feed
 from ...machine import orphans
 from ...machine.environment import missing
+from ...targets import world
 from ...targets.file_target import shown_target
-from ...targets.importing import load, summary, user_traceback
+from ...targets.importing import load, summary, user_traceback, users_line
 from ...worker_state.activity import ActivityPage
 from ...worker_state.start_arguments import StartArguments
 from ..failures import describe
@@ -109,7 +110,13 @@ def no_terminal(*arguments: object, **options: object) -> object:
 
 
 def serve(
-    connection: socket.socket, number: int, activity_fd: int | None, stacks_fd: int | None, arguments: StartArguments
+    connection: socket.socket,
+    number: int,
+    activity_fd: int | None,
+    stacks_fd: int | None,
+    arguments: StartArguments,
+    *,
+    served: bool,
 ) -> int:
     """Import the feeds and serve them until the daemon sends Shutdown. Return the process's exit status.
 
@@ -120,6 +127,7 @@ def serve(
         stacks_fd: the file for the worker's stack (stacks.py), or None. The worker writes its stack there on SIGUSR2,
             and samples it from SIGPROF on.
         arguments: what all workers are told at their start.
+        served: as in `load_feeds`.
     """
     feeds = arguments.feeds
     limit_memory(arguments.memory)
@@ -134,7 +142,7 @@ def serve(
     began = time.monotonic()
     had_tensorflow = "tensorflow" in sys.modules  # imported by the fork server, for all workers
     try:
-        loaded = load_feeds(feeds, page.importing)
+        loaded = load_feeds(feeds, page.importing, served=served)
         variables = missing((name, dict(one.declared.env or {})) for name, one in loaded.items())
     except PenstockError as error:
         error.worker = number
@@ -159,12 +167,15 @@ def serve(
     return 0
 
 
-def load_feeds(targets: Sequence[str], tell: Callable[[str], None] = lambda doing: None) -> dict[str, LoadedFeed]:
+def load_feeds(
+    targets: Sequence[str], tell: Callable[[str], None] = lambda doing: None, *, served: bool = False
+) -> dict[str, LoadedFeed]:
     """Import the feeds that these MODULE:ATTR arguments name, and return them by name.
 
     Args:
         targets: the arguments.
         tell: called before each import, with words that say so.
+        served: whether no trainer's `sys.argv` is there for the modules (targets/world.py).
 
     Raises:
         StartError: one cannot be imported or served, or two have the same name.
@@ -173,7 +184,9 @@ def load_feeds(targets: Sequence[str], tell: Callable[[str], None] = lambda doin
     for target in targets:
         tell(f"importing {shown_target(target)}")
         with import_seeding.seeded_imports():
-            feed = _import(target)
+            if served:
+                world.as_served(target)
+            feed = _import(target, served=served)
             plan = plan_of(feed.plan, target)
         if plan.name in feeds:
             raise StartError(
@@ -181,6 +194,8 @@ def load_feeds(targets: Sequence[str], tell: Callable[[str], None] = lambda doin
                 "Feed(name=...)"
             )
         feeds[plan.name] = LoadedFeed(feed, plan)
+    if served:
+        world.as_served(targets[0])
     nbytes = sum(len(msgspec.msgpack.encode(loaded.plan)) for loaded in feeds.values())
     if nbytes > MAX_MESSAGE - 1024:
         raise StartError(
@@ -190,11 +205,27 @@ def load_feeds(targets: Sequence[str], tell: Callable[[str], None] = lambda doin
     return feeds
 
 
-def _import(target: str) -> Feed:
+def _import(target: str, *, served: bool) -> Feed:
     try:
         return load(target)
     except (SystemExit, KeyboardInterrupt) as error:
-        raise StartError(f"importing {target} {describe(error)}", remote_traceback=user_traceback(error)) from error
+        why = f"importing {target} {describe(error)}{_about_argv(error) if served else ''}"
+        raise StartError(why, remote_traceback=user_traceback(error)) from error
+    except StartError as error:
+        if served and error.__cause__ is not None:
+            error.args = (f"{error.message}{_about_argv(error.__cause__)}",)
+        raise
+
+
+def _about_argv(error: BaseException) -> str:
+    """Return what to do if a module failed because it has no arguments here, with the line; otherwise an empty text."""
+    line = users_line(error)
+    if line is None or not ((isinstance(error, SystemExit) and line.called) or "argv" in line.text):
+        return ""
+    return (
+        f". {line.where} reads the command line, but the modules of a daemon have no arguments (sys.argv has only the "
+        'path of the module): read environment variables there, or under `if __name__ == "__main__":`'
+    )
 
 
 def plan_of(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:

@@ -1,0 +1,46 @@
+"""Gives user modules the world of the trainer in a process that imports them: `sys.argv` and `sys.path`.
+
+A private daemon has inherited them from its trainer (penstock_proto/world.py), and all workers get them. Under
+`penstock serve` there is no such trainer. Then `sys.argv` has one element, the path of the module that is imported, and
+modules are looked for in the current directory first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock_proto.world import VARIABLE, World, inherited
+
+from .importing import join_path
+from .place import argv_of
+
+
+def enter(targets: Sequence[str]) -> bool:
+    """Give this process what the modules of these targets must see. Return whether that is the world of a trainer."""
+    fds = inherited()
+    if not fds:
+        as_served(targets[0])
+        return False
+    World.read(fds[0]).enter()
+    return True
+
+
+def leave_fd() -> None:
+    """Close the memfd of the trainer's world, and forget it: what user code starts must not inherit it."""
+    for fd in inherited():
+        del os.environ[VARIABLE]
+        os.close(fd)
+
+
+def enter_path() -> None:
+    """Find modules where the workers of this daemon do."""
+    for fd in inherited():
+        World.read(fd).enter_path()
+
+
+def as_served(target: str) -> None:
+    """Give this process what the module of a target sees under `penstock serve`."""
+    join_path(os.getcwd())
+    sys.argv = argv_of(target)
