@@ -13,6 +13,8 @@ import click
 
 from penstock_proto.security.keys import client_keys
 from penstock_server.cli.command_group import complete_files
+from penstock_server.cli.option_groups import Group, GroupedCommand, option
+from penstock_server.cli.param_options import given, param_options
 from penstock_server.cli.parameters import client_keys_option
 
 from .options import workers_option
@@ -25,64 +27,72 @@ if TYPE_CHECKING:
     from penstock_server.profiling.profile import Profile
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("feed", metavar="URL|MODULE:ATTR", shell_complete=complete_files)
 @workers_option
-@click.option(
+@option(
     "--seconds",
+    group=Group.MEASUREMENT,
     type=click.FloatRange(0, min_open=True),
     default=10.0,
     metavar="SECONDS",
     show_default=True,
     help="Time to measure.",
 )
-@click.option(
+@option(
     "--batches",
+    group=Group.MEASUREMENT,
     type=click.IntRange(1),
     default=None,
     metavar="N",
     help="Stop after N batches, if that is sooner.",
 )
-@click.option(
+@option(
     "--warmup",
+    group=Group.MEASUREMENT,
     type=click.FloatRange(0),
     default=2.0,
     metavar="SECONDS",
     show_default=True,
     help="Time to read after the first batch before measuring.",
 )
-@click.option(
+@option(
     "--step",
+    group=Group.MEASUREMENT,
     type=click.FloatRange(0),
     default=0.0,
     metavar="SECONDS",
     show_default=True,
     help="Time that your training step takes.",
 )
-@click.option(
+@option(
     "--cached",
+    group=Group.MEASUREMENT,
     type=click.IntRange(1),
     default=None,
     metavar="N",
     help="Then read N batches from memory again and again, as from an infinitely fast loader.",
 )
-@click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
-@click.option(
+@option("--tensorflow", group=Group.MEASUREMENT, is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
+@option(
     "--transport",
+    group=Group.MEASUREMENT,
     type=click.Choice(["auto", "local", "tcp"]),
     default="auto",
     show_default=True,
     help="How to read batches: local (shared memory), tcp (the network), or auto (local if that works).",
 )
 @client_keys_option
-@click.option(
+@param_options
+@option(
     "--report",
+    group=Group.MEASUREMENT,
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
     metavar="PAGE.html",
     help="Write a page with all of this and a flame graph of the workers, sampled afterwards for up to 10 s.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@option("--json", "as_json", group=Group.MEASUREMENT, is_flag=True, help="Print JSON.")
 def bench(
     feed: str,
     workers: int | None,
@@ -96,6 +106,8 @@ def bench(
     report: Path | None,
     keys: str | None,
     as_json: bool,
+    param: tuple[tuple[str, str], ...],
+    params_file: str | None,
 ) -> None:
     """Read a feed for a while, then report its speed, where the time went, and what to do about it.
 
@@ -130,6 +142,7 @@ def bench(
             status=lambda url: control.status(url, 5.0, own),
             workers=workers,
             keys=keys,
+            params=given(param, params_file),
             transport=transport,
             seconds=seconds,
             batches=batches,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import click
 
-workers_option = click.option(
+from penstock_server.cli.option_groups import Group, option
+
+workers_option = option(
     "--workers",
+    group=Group.WORKERS,
     type=click.IntRange(1, 4096),
     default=None,
     metavar="N",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock_proto.security.keys import client_keys
 from penstock_server.cli.command_group import complete_files
+from penstock_server.cli.param_options import given, param_options
 from penstock_server.cli.parameters import client_keys_option
 
 if TYPE_CHECKING:
@@ -34,8 +35,17 @@ if TYPE_CHECKING:
     help="Write a contact sheet of the leaves that are images.",
 )
 @client_keys_option
+@param_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str | None, as_json: bool) -> None:
+def peek(
+    what: tuple[str, ...],
+    samples: int | None,
+    out: Path | None,
+    keys: str | None,
+    as_json: bool,
+    param: tuple[tuple[str, str], ...],
+    params_file: str | None,
+) -> None:
     """Show what a feed or data files hold: leaves, shapes, ranges, lengths, some values.
 
     For data files (HDF5, NumPy, TFRecord, Parquet, tar, formats of installed packages; a path, a pattern or a URL) it
@@ -64,11 +74,11 @@ def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str
     elif len(what) > 1:
         raise click.UsageError("give one feed, or data files of one format")
     else:
-        seen = _read_feed(what[0], most, seconds, keys)
+        seen = _read_feed(what[0], most, seconds, keys, given(param, params_file))
     show.show(seen, out, as_json=as_json)
 
 
-def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFeed:
+def _read_feed(feed: str, most: int, seconds: float, keys: str | None, params: dict[str, Any]) -> SeenFeed:
     """Read samples of one feed, with a stream of its own."""
     import penstock
     from penstock.commands.samples import samples
@@ -85,7 +95,7 @@ def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFe
     else:
         as_served(feed)
     summary, error = Summary(), ""
-    with penstock.connect(feed, workers=None if running else 0, reconnect=0, keys=keys) as connection:
+    with penstock.connect(feed, workers=None if running else 0, reconnect=0, keys=keys, params=params) as connection:
         began = time.monotonic()
         try:
             for sample in limited(samples(connection), most, seconds):

@@ -146,6 +146,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
         "UID": ["1000", "1001"],
         "SIZE": ["300M"],
         "NAME[=VALUE]": ["A=1", "B=2"],
+        "NAME=VALUE": ["size=1", "root=/data"],
         "NAME=DATASET": ["image=images", "label=labels"],
         "MODULE:FUNCTION": ["a.py:f", "b.py:g"],
         "[HOST:]PORT": ["0.0.0.0:8090"],

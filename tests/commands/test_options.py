@@ -17,6 +17,7 @@ from penstock_proto import StartError
 from penstock_server.cli import join_command
 from penstock_server.cli.file_options import file_options
 from penstock_server.cli.option_groups import MOST_IN_ONE_LIST, Group
+from penstock_server.cli.param_options import param_options
 from penstock_server.cli.parameters import given_for
 from penstock_server.daemon.config import DaemonConfig
 from penstock_server.join.config import JoinConfig
@@ -50,7 +51,7 @@ def headings(name: str) -> dict[str, set[str]]:
 
 def test_the_help_of_serve_has_its_options_under_headings() -> None:
     shown = headings("serve")
-    assert list(shown) == [group for group in Group if group is not Group.CHECK]
+    assert list(shown) == [group for group in Group if group not in (Group.CHECK, Group.MEASUREMENT)]
     assert shown["Where it listens"] == {"--bind", "--advertise", "--http"}
     assert shown["Workers and memory"] == {"--workers", "--memory", "--hang-timeout", "--worker-memory", "--env"}
     assert shown["Safety"] == {"--keys", "--insecure", "--allow-uid"}
@@ -74,11 +75,11 @@ def test_only_commands_with_many_options_have_headings_and_show_each_option_once
 
 @pytest.mark.parametrize(("name", "config"), [("serve", DaemonConfig), ("join", JoinConfig)])
 def test_each_option_has_one_reader(name: str, config: type[WorkerConfig]) -> None:
-    """An option is a field of the config, describes data files, or is read by the command itself."""
+    """An option is a field of the config, describes data files or parameters, or is read by the command itself."""
     command = COMMANDS[name]
     assert command.callback is not None
     by_command = set(inspect.signature(command.callback).parameters) - {"options"}
-    of_files = {option.name for option in file_options(click.Command("files")).params}
+    of_files = {option.name for option in param_options(file_options(click.Command("files"))).params}
     fields = {field.name for field in dataclasses.fields(config)}
     given = {parameter.name for parameter in command.params}
     assert given <= by_command | of_files | fields

@@ -295,10 +295,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_feed_is_found_by_module_or_by_file(folder: Path) -> None:
     (folder / "deep").mkdir()
     os.chdir(folder / "deep")
-    train = load("../scenes_to_load.py:train")
+    train = load("../scenes_to_load.py:train").feed
     assert train.splits == ["a"]
-    assert load(f"{folder}/scenes_to_load.py:val").splits == ["b"]
-    assert load("scenes_to_load:train") is train
+    assert load(f"{folder}/scenes_to_load.py:val").feed.splits == ["b"]
+    assert load("scenes_to_load:train").feed is train
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock_proto import PenstockError, Spec, StartError
 from penstock_proto.messages import MAX_WORLD, FeedInfo
+from penstock_proto.params import shown_call, with_params
 from penstock_proto.security.keys import client_keys
 from penstock_proto.world import World
 
@@ -219,6 +220,7 @@ class Connection:
 def connect(
     url: str | Feed,
     *,
+    params: Mapping[str, Any] | None = None,
     workers: int | Literal["auto"] | None = None,
     memory: int | None = None,
     transport: str = "auto",
@@ -237,7 +239,9 @@ def connect(
     Args:
         url: `tcp://HOST:PORT/FEED` for a running daemon, or `MODULE:ATTR` (`scenes.py:feed`) to start a private daemon
             that ends with the connection. Instead of `MODULE:ATTR` you can pass the `Feed` itself, if it is defined at
-            the top level of a module that workers can import.
+            the top level of a module that workers can import. ATTR may also be a function that returns a feed.
+        params: with `MODULE:ATTR`, the parameters of that function. They are converted to the types of its annotations,
+            and are part of what a state belongs to.
         workers: worker processes of a private daemon, by default one for each CPU that it may use. "auto": as many as
             the trainer needs, measured while it reads. No effect on a running daemon, which has its own. 0: no daemon
             and no worker processes. The feed then runs in this process, on the thread that waits for a batch, and makes
@@ -300,6 +304,11 @@ def connect(
             f"workers=0 runs a feed in this process, but {url} is served by a daemon: give MODULE:ATTR or the Feed, or "
             "omit workers="
         )
+    if params:
+        if not private or not isinstance(url, str):
+            what = "a Feed, which has none" if private else f"{url}, whose daemon has its own (penstock serve --param)"
+            raise ValueError(f"params= is for MODULE:FUNCTION, where the function returns a feed, not for {what}")
+        url = with_params(url, params)
     if keys is not None and private:
         raise StartError(
             "keys= is for the daemon at a URL: a private daemon, or workers=0, can be reached from this host only"
@@ -308,7 +317,7 @@ def connect(
         raise StartError("daemon_user= is for the daemon at a URL: a private daemon runs as this process's own user")
     alone = ""
     if private:
-        feed = repr(url) if isinstance(url, str) else "a Feed"
+        feed = repr(shown_call(url)) if isinstance(url, str) else "a Feed"
         alone = f"{feed} starts a private daemon" if workers != 0 else "workers=0 makes a stream in this process"
     identity = _identity(alone, rank, world_size, group, last_round)
     if workers == 0:
@@ -333,6 +342,7 @@ def dataset(
     *,
     prefetch: int | None = None,
     cached: int | None = None,
+    params: Mapping[str, Any] | None = None,
     workers: int | Literal["auto"] | None = None,
     memory: int | None = None,
     transport: str = "auto",
@@ -358,6 +368,7 @@ def dataset(
     optional.check_tensorflow("penstock.dataset()")
     connection = connect(
         url,
+        params=params,
         workers=workers,
         memory=memory,
         transport=transport,

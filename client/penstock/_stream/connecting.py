@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolError, RankTaken, Unreachable
 from penstock_proto.batches.position import Position, pack
 from penstock_proto.messages import FeedInfo, Had, Open
+from penstock_proto.params import shown_call
 from penstock_proto.security.keys import ClientKeys
 from penstock_proto.security.trusted_users import users
 from penstock_proto.status.readiness import NO_PROGRESS, Patience
@@ -121,7 +122,7 @@ class Connector:
     """Opens connections to one feed.
 
     Attributes:
-        url: the URL as the user gave it.
+        url: the URL as the user gave it, with the parameters of a factory.
         daemon: the private daemon that it has started, or None.
         timeout: seconds in which a connection must be open, once the daemon makes no progress.
         identity: identifies the consumer.
@@ -162,7 +163,7 @@ class Connector:
 
     def __str__(self) -> str:
         """Return the URL of the feed. Before a private daemon runs, this is the URL that the user gave."""
-        return str(self._address or self.url)
+        return str(self._address or shown_call(self.url))
 
     def connect(
         self,

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from penstock_proto import PenstockError
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import FeedInfo, ServerMessage
+from penstock_proto.params import shown_call
 from penstock_proto.transport import codec
 
 from .._state import state_dict
@@ -65,11 +66,11 @@ class InProcessConnector:
         Raises:
             StartError: the server package is not installed, or the feed cannot be imported.
         """
-        self.url = feed if isinstance(feed, str) else f"the feed {feed.name or 'feed'}"
+        self.url = shown_call(feed) if isinstance(feed, str) else f"the feed {feed.name or 'feed'}"
         self.identity = Identity()
         self.keys = None
         self._memory = memory
-        server_package.refuse_in_worker(repr(feed) if isinstance(feed, str) else "a Feed")
+        server_package.refuse_in_worker(repr(self.url) if isinstance(feed, str) else "a Feed")
         server_package.check_installed(f"workers=0, which runs {self.url} in this process, needs the server package")
         imports = server_package.load("in_process.own_import")
         self._feed: LoadedFeed = imports.load(feed) if isinstance(feed, str) else imports.serve(feed)

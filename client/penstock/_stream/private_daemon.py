@@ -21,6 +21,7 @@ import msgspec
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import ErrorReport
 from penstock_proto.text import one_line
+from penstock_proto.params import shown_call, split_params
 from penstock_proto.world import VARIABLE, World, interpreter
 
 from .._transport.waiting import Announcer
@@ -64,10 +65,11 @@ class PrivateDaemon:
             StartError: the server package is not installed, or the daemon ended before it was ready.
             PenstockError: the daemon reported this error.
         """
-        server_package.refuse_in_worker(repr(spec))
+        named = shown_call(spec)
+        server_package.refuse_in_worker(repr(named))
         if workers not in (None, "auto") and not (isinstance(workers, int) and workers > 0):
             raise ValueError(f'workers={workers!r}: must be 0 (no worker processes) or more, or "auto"')
-        server_package.check_installed(f"{spec!r} needs the daemon")
+        server_package.check_installed(f"{named!r} needs the daemon")
         command = [*interpreter(), "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
         if workers is not None:
             command += ["--workers", str(workers)]
@@ -120,8 +122,8 @@ class PrivateDaemon:
                 raise said
             status = self._process.wait()
             raise StartError(
-                f"the private daemon for {spec!r} ended with status {status} before it was ready; see its messages on "
-                f"stderr, or run `penstock serve {spec}`"
+                f"the private daemon for {shown_call(spec)!r} ended with status {status} before it was ready; see its "
+                f"messages on stderr, or run `penstock serve {split_params(spec)[0]}`"
             )
 
     def _read(self) -> None:

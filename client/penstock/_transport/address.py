@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock_proto import StartError
+from penstock_proto.params import split_params
 from penstock_proto.transport import urls
 from penstock_proto.transport.urls import Address
 
@@ -17,7 +18,7 @@ def is_private(url: str) -> bool:
     """
     if "://" in url:
         return False
-    module, _, attribute = url.rpartition(":")
+    module, _, attribute = split_params(url)[0].rpartition(":")
     if module and attribute[:1].isdigit():
         raise StartError(f"{url!r} looks like an address without tcp://: {_FORMS}")
     if not module or not attribute.isidentifier():

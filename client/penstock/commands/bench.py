@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ def measure(
     status: Callable[[str], Status],
     workers: int | None = None,
     keys: str | None = None,
+    params: Mapping[str, Any] | None = None,
     transport: str = "auto",
     seconds: float = 10.0,
     batches: int | None = None,
@@ -58,6 +59,7 @@ def measure(
         status: returns the status of the daemon at a URL.
         workers: as in `connect`.
         keys: as in `connect`.
+        params: as in `connect`.
         transport: as in `connect`.
         seconds: seconds to measure; the measurement ends with a batch.
         batches: end after this many batches, if that is sooner.
@@ -74,7 +76,7 @@ def measure(
         PenstockError: as `connect`, and as reading a feed.
     """
     tell("connecting", None)
-    with connect(url, workers=workers, keys=keys, transport=transport) as connection:
+    with connect(url, workers=workers, keys=keys, transport=transport, params=params) as connection:
         try:
             stream = epochs(connection, tensorflow=tensorflow)
             seen = _measure(connection, stream, status, seconds, batches, warmup, step, cached, tensorflow, tell)

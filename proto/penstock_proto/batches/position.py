@@ -106,6 +106,7 @@ _DECIDING = (
     "drop_remainder",
     "samples",
     "segment",
+    "params",
 )
 
 _decoder = msgspec.msgpack.Decoder(Position)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..spec import Spec, check_size
 from .base import Count, Line, Name, Seed
@@ -16,6 +16,8 @@ Environment: TypeAlias = dict[
 MAX_BUCKETS = 256
 MAX_POOLED = 32
 """Most lanes that mix their rows with each other."""
+MAX_PARAMS = 4096
+Params = Annotated[str, Meta(min_length=1, max_length=MAX_PARAMS)]
 Directory = Annotated[str, Meta(max_length=4096)]
 Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
 
@@ -25,7 +27,8 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
     `spec` describes one sample, or one batch if `batch_size` is None. `turn` is the most batches in a slab. `batches`
     and `samples` are those of an epoch, or None if unknown. `shuffle`, `interleave` and `segment` are as in FeedPlan.
-    `pool`: how many lanes mix their rows with each other; 1 if none do.
+    `pool`: how many lanes mix their rows with each other; 1 if none do. `parameters`: those of the feed's factory whose
+    defaults differ; left out if there are none.
     """
 
     name: Name
@@ -43,6 +46,7 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     interleave: Annotated[int, Meta(ge=1, le=2**16)] = 1
     segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     pool: Annotated[int, Meta(ge=1, le=MAX_POOLED)] = 1
+    parameters: Params | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         check_size(self.spec)
@@ -51,6 +55,11 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     def endless(self) -> bool:
         """Whether an epoch has no end."""
         return self.segment is not None and self.samples is None
+
+    @property
+    def params(self) -> str:
+        """The parameters of the feed's factory whose defaults differ, such as "size=128"; empty if there are none."""
+        return "" if isinstance(self.parameters, UnsetType) else self.parameters
 
 
 class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +73,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     there is no last segment. `batching`: how samples of different shapes become a batch. `buckets`: the lengths to
     which "pad" fills them up; none: to the longest of the batch. `block`: how many neighbours of an indexable feed stay
     together when it shuffles. `cache`: the directory of its cached splits. `mixes`: it draws from several feeds, each
-    with its own splits. `part_caches`: the names of these feeds that have a cache, with its directory.
+    with its own splits. `part_caches`: the names of these feeds that have a cache, with its directory. `params`: the
+    parameters of the feed's factory whose defaults differ, as text.
     """
 
     name: Name
@@ -91,6 +101,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     cache: Directory | None = None
     mixes: bool = False
     part_caches: Annotated[tuple[tuple[Name, Directory], ...], Meta(max_length=256)] = ()
+    params: Annotated[str, Meta(max_length=MAX_PARAMS)] = ""
 
     def __post_init__(self) -> None:
         check_size(self.spec)

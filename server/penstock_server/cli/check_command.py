@@ -15,6 +15,7 @@ from ..machine import cpus
 from .command_group import complete_files
 from .file_options import file_options, targets_of
 from .option_groups import Group, GroupedCommand, option
+from .param_options import param_options, taken, with_given
 from .parameters import Variable, client_keys_option, memory_option
 from .terminal import bar
 
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 @client_keys_option
 @option("--json", "prints_json", group=Group.CHECK, is_flag=True, help="Print JSON.")
 @file_options
+@param_options
 @click.pass_context
 def check(
     context: click.Context,
@@ -129,7 +131,8 @@ def check(
     from ..checking.judging.sizes import memory
     from ..machine.memory_limits import default_memory
 
-    targets = targets_of(feed, of_files)
+    of_factory = taken(of_files)
+    targets = with_given(targets_of(feed, of_files), of_factory)
     if len(targets) > 1:
         raise click.UsageError("check one feed at a time")
     options = Options(targets[0], seconds, dict(environment), hang_timeout, debugs)

@@ -17,6 +17,7 @@ from ..logs import log_format
 from .command_group import complete_files
 from .file_options import file_options, targets_of
 from .option_groups import Group, GroupedCommand, option
+from .param_options import param_options, taken, with_given
 from .parameters import (
     allow_uid_option,
     given_for,
@@ -83,6 +84,7 @@ from .parameters import (
 @log_level_option
 @log_format_option
 @file_options
+@param_options
 @until_stdin_closes_option
 @click.option("--keys-from-stdin", is_flag=True, hidden=True, help="Read the files of --keys as a line of JSON.")
 def join(
@@ -108,10 +110,11 @@ def join(
     log_format.configure(log_level, form)
     head = urls.parse(url)
     given = given_for(JoinConfig, options)
+    of_factory = taken(options)
     try:
         run(
             JoinConfig(
-                feeds=tuple(targets_of(feeds, options)),
+                feeds=tuple(with_given(targets_of(feeds, options), of_factory)),
                 head=(head.hostname, head.port),
                 keys=sent_keys.read() if keys_from_stdin else host_keys(keys),
                 **given,

@@ -22,6 +22,7 @@ from .file_options import file_options, targets_of
 from .join_command import join
 from .keygen import keygen
 from .option_groups import Group, option
+from .param_options import param_options, taken, with_given
 from .parameters import (
     Advertised,
     HttpAddress,
@@ -36,6 +37,7 @@ from .parameters import (
     until_stdin_closes_option,
     worker_options,
 )
+from .params_command import params
 from .ray_command import DEFAULTS_WITH_ENGINE, engine_options
 from .ray_command import hosts as engine_hosts
 from .scale_command import scale
@@ -143,11 +145,13 @@ def main() -> None:
 @log_format_option
 @engine_options
 @file_options
+@param_options
 @until_stdin_closes_option
 def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> None:
     """Serve feeds until SIGTERM or Ctrl-C.
 
-    MODULE:ATTR names a Feed; MODULE is the name of a module or the path of a .py file. When a feed is ready, the daemon
+    MODULE:ATTR names a Feed, or a function that returns one and whose parameters --param sets; MODULE is the name of a
+    module or the path of a .py file. When a feed is ready, the daemon
     prints a line `ready tcp://HOST:PORT/NAME`.
 
     FILE is a data file (.h5, .hdf5, .npy, .npz, .parquet, .tar, .tar.gz, .tar.bz2, .tar.xz, .tgz), a file of a format
@@ -165,6 +169,7 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
       penstock serve scenes:feed --workers 8
       penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --keys keys
       penstock serve scenes:feed --workers auto --hang-timeout 60
+      penstock serve scenes.py:make --param root=/data --param size=128
       penstock serve scenes:feed --state groups.sqlite
       penstock serve scenes.py:feed --on ray --hosts 4 --workers-per-host 16 --keys keys
       penstock serve scenes.py:feed --on ray --hosts 1:8 --workers-per-host 16 --keys keys
@@ -185,7 +190,8 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
     line = Line(private=private)
     line.log_to(log_format.configure(log_level, form))
     given = given_for(DaemonConfig, options)
-    targets = targets_of(feeds, options)
+    of_factory = taken(options)
+    targets = with_given(targets_of(feeds, options), of_factory)
     progress = Progress(line, ServiceManager(private=private))
     world.enter_path()
 
@@ -240,6 +246,7 @@ def _config(targets: list[str], given: dict[str, Any]) -> DaemonConfig:
 main.add_command(check)
 main.add_command(keygen)
 main.add_command(join)
+main.add_command(params)
 main.add_command(scale)
 main.add_command(wait)
 

@@ -18,10 +18,12 @@ class Group(enum.StrEnum):
     """The headings, in their order."""
 
     CHECK = "The check"
+    MEASUREMENT = "The measurement"
     LISTENING = "Where it listens"
     WORKERS = "Workers and memory"
     SAFETY = "Safety"
     DATA_FILES = "Data files"
+    PARAMETERS = "Feeds with parameters"
     HOSTS = "Hosts on a cluster"
     OPERATION = "Operation"
     DEVELOPMENT = "Development"

@@ -42,7 +42,8 @@ def status_lines(state: Status) -> Iterator[str]:
         epoch = f", {feed.batches} batches an epoch" if feed.batches is not None else ""
         if feed.segment is not None:
             epoch += f", segments of {count(feed.segment, 'sample')}{'' if epoch else ', endless'}"
-        yield f"feed     {feed.url}  {feed.spec}, batch size {feed.batch_size}{epoch}"
+        params = f"({_word(feed.params)})" if feed.params else ""
+        yield f"feed     {feed.url}{params}  {feed.spec}, batch size {feed.batch_size}{epoch}"
         if feed.cache is not None:
             yield f"cache    {feed.name}: {_cache(feed.cache)}"
         for part, cache in feed.part_caches.items():

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from penstock_proto import StartError, distribution
 from penstock_proto import messages as m
+from penstock_proto.params import split_params
 
 from ..targets.file_target import is_file_target
 from ..targets.place import file_of, place_of
@@ -103,7 +104,7 @@ def _attribute(feed: str) -> str:
 
 
 def _shown(feed: str) -> str:
-    return feed[:1000] if not is_file_target(feed) else "data files"
+    return split_params(feed)[0][:1000] if not is_file_target(feed) else "data files"
 
 
 def _short(value: object) -> str:

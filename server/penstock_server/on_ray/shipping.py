@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock_proto import StartError
+from penstock_proto.params import split_params
 
 from ..targets.file_target import files_of, is_file_target, transforms_of
 from ..targets.importing import is_installed
@@ -45,7 +46,7 @@ def collect(feeds: Sequence[str], into: Path) -> list[str]:
         below = folder.is_relative_to(here)
         elsewhere = Path(f"code{len(places)}", folder.name if place_of(target).in_package else "")
         place = places.setdefault(folder, folder.relative_to(here) if below else elsewhere)
-        return target if file is None or below else f"{place / file}:{target.rpartition(':')[2]}"
+        return target if file is None or below else f"{place / file}{target[len(_module_of(target)) :]}"
 
     result = []
     for feed in feeds:
@@ -62,6 +63,10 @@ def collect(feeds: Sequence[str], into: Path) -> list[str]:
     if size > MOST_BYTES:
         raise StartError(_too_much(next(iter(places)), f"{size >> 20} MiB of code"))
     return result
+
+
+def _module_of(target: str) -> str:
+    return split_params(target)[0].rpartition(":")[0]
 
 
 def _code_of(target: str, here: Path) -> tuple[Path | None, str | None]:

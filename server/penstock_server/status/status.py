@@ -147,6 +147,7 @@ def of_feed(
     return Feed(
         name=feed.name,
         url=url,
+        params=feed.plan.params,
         spec=str(feed.info.spec)[:_MOST_SPEC],
         batch_size=feed.info.batch_size,
         batches=feed.info.batches,

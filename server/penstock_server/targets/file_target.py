@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from penstock_proto import StartError
+from penstock_proto.params import shown_call
 
 if TYPE_CHECKING:
     from ..feed.feed import Feed
@@ -97,8 +98,8 @@ def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
 
 
 def shown_target(target: str) -> str:
-    """Return a target as messages show it: the first file's name, or MODULE:ATTR unchanged."""
-    return str(_call(target)["files"][0]) if is_file_target(target) else target
+    """Return a target as messages show it: the first file's name, or MODULE:ATTR, with the parameters if it has any."""
+    return str(_call(target)["files"][0]) if is_file_target(target) else shown_call(target)
 
 
 def library_of(target: str) -> str:

@@ -16,16 +16,18 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock_proto import StartError, distribution
+from penstock_proto.params import shown_call, split_params, with_params
 from penstock_proto.text import printable
 from penstock_proto.value_text import shown
 
 from ..logs.own_code import OURS
 from . import saved_sources
+from .factory import Made, is_factory, make
 from .file_target import is_file_target, load_target
 from .place import Place, is_same_file, place_of
 
 if TYPE_CHECKING:
-    from ..feed.feed import Feed
+    pass
 
 _CONTEXTS = contextlib.__file__  # its frames come between ours if a source opens a file
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
@@ -36,8 +38,9 @@ _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 _INSTALLED_IN = ("site-packages", "dist-packages")
 
 
-def load(target: str) -> Feed:
-    """Load the feed that `target` names: "MODULE:ATTR", where MODULE is a module's name or the path of a .py file.
+def load(target: str) -> Made:
+    """Load the feed that `target` names: "MODULE:ATTR", where MODULE is a module's name or the path of a .py file, and
+    ATTR is a feed, or a function that returns one. A target from `with_params` has the function's parameters.
 
     A target of data files, from `file_target`, needs no module. For a module's name, add the current directory to the
     end of `sys.path`; for a file, put its directory, or that of its package, at the front.
@@ -46,12 +49,13 @@ def load(target: str) -> Feed:
         StartError: it cannot be loaded; the message says why.
     """
     if is_file_target(target):
-        return load_target(target, load_function)
-    module_name, colon, attribute = target.rpartition(":")
+        return Made(load_target(target, load_function), "")
+    name, params = split_params(target)
+    module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
-        raise StartError(f"expected MODULE:ATTR, such as scenes:feed or scenes.py:feed, got {target!r}")
+        raise StartError(f"expected MODULE:ATTR, such as scenes:feed or scenes.py:feed, got {name!r}")
     module = _load(place_of(target))
-    return _feed(module, module_name, attribute)
+    return _feed(module, module_name, attribute, params)
 
 
 def load_function(target: str) -> Callable[..., Any]:
@@ -212,7 +216,7 @@ def _import_failed(module: str, error: Exception) -> StartError:
     return StartError(why, remote_traceback=user_traceback(error))
 
 
-def _feed(module: ModuleType, module_name: str, attribute: str) -> Feed:
+def _feed(module: ModuleType, module_name: str, attribute: str, params: dict[str, Any] | None) -> Made:
     from ..feed.feed import Feed  # the daemon needs only `place_of` from this file
 
     found = [name for name, value in vars(module).items() if isinstance(value, Feed)]
@@ -224,9 +228,26 @@ def _feed(module: ModuleType, module_name: str, attribute: str) -> Feed:
         raise StartError(f"{module_name} has no attribute {attribute!r}; {feeds}")
     value = getattr(module, attribute)
     if isinstance(value, Feed):
-        return value
+        if params:
+            raise StartError(
+                f"{module_name}:{attribute} is a Feed, which has no parameters: write a function that takes "
+                f"{', '.join(params)} and returns a Feed, and name that"
+            )
+        return Made(value, "")
     if callable(value):
         hint = f"write feed = Feed({attribute}, splits=..., batch_size=...), and serve {module_name}:feed"
     else:
         hint = feeds
+    if is_factory(value):
+        return _made(value, f"{module_name}:{attribute}", params or {}, f". If it yields samples itself, {hint}")
     raise StartError(f"{module_name}:{attribute} must be a Feed, got {shown(value)}; {hint}")
+
+
+def _made(factory: Callable[..., Any], name: str, params: dict[str, Any], hint: str) -> Made:
+    try:
+        return make(factory, name, params, hint)
+    except StartError:
+        raise
+    except Exception as error:
+        called = shown_call(with_params(name, params))
+        raise StartError(f"{called} raised {summary(error)}", remote_traceback=user_traceback(error)) from error

@@ -8,6 +8,8 @@ import os
 import sys
 from typing import NamedTuple
 
+from penstock_proto.params import split_params
+
 from . import saved_sources
 from .file_target import is_file_target, shown_target, transforms_of
 
@@ -37,7 +39,7 @@ def place_of(target: str) -> Place:
     A file that uses relative imports, and whose folder is a package, is a module of that package. Any other file is a
     module of its own.
     """
-    module = target.rpartition(":")[0]
+    module = split_params(target)[0].rpartition(":")[0]
     if not module.endswith(".py") and os.sep not in module:
         return Place(module, None, os.getcwd())
     path = _absolute(module)

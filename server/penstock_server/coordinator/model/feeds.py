@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from penstock_proto import EndOfStream
 from penstock_proto.batches.columns import Columns
@@ -105,6 +105,7 @@ class ServedFeed:
             interleave=plan.interleave,
             segment=plan.segment,
             pool=pooled_lanes(plan, spec),
+            parameters=plan.params or UNSET,
         )
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import hashlib
 import os
 import resource
 import select
@@ -16,11 +17,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import EnvironmentWanted, ErrorReport, FeedPlan, Imported, Message, StartFailed
+from penstock_proto.messages.feeds import MAX_PARAMS
+from penstock_proto.params import split_params
+from penstock_proto.text import printable
 from penstock_proto.transport import codec, seqpacket
 from penstock_proto.transport.codec import MAX_MESSAGE
 
@@ -28,6 +33,7 @@ from ...feed.feed import Feed
 from ...machine import orphans
 from ...machine.environment import missing
 from ...targets import world
+from ...targets.factory import Made
 from ...targets.file_target import shown_target
 from ...targets.importing import load, summary, user_traceback, users_line
 from ...worker_state.activity import ActivityPage
@@ -186,8 +192,8 @@ def load_feeds(
         with import_seeding.seeded_imports():
             if served:
                 world.as_served(target)
-            feed = _import(target, served=served)
-            plan = plan_of(feed.plan, target)
+            feed, params = _import(target, served=served)
+            plan = plan_of(partial(_plan, feed, params), target)
         if plan.name in feeds:
             raise StartError(
                 f"two feeds are named {plan.name!r} ({shown_target(target)} is the second): give one of them "
@@ -205,11 +211,23 @@ def load_feeds(
     return feeds
 
 
-def _import(target: str, *, served: bool) -> Feed:
+def _plan(feed: Feed, params: str, name: str) -> FeedPlan:
+    """Return the plan of a feed whose factory got these parameters. It shares no cached splits with others."""
+    plan = feed.plan(name)
+    if not params:
+        return plan
+    digest = hashlib.sha256(params.encode(errors="surrogatepass")).hexdigest()[:16]
+    if len(params) > MAX_PARAMS:
+        params = f"{params[: MAX_PARAMS - 40]}... (SHA-256 {digest})"
+    cache = None if plan.cache is None else f"{plan.cache}-{digest}"
+    return msgspec.structs.replace(plan, params=printable(params), cache=cache)
+
+
+def _import(target: str, *, served: bool) -> Made:
     try:
         return load(target)
     except (SystemExit, KeyboardInterrupt) as error:
-        why = f"importing {target} {describe(error)}{_about_argv(error) if served else ''}"
+        why = f"importing {shown_target(target)} {describe(error)}{_about_argv(error) if served else ''}"
         raise StartError(why, remote_traceback=user_traceback(error)) from error
     except StartError as error:
         if served and error.__cause__ is not None:
@@ -235,7 +253,7 @@ def plan_of(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:
         StartError: the feed cannot be served.
     """
     try:
-        return make(target.rpartition(":")[2])
+        return make(split_params(target)[0].rpartition(":")[2])
     except BaseException as error:  # the length of an indexable object is user code
         raise StartError(
             f"cannot serve {shown_target(target)}: {summary(error)}", remote_traceback=user_traceback(error)
