@@ -20,6 +20,13 @@ VARIABLE = "PENSTOCK_WORLD"
 _X_OPTIONS = ("dev", "utf8", "int_max_str_digits", "warn_default_encoding", "no_debug_ranges")
 
 
+class Carried(Struct, frozen=True):
+    """A feed that workers cannot import: its pickle, and the lines of the sources that are in no file."""
+
+    feed: bytes
+    lines: dict[str, list[str]]
+
+
 class World(Struct, frozen=True):
     """What modules see in a process.
 
@@ -27,19 +34,22 @@ class World(Struct, frozen=True):
         argv, path: `sys.argv` and `sys.path`. They are bytes, because names of files need not be text.
         directory: the working directory; None if it was deleted.
         environment: the environment variables.
+        carried: the feed, if workers cannot import it.
     """
 
     argv: tuple[bytes, ...]
     path: tuple[bytes, ...]
     directory: bytes | None
     environment: dict[bytes, bytes]
+    carried: Carried | None = None
 
     @classmethod
-    def here(cls, first: str | None = None) -> World:
+    def here(cls, first: str | None = None, carried: Carried | None = None) -> World:
         """Return that of this process, at this moment.
 
         Args:
             first: a directory that comes first in `path`, unless `path` has it.
+            carried: the feed, if workers cannot import it.
         """
         path = [place for place in sys.path if isinstance(place, str)]
         if first is not None and first not in path:
@@ -53,6 +63,7 @@ class World(Struct, frozen=True):
             path=tuple(map(_packed, path)),
             directory=directory,
             environment=dict(os.environb),
+            carried=carried,
         )
 
     def write(self) -> int:

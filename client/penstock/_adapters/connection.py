@@ -238,8 +238,9 @@ def connect(
 
     Args:
         url: `tcp://HOST:PORT/FEED` for a running daemon, or `MODULE:ATTR` (`scenes.py:feed`) to start a private daemon
-            that ends with the connection. Instead of `MODULE:ATTR` you can pass the `Feed` itself, if it is defined at
-            the top level of a module that workers can import. ATTR may also be a function that returns a feed.
+            that ends with the connection. ATTR may also be a function that returns a feed. Instead of `MODULE:ATTR` you
+            can pass the `Feed` itself: workers import it if it has a name at the top level of a file, and otherwise it
+            is pickled, with the functions that it needs.
         params: with `MODULE:ATTR`, the parameters of that function. They are converted to the types of its annotations,
             and are part of what a state belongs to.
         workers: worker processes of a private daemon, by default one for each CPU that it may use. "auto": as many as
@@ -284,7 +285,7 @@ def connect(
         UnknownFeed: the daemon has no such feed; the message lists those it has.
         ProtocolError: the daemon speaks another version of the protocol.
         RankTaken: another process reads as this rank, or this rank has left the stream that the others still read.
-        StartError: the URL has the wrong form, the daemon could not start its feeds, workers cannot import the Feed,
+        StartError: the URL has the wrong form, the daemon could not start its feeds, the Feed cannot be pickled,
             the keys cannot be read, or there is no user `daemon_user`.
         StateMismatch: `state` was taken from a different feed.
         ValueError: an option or `state` is invalid.
@@ -327,7 +328,8 @@ def connect(
         connector = Connector(url, workers, memory, transport, timeout, identity, keys=own, daemon_user=daemon_user)
         return Connection(StreamHandle(connector, reconnect, state))
     target = find(url)
-    connector = Connector(target.name, workers, memory, transport, timeout, identity, World.here(target.directory))
+    world = World.here(target.directory, target.carried)
+    connector = Connector(target.name, workers, memory, transport, timeout, identity, world)
     connection = Connection(StreamHandle(connector, reconnect, state))
     try:
         compare(url, connection.info, target.name)

@@ -71,6 +71,8 @@ class PrivateDaemon:
             raise ValueError(f'workers={workers!r}: must be 0 (no worker processes) or more, or "auto"')
         server_package.check_installed(f"{named!r} needs the daemon")
         command = [*interpreter(), "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
+        if hasattr(sys, "ps1"):  # a notebook or an interactive session: no lines between its outputs unless needed
+            command += ["--log-level", "warning"]
         if workers is not None:
             command += ["--workers", str(workers)]
         if memory is not None:

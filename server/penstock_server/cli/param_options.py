@@ -13,7 +13,6 @@ import click
 
 from penstock_proto.params import with_params
 
-from ..targets.file_target import is_file_target
 from .option_groups import Group, option
 
 
@@ -91,6 +90,8 @@ def with_given(targets: Sequence[str], params: dict[str, Any]) -> list[str]:
     Raises:
         click.UsageError: the parameters cannot be passed on.
     """
+    from ..targets.file_target import is_file_target
+
     if params and any(map(is_file_target, targets)):
         raise click.UsageError("--param and --params are for MODULE:FUNCTION: data files have --leaf and the like")
     try:

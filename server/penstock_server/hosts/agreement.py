@@ -15,6 +15,7 @@ from penstock_proto import messages as m
 from penstock_proto.params import split_params
 
 from ..targets.file_target import is_file_target
+from ..targets.pickled import is_pickled_target
 from ..targets.place import file_of, place_of
 
 
@@ -77,7 +78,7 @@ def plan_differences(theirs: tuple[m.FeedPlan, ...], ours: tuple[m.FeedPlan, ...
 
 
 def _digest(feed: str) -> bytes:
-    if is_file_target(feed):
+    if is_file_target(feed) or is_pickled_target(feed):
         return hashlib.sha256(feed.encode()).digest()
     place = place_of(feed)
     found = place.path or file_of(place.name)
@@ -92,7 +93,7 @@ def _digest(feed: str) -> bytes:
 def folder(feeds: Sequence[str]) -> str:
     """Return the folder of the first feed's file, with a slash at the end, or "". Hosts may have different ones."""
     for feed in feeds:
-        if not is_file_target(feed):
+        if not is_file_target(feed) and not is_pickled_target(feed):
             place = place_of(feed)
             found = place.path or file_of(place.name)
             return "" if found is None else os.path.join(os.path.dirname(os.path.abspath(found)), "")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from penstock_proto import StartError
 from penstock_proto.params import shown_call
 
+from .pickled import is_pickled_target, name_of
+
 if TYPE_CHECKING:
     from ..feed.feed import Feed
 
@@ -99,6 +101,8 @@ def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
 
 def shown_target(target: str) -> str:
     """Return a target as messages show it: the first file's name, or MODULE:ATTR, with the parameters if it has any."""
+    if is_pickled_target(target):
+        return f"the feed {name_of(target)} of the trainer"
     return str(_call(target)["files"][0]) if is_file_target(target) else shown_call(target)
 
 

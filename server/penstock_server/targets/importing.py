@@ -21,7 +21,7 @@ from penstock_proto.text import printable
 from penstock_proto.value_text import shown
 
 from ..logs.own_code import OURS
-from . import saved_sources
+from . import pickled, saved_sources
 from .factory import Made, is_factory, make
 from .file_target import is_file_target, load_target
 from .place import Place, is_same_file, place_of
@@ -50,6 +50,8 @@ def load(target: str) -> Made:
     """
     if is_file_target(target):
         return Made(load_target(target, load_function), "")
+    if pickled.is_pickled_target(target):
+        return Made(pickled.load(), "")
     name, params = split_params(target)
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:

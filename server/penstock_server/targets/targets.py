@@ -1,4 +1,4 @@
-"""Finds out how worker processes can import a feed that the trainer has as an object."""
+"""Finds out how worker processes can get a feed that the trainer has as an object."""
 
 from __future__ import annotations
 
@@ -8,46 +8,43 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from penstock_proto import StartError
+from penstock_proto.world import Carried
 
 from ..feed.feed import Feed
-
-_FIX = (
-    "Write the feed to a file of its own (in a notebook: begin its cell with `%%writefile feeds.py`), and open "
-    '"feeds.py:feed". Or give workers=0, which needs no import'
-)
+from . import pickled
 
 
 class Target(NamedTuple):
-    """How workers import a feed: MODULE:ATTR, and the directory that must be on `sys.path`, or None."""
+    """How workers get a feed: they import MODULE:ATTR, and `directory` must be on `sys.path`, unless it is None. Or
+    they unpickle what is `carried` to them."""
 
     name: str
-    directory: str | None
+    directory: str | None = None
+    carried: Carried | None = None
 
 
 def target_of(feed: Feed) -> Target:
-    """Return how workers can import `feed`.
+    """Return how workers can get `feed`: they import it if it has a name at the top level of a file.
 
     Raises:
         StartError: they cannot; the message says what to do.
     """
     owner, attribute = _place(feed)
-    name = owner.__spec__.name if owner.__spec__ is not None else owner.__name__  # with `python -m`, __main__ has one
-    file = getattr(owner, "__file__", None)
-    if file is None or not file.endswith(".py") or not Path(file).is_file():
-        what = "a notebook or an interactive session" if name == "__main__" else f"module {name}, which has no file"
-        raise StartError(f"worker processes cannot import the feed {attribute!r} from {what}. {_FIX}")
+    module = None if owner is None else owner.__spec__.name if owner.__spec__ is not None else owner.__name__
+    file = getattr(owner, "__file__", None)  # with `python -m`, __main__ has a spec
+    if module is None or file is None or not file.endswith(".py") or not Path(file).is_file():
+        return Target(pickled.target_for(attribute or feed.name or "feed"), carried=pickled.pack(feed))
     path = Path(os.path.abspath(file))  # not resolved: `__file__` must be the same in workers
     package = path.name == "__init__.py"
-    if "." not in name and not package:
-        return Target(f"{path}:{attribute}", None)
-    depth = name.count(".") + package
-    return Target(f"{name}:{attribute}", str(path.parents[depth]))
+    if "." not in module and not package:
+        return Target(f"{path}:{attribute}")
+    depth = module.count(".") + package
+    return Target(f"{module}:{attribute}", str(path.parents[depth]))
 
 
-def _place(feed: Feed) -> tuple[ModuleType, str]:
-    """Return a module that has the feed as an attribute, and the attribute's name. Prefer any other module to
-    `__main__`."""
+def _place(feed: Feed) -> tuple[ModuleType | None, str]:
+    """Return a module that has the feed as an attribute, and the attribute's name; None and "" if there is none. Prefer
+    any other module to `__main__`."""
     modules: dict[str, Any] = dict(sys.modules)
     main = modules.pop("__main__", None)
     own = getattr(feed.generate, "__module__", None)  # most likely the feed is there
@@ -56,7 +53,4 @@ def _place(feed: Feed) -> tuple[ModuleType, str]:
         for name, value in list(names.items()) if isinstance(names, dict) else ():
             if value is feed and name.isidentifier() and isinstance(module, ModuleType):
                 return module, name
-    raise StartError(
-        "worker processes import a feed by its name, and this one has none: assign it to a name at the top level of "
-        f"its module, feed = Feed(...). {_FIX}"
-    )
+    return None, ""

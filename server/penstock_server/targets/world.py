@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from penstock_proto.world import VARIABLE, World, inherited
 
+from . import pickled
 from .importing import join_path
 from .place import argv_of
 
@@ -23,7 +24,10 @@ def enter(targets: Sequence[str]) -> bool:
     if not fds:
         as_served(targets[0])
         return False
-    World.read(fds[0]).enter()
+    world = World.read(fds[0])
+    world.enter()
+    if world.carried is not None:
+        pickled.keep(world.carried)
     return True
 
 

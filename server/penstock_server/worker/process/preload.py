@@ -20,6 +20,7 @@ from typing import TypeAlias
 from ...targets import saved_sources
 from ...targets.file_target import is_file_target, library_of, transforms_of
 from ...targets.importing import is_installed, join_path
+from ...targets.pickled import is_pickled_target
 from ...targets.place import place_of
 
 Steps: TypeAlias = Generator[str, None, bool]
@@ -46,7 +47,7 @@ def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[s
         if is_file_target(target):
             yield from search.module(library_of(target), [])
             modules += transforms_of(target)
-        else:
+        elif not is_pickled_target(target):
             modules.append(target)
     for target in modules:
         place = place_of(target)

@@ -28,6 +28,7 @@ from ...feed.combined.feed_kinds import is_shared, wants_of
 from ...feed.feed import Feed
 from ...sources.names_on_disk import with_names
 from ...targets.importing import summary, user_traceback
+from ...targets.pickled import dumps
 from ...worker_state.activity import ActivityPage
 from ..failures import describe, pass_on
 from ..isolation.randomness import GlobalRandomness
@@ -93,7 +94,7 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
     items = []
     for number, split in enumerate(splits):
         try:
-            items.append(pickle.dumps(split, protocol=5))
+            items.append(dumps(split))
         except BaseException as error:
             pass_on(error)
             raise FeedError(

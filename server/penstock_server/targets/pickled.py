@@ -1,0 +1,141 @@
+"""Feeds that workers cannot import: those of notebooks, interactive sessions and functions.
+
+The trainer pickles such a feed with cloudpickle, which takes the functions and classes of `__main__`, and those inside
+functions, with their code and with the globals that they use. All others are pickled by name, and imported. The pickle
+goes to the workers in the trainer's world (penstock_proto/world.py). Only processes of the trainer's own user get it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock_proto import StartError, distribution
+from penstock_proto.text import printable
+from penstock_proto.value_text import shown
+from penstock_proto.world import Carried
+
+if TYPE_CHECKING:
+    from ..feed.feed import Feed
+
+_PREFIX = "<object>:"
+
+_carried: Carried | None = None
+"""What the trainer of this worker has pickled."""
+
+
+def is_pickled_target(target: str) -> bool:
+    """Return whether `target` names a feed that was pickled."""
+    return target.startswith(_PREFIX)
+
+
+def target_for(name: str) -> str:
+    """Return the target of a pickled feed with this name."""
+    return f"{_PREFIX}{name}"
+
+
+def name_of(target: str) -> str:
+    """Return the name of the feed that was pickled."""
+    return target.removeprefix(_PREFIX)
+
+
+def pack(feed: Feed) -> Carried:
+    """Pickle a feed, with the lines of its source that are in no file.
+
+    Raises:
+        StartError: it cannot be pickled; the message says why.
+    """
+    try:
+        import cloudpickle
+    except ImportError:
+        raise StartError(
+            f"a feed of a notebook, or of a function, needs cloudpickle: run {distribution.pip_install('server')}"
+        ) from None
+    if feed.cache is not None:
+        raise StartError(
+            "cache= tells samples apart by the names of functions, and those of a notebook's cells or of functions may "
+            "stand for other code the next time: write the feed to a module (in a notebook: begin its cell with "
+            '`%%writefile feeds.py`), and open "feeds.py:feed"'
+        )
+    try:
+        data = cloudpickle.dumps(feed)
+    except Exception as error:
+        culprit = next(_culprits(feed, cloudpickle.dumps), "")
+        raise StartError(
+            f"the feed cannot be sent to worker processes: {culprit}{printable(f'{type(error).__name__}: {error}')}. "
+            "Make or open this in the generator, or give workers=0, which sends nothing"
+        ) from error
+    return Carried(data, {name: lines for name, lines in _lines() if name.encode(errors="replace") in data})
+
+
+def keep(carried: Carried) -> None:
+    """Keep what the trainer has pickled, for `load`. Tracebacks show its lines."""
+    global _carried
+    _carried = carried
+    for name, lines in carried.lines.items():
+        linecache.cache[name] = sum(map(len, lines)), None, lines, name
+
+
+def load() -> Feed:
+    """Return the pickled feed.
+
+    Raises:
+        StartError: it cannot be unpickled.
+    """
+    assert _carried is not None
+    try:
+        feed: Feed = pickle.loads(_carried.feed)
+    except Exception as error:
+        raise StartError(
+            "a worker cannot build the trainer's feed again, which was pickled there: "
+            f"{printable(f'{type(error).__name__}: {error}')}"
+        ) from error
+    return feed
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value of user code for other workers. It may be an instance of a class that came with the feed."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except (pickle.PicklingError, AttributeError):
+        if _carried is None:
+            raise
+        import cloudpickle
+
+        found: bytes = cloudpickle.dumps(value)
+        return found
+
+
+def _lines() -> Iterator[tuple[str, list[str]]]:
+    """Yield the names and the lines of sources that are in no file, such as cells."""
+    for name, entry in list(linecache.cache.items()):
+        if len(entry) == 4 and not os.path.isfile(name):
+            yield name, entry[2]
+
+
+def _culprits(feed: Feed, pickled: Any) -> Iterator[str]:
+    """Yield the variables of the feed's functions that cannot be pickled, as the beginning of a message."""
+    options = {"transform": feed.transform, "splits": feed.splits, "args": feed.args, "kwargs": feed.kwargs}
+    functions = [feed.generate, *(feed.transform if isinstance(feed.transform, list | tuple) else [feed.transform])]
+    for function in functions:
+        if inspect.isfunction(function):
+            variables = inspect.getclosurevars(function)
+            for name, value in {**variables.globals, **variables.nonlocals}.items():
+                if not _can_be_pickled(value, pickled):
+                    place = f"{os.path.basename(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
+                    yield f"{function.__name__} ({place}) uses {name} = {shown(value)}. "
+    for name, value in options.items():
+        if not _can_be_pickled(value, pickled):
+            yield f"{name}={shown(value)}. "
+
+
+def _can_be_pickled(value: Any, pickled: Any) -> bool:
+    try:
+        pickled(value)
+    except Exception:
+        return False
+    return True

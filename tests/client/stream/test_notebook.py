@@ -1,0 +1,184 @@
+"""Workers get feeds of notebook cells, of interactive sessions and of functions, which they cannot import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock_proto import StartError
+from penstock_server import Feed
+from tests.processes.forked import children
+
+KERNEL = """
+import builtins, json, linecache, sys, types
+
+main = sys.modules["__main__"] = types.ModuleType("__main__")
+main.__builtins__ = builtins
+number = 0
+
+def cell(source):
+    global number
+    number += 1
+    name = f"/tmp/ipykernel_77/{number}.py"
+    lines = source.splitlines(keepends=True)
+    linecache.cache[name] = len(source), None, lines, name
+    exec(compile(source, name, "exec"), main.__dict__)
+
+for source in json.load(sys.stdin):
+    cell(source)
+"""
+"""A program that runs cells in `__main__`, and keeps their sources for tracebacks, as a notebook's kernel does."""
+
+FIRST = """
+    import json
+    from dataclasses import dataclass
+
+    import numpy as np
+    import penstock
+    from penstock import Feed
+
+    SCALE = 10
+
+    @dataclass
+    class Item:
+        number: int
+
+    def scaled(number):
+        return number * SCALE
+
+    def rows(split):
+        for i in range(3):
+            yield np.int64(scaled(split.number) + i)
+
+    def read(feed, workers=2):
+        with penstock.connect(feed, workers=workers) as connection:
+            return [batch.tolist() for batch in connection.batches()]
+
+    feed = Feed(rows, splits=[Item(1), Item(2)], batch_size=3, transform=lambda x: x + 1)
+    print(json.dumps(read(feed)))
+"""
+
+
+def run(folder: Path, *cells: str, interactive: bool = False) -> subprocess.CompletedProcess[str]:
+    sources = json.dumps([textwrap.dedent(cell) for cell in cells])
+    kernel = f"import sys; sys.ps1 = '>'\n{KERNEL}" if interactive else KERNEL
+    return subprocess.run(
+        [sys.executable, "-c", kernel], cwd=folder, input=sources, capture_output=True, text=True, timeout=120
+    )
+
+
+def printed(ended: subprocess.CompletedProcess[str]) -> list[Any]:
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_a_feed_of_a_cell_is_served_and_edited_cells_take_effect(tmp_path: Path) -> None:
+    edited = """
+        def scaled(number):
+            return number * 1000
+        print(json.dumps(read(feed)))
+        SCALE = -1
+    """
+    again = """
+        def scaled(number):
+            return number * SCALE
+        print(json.dumps([read(feed), read(feed, workers=0)]))
+    """
+    one, two, three = printed(run(tmp_path, FIRST, edited, again))
+    assert one == [[11, 12, 13], [21, 22, 23]]
+    assert two == [[1001, 1002, 1003], [2001, 2002, 2003]]
+    assert three == [[[0, 1, 2], [-1, 0, 1]]] * 2
+
+
+def test_an_error_shows_the_line_of_the_cell(tmp_path: Path) -> None:
+    raises = """
+        def bad(split):
+            yield 1
+            raise ValueError("no pixels")
+
+        try:
+            read(Feed(bad, splits=[1], batch_size=1))
+        except penstock.GeneratorError as error:
+            print(json.dumps(str(error)))
+    """
+    error = printed(run(tmp_path, FIRST, raises))[1]
+    assert 'File "/tmp/ipykernel_77/2.py", line 4, in bad\n    raise ValueError("no pixels")' in error
+
+
+def test_what_cannot_be_sent_is_an_error_that_names_it(tmp_path: Path) -> None:
+    locks = """
+        import threading
+        lock = threading.Lock()
+
+        def locks(split):
+            with lock:
+                yield 1
+
+        for options in ({}, {"cache": "cache"}):
+            try:
+                read(Feed(locks, splits=[1], batch_size=1, **options))
+            except penstock.StartError as error:
+                print(json.dumps(str(error)))
+    """
+    _, lock, cache = printed(run(tmp_path, FIRST, locks))
+    assert "locks (2.py:5) uses lock = <unlocked _thread.lock" in lock
+    assert "Make or open this in the generator" in lock
+    assert "%%writefile" in cache
+
+
+def test_a_notebook_shows_no_lines_of_the_daemon_but_warnings_and_a_short_feed(tmp_path: Path) -> None:
+    ended = run(tmp_path, FIRST, "print(json.dumps(repr(feed)))", interactive=True)
+    assert printed(ended)[1] == "Feed(rows, splits=[Item(number=1), Item(number=2)], transform=<lambda>, batch_size=3)"
+    assert " INFO " not in ended.stderr
+    assert " INFO " in run(tmp_path, FIRST).stderr
+
+
+def feed_of(numbers: list[int], **options: Any) -> Feed:
+    def rows(split: int) -> Iterator[int]:
+        yield from (split * number for number in numbers)
+
+    return Feed(rows, splits=[1, 2, 3], batch_size=1, lanes=1, **options)
+
+
+@pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "2"}])
+def test_a_feed_that_a_function_returns_is_the_same_for_any_number_of_workers(env: dict[str, str]) -> None:
+    feed, seen = feed_of([1, 10], env=env, seed=7, shuffle=3), []
+    for workers in (0, 1, 3):
+        with penstock.connect(feed, workers=workers) as connection:
+            assert connection.info.name == "feed"
+            seen.append([int(batch[0]) for batch in connection.batches()])
+    assert sorted(seen[0]) == [1, 2, 3, 10, 20, 30]
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_pickled_feed_survives_its_workers_and_its_daemon() -> None:
+    numbers = [*range(200)]
+    with penstock.connect(feed_of(numbers), workers=2) as connection:
+        batches = connection.batches()
+        seen = [int(next(batches)[0])]
+        (daemon,) = children()
+        for process in daemon.children(recursive=True):
+            if "penstock-w" in process.name():
+                process.kill()
+        seen += [int(next(batches)[0]) for _ in range(200)]
+        daemon.kill()
+        seen += [int(batch[0]) for batch in batches]
+    assert seen == [split * number for split in (1, 2, 3) for number in numbers]
+
+
+def test_a_pickle_that_a_worker_cannot_load_is_an_error_at_the_start(tmp_path: Path) -> None:
+    class Gone:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.stat, (f"{tmp_path}/gone",)
+
+    with pytest.raises(StartError, match=r"cannot build the trainer's feed again.*No such file"):
+        penstock.connect(Feed([Gone(), Gone()], batch_size=1), workers=1)
