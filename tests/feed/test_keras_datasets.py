@@ -304,8 +304,73 @@ def test_what_on_epoch_end_raises_and_a_number_of_batches_that_it_changes_are_er
         with pytest.raises(GeneratorError, match=r"on_epoch_end\(\) of epoch 0 raised OSError: the disk is away"):
             items.enter(1)
     items.enter(0)
-    with pytest.raises(FeedError, match="has 4 batches in epoch 1, and had 5 when it was imported"):
+    with pytest.raises(FeedError, match=r"has 4 batches in epoch 1, and had 5 .* give Feed\(fixed_length=False\)"):
         KerasItems(Shrinking(), seed=0).enter(1)
+
+
+GROWING = """
+import keras
+import numpy as np
+from penstock_server import Feed
+
+class Growing(keras.PyDataset):
+    def __init__(self):
+        super().__init__()
+        self.known = [0, 1]
+
+    @property
+    def num_batches(self):
+        return len(self.known)
+
+    def on_epoch_end(self):
+        self.known = [10 * number for number in self.known] + [len(self.known)]
+        self.known = [] if len(self.known) > 6 else self.known
+
+    def __getitem__(self, index):
+        return np.full(2, self.known[index]), np.zeros(2)
+
+feed = Feed(Growing(), batch_size=None, fixed_length=False)
+shuffled = Feed(Growing(), batch_size=None, fixed_length=False, shuffle=100)
+"""
+
+
+@pytest.fixture
+def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "keras.py").write_text(KERAS)
+    (tmp_path / "growing.py").write_text(GROWING)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("keras", "growing")]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path / "growing.py"
+
+
+def epoch_of(connection: penstock.Connection) -> list[int]:
+    return [int(x[0]) for x, _ in connection.batches()]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_dataset_may_have_another_length_in_each_epoch(growing: Path, workers: int) -> None:
+    expected = [[0, 1], [0, 10, 2], [0, 100, 20, 3], [0, 1000, 200, 30, 4], [0, 10000, 2000, 300, 40, 5]]
+    with penstock.connect(f"{growing}:feed", workers=workers) as connection:
+        assert connection.cardinality is None
+        assert [epoch_of(connection) for _ in range(2)] == expected[:2]
+        batches = connection.batches()
+        began = [int(next(batches)[0][0]) for _ in range(3)]
+        state = connection.state_dict()
+    with penstock.connect(f"{growing}:feed", workers=2, state=state) as connection:
+        assert began + epoch_of(connection) == expected[2]
+        assert [epoch_of(connection) for _ in range(2)] == expected[3:]
+        with pytest.raises(FeedError, match="has 0 batches in epoch 5"):
+            epoch_of(connection)
+    with penstock.connect(f"{growing}:shuffled", workers=workers) as connection:
+        assert [sorted(epoch_of(connection)) for _ in range(3)] == [sorted(one) for one in expected[:3]]
+
+
+def test_only_keras_datasets_ask_for_their_length_in_each_epoch(datasets: Any) -> None:
+    with pytest.raises(ValueError, match="fixed_length=False is for Keras datasets"):
+        Feed([1, 2, 3], batch_size=1, fixed_length=False)
+    with pytest.raises(ValueError, match="leave out samples="):
+        Feed(datasets.Own(), batch_size=None, fixed_length=False, samples=41)
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["shuffled in place", "only indexed"])

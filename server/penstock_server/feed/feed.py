@@ -17,7 +17,7 @@ from .combined.mixed import Mixed
 from .combined.zipped import zip_warnings
 from .feed_warnings import batch_warning
 from .from_files import FromFiles
-from .objects.endless_items import EndlessItems
+from .objects.endless_items import EndlessItems, VaryingItems
 from .objects.indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
 from .objects.torch_iterable import TorchIterable
 from .options.cache_key import feed_directory
@@ -97,6 +97,8 @@ class Feed(FeedOptions, FromFiles, Combining):
             own copies of the lists, dicts, arrays and random generators in `args` and `kwargs`, and may change them.
         kwargs: keyword arguments of the function, or of the class's constructor.
         drop_remainder: drop the last batch of an epoch if it is not full.
+        fixed_length: False: the source is a Keras dataset whose number of batches may differ from epoch to epoch. Its
+            length is then unknown to the trainer, as for most generators.
         rebatch: samples in a batch, if `generate` yields whole batches of other sizes and `batch_size` is None.
             Penstock takes those batches apart: everything else, such as `transform`, `shuffle`, `samples` and
             `segment`, works with their rows as if `generate` yielded them one by one. For generators only.
@@ -169,7 +171,14 @@ class Feed(FeedOptions, FromFiles, Combining):
                 f"{type(source).__name__} is a Keras dataset, whose items are whole batches, so batch_size must be "
                 f"None, got {self.batch_size}: set the size of a batch in the dataset itself"
             )
-        if length_of(source) is None:
+        length = length_of(source)
+        if length is not None and not self.fixed_length:
+            if self.splits is not None or self.segment is not None or self.samples is not None:
+                raise ValueError("fixed_length=False means that each epoch asks for its length: leave out samples=")
+            varying = VaryingItems(source)
+            object.__setattr__(self, "splits", varying.indices)
+            object.__setattr__(self, "generate", varying)
+        elif length is None:
             if self.splits is not None or self.segment is not None or self.samples is not None:
                 raise ValueError(
                     f"{type(source).__name__} is an endless Keras dataset: leave splits=, segment= and samples= out"

@@ -1,4 +1,4 @@
-"""An endless Keras dataset as a generator function over segments: segment i is item i."""
+"""Keras datasets without a fixed length, as generator functions: segment or split i is item i."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ class Reader(Protocol):
 
     def read(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield these items of the epoch."""
+
+    def count(self) -> int:
+        """Return the number of items of the epoch."""
 
 
 class EndlessItems:
@@ -34,3 +37,13 @@ class EndlessItems:
         assert self.reader is not None
         self.reader.enter(epoch)
         yield from self.reader.read([segment])
+
+
+class VaryingItems(EndlessItems):
+    """Yields the items of a Keras dataset whose length may differ from epoch to epoch."""
+
+    def indices(self, epoch: int) -> range:
+        """Return the splits of an epoch: the indices of its items."""
+        assert self.reader is not None
+        self.reader.enter(epoch)
+        return range(self.reader.count())

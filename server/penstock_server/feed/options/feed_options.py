@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from penstock_proto.value_text import shown
 
-from ..objects.endless_items import EndlessItems
+from ..objects.endless_items import EndlessItems, VaryingItems
 from ..objects.indexables import is_indexable, is_keras, length_of
 from ..objects.torch_iterable import TorchIterable
 from .checks import whole
@@ -43,6 +43,7 @@ class FeedOptions:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     drop_remainder: bool = False
+    fixed_length: bool = True
     rebatch: int | None = None
     spec: Any = None
     batching: str | Pad = "stack"
@@ -98,6 +99,10 @@ class FeedOptions:
             )
         if not isinstance(self.drop_remainder, bool):
             raise TypeError(f"drop_remainder must be True or False, got {self.drop_remainder!r}")
+        if not isinstance(self.fixed_length, bool):
+            raise TypeError(f"fixed_length must be True or False, got {self.fixed_length!r}")
+        if not self.fixed_length and not isinstance(self.generate, VaryingItems):
+            raise ValueError("fixed_length=False is for Keras datasets with a length: epochs of generators may differ")
         if self.batch_size is None:
             if self.drop_remainder:
                 raise ValueError("drop_remainder= needs a batch_size=: with None, `generate` makes the batches")

@@ -43,6 +43,7 @@ class KerasItems:
     Args:
         source: the dataset.
         seed: the feed's seed.
+        varies: whether its length may differ from epoch to epoch.
 
     Attributes:
         item: the index of the item that was read last, or is being read.
@@ -50,12 +51,13 @@ class KerasItems:
 
     item: int | None = 0
 
-    def __init__(self, source: Any, seed: int) -> None:
+    def __init__(self, source: Any, seed: int, *, varies: bool = False) -> None:
         self._source = source
         self._seed = seed
         self._hooks = any(_overrides(source, name) for name in ("on_epoch_begin", "on_epoch_end"))
         self._counts = hasattr(source, "total_batches_seen")  # ImageDataGenerator.flow() takes its seeds from it
         self._length = length_of(source)
+        self._varies = varies
         self._shares_large = True
         """Whether copies share large arrays. False once on_epoch_begin or on_epoch_end has failed, perhaps by writing
         to one."""
@@ -104,6 +106,23 @@ class KerasItems:
             self.item = index
             yield self._read(epoch, index)
 
+    def count(self) -> int:
+        """Return the number of items of the epoch.
+
+        Raises:
+            FeedError: it has none, or the object does not say it.
+        """
+        try:
+            count = length_of(self._source)
+        except Exception as error:
+            raise GeneratorError(
+                f"the length of the Keras dataset in epoch {self._at} {describe(error)}",
+                remote_traceback=user_traceback(error),
+            ) from error
+        if not count or count < 0:
+            raise FeedError(f"the Keras dataset has {count} batches in epoch {self._at}: an epoch needs one or more")
+        return count
+
     def _read(self, epoch: int, index: int) -> Any:
         if self._counts and self._length is not None:
             self._source.total_batches_seen = epoch * self._length + index  # as if all items before had been read here
@@ -138,10 +157,10 @@ class KerasItems:
             self._began[number + 1] = state
             self._began = {known: self._began[known] for known in sorted({0, *sorted(self._began)[-2:]})}
         self._become(state)
-        if (length := length_of(self._source)) != self._length:
+        if not self._varies and (length := length_of(self._source)) != self._length:
             raise FeedError(
                 f"the Keras dataset has {length} batches in epoch {epoch}, and had {self._length} when it was "
-                "imported: every epoch needs the same number, so let on_epoch_begin and on_epoch_end keep it"
+                "imported: give Feed(fixed_length=False) if on_epoch_begin and on_epoch_end change the number"
             )
         return state
 

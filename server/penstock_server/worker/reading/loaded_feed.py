@@ -16,7 +16,7 @@ from penstock_proto.spec import Spec, leaf_list
 
 from ...feed.combined.mixed import Mixed, part_plan
 from ...feed.feed import Feed
-from ...feed.objects.endless_items import EndlessItems
+from ...feed.objects.endless_items import EndlessItems, VaryingItems
 from ...feed.options.plan_sizes import fixed_slots
 from ...feed.options.transforms import Transform, checked_transforms
 from ...feed.options.values import Pad
@@ -75,7 +75,8 @@ class LoadedFeed:
                 for label, part in declared.generate.parts.items()
             }
         if isinstance(declared.generate, EndlessItems):
-            declared.generate.reader = KerasItems(declared.generate.source, declared.seed)
+            varies = isinstance(declared.generate, VaryingItems)
+            declared.generate.reader = KerasItems(declared.generate.source, declared.seed, varies=varies)
         if plan.spec is not None:
             self.learn(plan.spec)
 

@@ -26,6 +26,7 @@ from penstock_proto.value_text import shown
 
 from ...feed.combined.feed_kinds import is_shared, wants_of
 from ...feed.feed import Feed
+from ...feed.objects.endless_items import VaryingItems
 from ...sources.names_on_disk import with_names
 from ...targets.importing import summary, user_traceback
 from ...targets.pickled import dumps
@@ -47,6 +48,12 @@ def list_splits(
         FeedError: there are none.
         GeneratorError: the user's function raised, or, with on_error="retry", returned none.
     """
+    if isinstance(feed.generate, VaryingItems):
+        page.enter(run, -1, "the hooks and the length of the Keras dataset")
+        try:
+            return list(feed.generate.indices(epoch))
+        finally:
+            page.leave()
     if feed.splits is None:
         if is_shared(feed) or wants_of(feed).shard:
             return [(index, plan.lanes) for index in range(plan.lanes)]
