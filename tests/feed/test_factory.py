@@ -18,8 +18,10 @@ import penstock
 from penstock_proto import StartError, StateMismatch
 from penstock_proto.params import shown_call, split_params, with_params
 from penstock_server import Feed
+from penstock_server.hosts.agreement import plan_differences
 from penstock_server.targets.factory import make
 from penstock_server.to_daemon import control
+from penstock_server.worker.process.start import load_feeds
 from tests.conftest import Serve
 
 SCENES = """
@@ -131,6 +133,19 @@ def test_parameters_belong_to_a_group(serve: Serve, tmp_path: Path) -> None:
     daemon = serve(source, "make", words=("--param", "root=/", "--param", "size=3"), state=state)
     with pytest.raises(StateMismatch, match=r"params was root=.*size=2 and is root=.*size=3 now"):
         penstock.connect(daemon.url, group="g")
+
+
+def test_a_host_with_other_parameters_is_refused(scenes: str) -> None:
+    plans = []
+    for size in (2, 3):
+        with_size = with_params(f"{scenes}:make", {"root": "/", "size": size})
+        plans.append(tuple(one.plan for one in load_feeds([with_size]).values()))
+    assert plan_differences(plans[0], plans[0]) == ""
+    message = plan_differences(plans[1], plans[0])
+    assert message == (
+        """its feed make has params "root='/', size=3", and the head's has "root='/', size=2": """
+        "see that both get the same --param"
+    )
 
 
 def test_caches_of_other_parameters_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

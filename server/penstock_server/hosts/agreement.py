@@ -68,9 +68,12 @@ def plan_differences(theirs: tuple[m.FeedPlan, ...], ours: tuple[m.FeedPlan, ...
         for field in structs.fields(m.FeedPlan):
             there, here = getattr(one, field.name), getattr(other, field.name)
             if field.name != "warnings" and there != here:
+                same = "import the same modules and see the same files"
+                if field.name == "params":
+                    same = "get the same --param"
                 return (
                     f"its feed {one.name} has {field.name} {_short(there)}, and the head's has {_short(here)}: see "
-                    "that both import the same modules and see the same files"
+                    f"that both {same}"
                 )
     if len(theirs) != len(ours):
         return f"it has {len(theirs)} feeds, and the head has {len(ours)}"
