@@ -32,6 +32,7 @@ class World(Struct, frozen=True):
 
     Attributes:
         argv, path: `sys.argv` and `sys.path`. They are bytes, because names of files need not be text.
+        main: the file of `__main__`; None if it has none, as in a notebook.
         directory: the working directory; None if it was deleted.
         environment: the environment variables.
         carried: the feed, if workers cannot import it.
@@ -39,6 +40,7 @@ class World(Struct, frozen=True):
 
     argv: tuple[bytes, ...]
     path: tuple[bytes, ...]
+    main: bytes | None
     directory: bytes | None
     environment: dict[bytes, bytes]
     carried: Carried | None = None
@@ -54,6 +56,7 @@ class World(Struct, frozen=True):
         path = [place for place in sys.path if isinstance(place, str)]
         if first is not None and first not in path:
             path.insert(0, first)
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
         try:
             directory = os.getcwdb()
         except FileNotFoundError:
@@ -61,6 +64,7 @@ class World(Struct, frozen=True):
         return cls(
             argv=tuple(map(_packed, sys.argv)),
             path=tuple(map(_packed, path)),
+            main=None if main is None else _packed(main),
             directory=directory,
             environment=dict(os.environb),
             carried=carried,
@@ -79,8 +83,12 @@ class World(Struct, frozen=True):
         return msgspec.msgpack.decode(os.pread(fd, os.fstat(fd).st_size, 0), type=World)
 
     def enter(self) -> None:
-        """Give this process its `sys.argv` and `sys.path`."""
+        """Give this process its `sys.argv`, `sys.path` and `__main__.__file__`."""
         sys.argv = list(map(_unpacked, self.argv))
+        main = vars(sys.modules["__main__"])
+        main.pop("__file__", None)
+        if self.main is not None:
+            main["__file__"] = _unpacked(self.main)
         self.enter_path()
 
     def enter_path(self) -> None:

@@ -210,6 +210,10 @@ def _import_failed(module: str, error: Exception) -> StartError:
     folder = os.path.dirname(module)
     if explained := distribution.explained(error):
         why = f"{why}\n{explained}"
+    elif "__main__" in str(error):
+        why += (
+            ": workers do not run the trainer's script, which is __main__ there. Put what both need into another module"
+        )
     elif "with no known parent package" in str(error) and not os.path.exists(os.path.join(folder, "__init__.py")):
         why += (
             f": {folder} has no __init__.py, so it is no package. Add one, or name the module instead of the file, as "

@@ -48,3 +48,4 @@ def as_served(target: str) -> None:
     """Give this process what the module of a target sees under `penstock serve`."""
     join_path(os.getcwd())
     sys.argv = argv_of(target)
+    sys.modules["__main__"].__file__ = sys.argv[0]

@@ -27,6 +27,7 @@ LOOKS = """
     SEEN = {
         "argv": sys.argv, "path": sys.path[:], "folder": os.getcwd(), "environment": dict(os.environ),
         "debug": __debug__, "warnings": sys.warnoptions, "utf8": sys.flags.utf8_mode, "B": sys.dont_write_bytecode,
+        "main": getattr(sys.modules["__main__"], "__file__", None),
         "file": __file__, "name": __name__, "spec": __spec__.name,
     }
 
@@ -94,6 +95,28 @@ def test_a_module_sees_the_same_in_workers_as_in_the_trainer(tmp_path: Path, for
     assert mine["environment"]["OF_THE_TRAINER"] == "1"
 
 
+def test_what_only_the_trainers_script_has_is_an_error_at_the_start_that_names_the_line(tmp_path: Path) -> None:
+    uses = """
+        from penstock_server import Feed
+        from __main__ import VALUE
+        feed = Feed([VALUE, VALUE], batch_size=1)
+    """
+    main = """
+        import json
+        VALUE = 7
+        if __name__ == "__main__":
+            import penstock
+            try:
+                penstock.connect("uses.py:feed", workers=1)
+            except penstock.StartError as error:
+                print(json.dumps(str(error)))
+    """
+    write(tmp_path, uses=uses, train=main)
+    (error,) = train(tmp_path, "train.py")
+    assert "workers do not run the trainer's script" in error
+    assert 'uses.py", line 3, in <module>\n    from __main__ import VALUE' in error
+
+
 PATHS = """
     import sys
     sys.path.insert(0, "library")
@@ -151,6 +174,7 @@ def test_under_serve_a_module_is_its_own_program_without_arguments(serve: Serve)
     folder = os.path.dirname(seen[0]["file"])
     assert {tuple(one["argv"]) for one in seen} == {(f"{folder}/feeds.py",)}
     assert all(folder in one["path"] for one in seen)
+    assert {one["main"] for one in seen} == {f"{folder}/feeds.py"}
 
 
 @pytest.mark.parametrize(
