@@ -20,8 +20,8 @@ import msgspec
 
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import ErrorReport
-from penstock_proto.text import one_line
 from penstock_proto.params import shown_call, split_params
+from penstock_proto.text import one_line
 from penstock_proto.world import VARIABLE, World, interpreter
 
 from .._transport.waiting import Announcer
