@@ -109,7 +109,7 @@ class PrivateDaemon:
         return self._process.poll() is None
 
     def _ready(self, spec: str, watch: Callable[[], None] | None) -> str:
-        announcer = Announcer(f"the private daemon of {spec}")
+        announcer = Announcer(f"the private daemon of {shown_call(spec)}")
         while True:
             announcer.say(self._phase)
             try:
