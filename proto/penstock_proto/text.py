@@ -24,6 +24,15 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 
+def both_ends(text: str, most: int) -> str:
+    """Return `text` with at most `most` characters. A longer one keeps its beginning and its end, and says between them
+    how much is left out."""
+    if len(text) <= most:
+        return text
+    end = (most - 60) // 2  # the mark is shorter than 60
+    return f"{text[:end]} [... {len(text) - 2 * end:,} characters left out ...] {text[-end:]}"
+
+
 def is_unicode(text: str) -> bool:
     """Return whether `text` can be encoded: it has no lone surrogate."""
     try:

@@ -397,6 +397,38 @@ def test_an_exception_in_user_code_arrives_with_its_traceback_and_the_stream_sta
     assert "broken file" in daemon.stderr()
 
 
+LONG = """
+import numpy as np
+from penstock_server import Feed
+
+def failing():
+    yield 0
+    try:
+        deep()
+    except KeyError as error:
+        raise RuntimeError("the beginning" + "x" * 40_000 + "the end") from error
+
+def deep():
+    raise KeyError("y" * 40_000)
+
+feed = Feed(failing, batch_size=1)
+"""
+
+
+def test_a_very_long_exception_keeps_both_ends_and_every_frame_of_its_traceback(serve: Serve) -> None:
+    daemon = serve(LONG, "feed")
+    with pytest.raises(penstock.GeneratorError) as caught, penstock.connect(daemon.urls["feed"]) as connection:
+        list(connection.batches())
+    error = caught.value
+    assert error.message.startswith("failing raised RuntimeError: the beginning")
+    assert error.message.endswith("the end")
+    assert "characters left out" in error.message
+    trace = error.remote_traceback or ""
+    assert re.findall(r"feeds\.py\", line \d+, in (\w+)", trace) == ["failing", "deep", "failing"]
+    assert trace.rstrip().endswith("the end")
+    assert "KeyError: 'yyy" in trace
+
+
 def test_tensorflow_raises_the_workers_error_with_its_text(serve: Serve, tf: Any) -> None:
     daemon = serve(CHANGING, "failing_feed")
     with penstock.connect(daemon.url) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 
 import msgpack
@@ -201,12 +202,18 @@ def test_an_error_of_a_kind_we_do_not_know_is_still_a_penstock_error() -> None:
     assert "FromTheFuture: something" in str(raised)
 
 
-def test_texts_of_a_report_are_cut_to_fit_a_message() -> None:
-    error = errors.GeneratorError("m" * 10**6, split="s" * 10**6, remote_traceback="t" * 10**6 + "the end")
-    report = codec.from_server(codec.encode(m.Failed(m.ErrorReport.of(error))))
+def test_texts_of_a_report_fit_a_message_and_a_long_one_keeps_both_ends_and_says_what_is_left_out() -> None:
+    long = f"the beginning{'x' * 10**6}the end"
+    sent = m.ErrorReport.of(errors.GeneratorError(long, split=long, remote_traceback=long))
+    report = codec.from_server(codec.encode(m.Failed(sent)))
     assert isinstance(report, m.Failed)
-    assert report.error.remote_traceback is not None
-    assert report.error.remote_traceback.endswith("the end")
+    error = report.error
+    for text in (error.message, error.split, error.remote_traceback):
+        assert text is not None
+        assert text.startswith("the beginning")
+        assert text.endswith("the end")
+        kept = len(text) - len(re.findall(r" \[\.\.\. [\d,]+ characters left out \.\.\.\] ", text)[0])
+        assert f"[... {len(long) - kept:,} characters left out ...]" in text
 
 
 plain = st.recursive(

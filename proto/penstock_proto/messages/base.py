@@ -9,7 +9,7 @@ from msgspec.structs import force_setattr
 
 from .. import errors
 from ..security import unix_address
-from ..text import one_line, printable
+from ..text import both_ends, one_line, printable
 
 VERSION = 11
 """The protocol's version. Both ends must have the same."""
@@ -75,7 +75,7 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, error: errors.PenstockError) -> ErrorReport:
-        """Make the report of `error`. Cut its texts to fit a message; a traceback keeps its end."""
+        """Make the report of `error`. Long texts keep both ends, so that the report fits a message."""
         traceback = error.remote_traceback
         return cls(
             type(error).__name__,
@@ -83,7 +83,7 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
             None if error.feed is None else _cut(error.feed, 1024),
             error.worker,
             None if error.split is None else _cut(error.split, 1024),
-            None if traceback is None else printable(traceback[-MAX_TEXT // 4 :])[-MAX_TEXT // 4 :],
+            None if traceback is None else _cut(traceback, MAX_TEXT // 4),
         )
 
     def error(self) -> errors.PenstockError:
@@ -96,4 +96,4 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _cut(text: str, most: int) -> str:
-    return printable(text[:most])[:most]
+    return both_ends(printable(text), most)

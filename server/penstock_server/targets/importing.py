@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock_proto import StartError, distribution
 from penstock_proto.params import shown_call, split_params, with_params
-from penstock_proto.text import printable
+from penstock_proto.text import both_ends, printable
 from penstock_proto.value_text import shown
 
 from ..logs.own_code import OURS
@@ -33,6 +33,9 @@ _CONTEXTS = contextlib.__file__  # its frames come between ours if a source open
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
 _BETWEEN = (os.path.join(OURS[0], "worker", "isolation", "import_seeding.py"), "<frozen importlib")
 """Files whose frames come between a user's `import` and the module that it runs."""
+
+_MOST_OF_A_PART = 2000
+"""Characters of one part of a traceback: of a frame, or of an exception's text."""
 
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _INSTALLED_IN = ("site-packages", "dist-packages")
@@ -91,14 +94,14 @@ def is_installed(path: str) -> bool:
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of `error`, from the first frame that belongs neither to Penstock nor to the import
-    system."""
+    system. A long text of an exception keeps both ends, so that it leaves room for the frames."""
     frame = error.__traceback__
     while frame is not None and _is_ours(frame):
         frame = frame.tb_next
     try:
         told = traceback.TracebackException(type(error), error, frame)
         told.stack[:] = [one for one in told.stack if not one.filename.startswith(_BETWEEN)]
-        return printable("".join(told.format()))
+        return printable("".join(both_ends(part, _MOST_OF_A_PART) for part in told.format()))
     except BaseException:  # the attributes of `error` are user code too
         return ""
 
