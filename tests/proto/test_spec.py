@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import enum
 import functools
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,10 +19,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec, spec
-from penstock_proto.batches.inferring import infer
+from penstock_proto.batches.inferring import as_text, infer
 from penstock_proto.batches.layout import ALIGN, HEADER, aligned, batch_spec, fixed_layout, is_fixed, lay_out
 from penstock_proto.spec import Spec
 from penstock_proto.value_text import shown
+
+
+class Color(enum.Enum):
+    """A value that has no dtype."""
+
+    RED = 1
+
+
+@dataclass
+class Record:
+    """A sample that is no dict."""
+
+    x: int
 
 
 def test_a_sample_of_nested_tuples_and_dicts_becomes_a_tree() -> None:
@@ -39,9 +58,29 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
     ("sample", "words"),
     [
         ("\ud800", r"'\\ud800' is not valid Unicode, so it has no UTF-8: yield bytes"),
-        (np.array(["a", 1], object), "dtype object"),
-        (np.array([None]), "object.*yield numeric arrays"),
-        (None, "dtype object"),
+        (np.array(["a", 1], object), "it mixes text and numbers: yield a tuple"),
+        ([("a", 1), ("b", 2)], "it mixes text and numbers: yield a tuple"),
+        (np.array([None]), "None has no dtype: leave it out"),
+        ([1.0, None], "None has no dtype: leave it out"),
+        (None, r"None has no dtype: leave it out.*Feed\(transform=\)"),
+        (Decimal("1.5"), r"yield float\(\) of it.*Feed\(transform=\)"),
+        (Fraction(1, 2), r"yield float\(\) of it"),
+        (Path("x"), r"yield str\(\) of it"),
+        (Color.RED, r"yield its \.value"),
+        (datetime(2026, 1, 1), r"yield its \.timestamp\(\)"),
+        (date(2026, 1, 1), r"yield its \.toordinal\(\)"),
+        (timedelta(1), r"yield its \.total_seconds\(\)"),
+        ({1, 2}, r"yield sorted\(\) of it"),
+        (frozenset("a"), r"yield sorted\(\) of it"),
+        ([{1}, {2}], r"it holds set objects, and for each: .* yield sorted\(\) of it"),
+        (Record(1), r"yield numbers, text and arrays, or tuples and dicts of them, such as vars\(\) of it"),
+        (10**30, "it needs more than 64 bits"),
+        (iter([1]), "it is an iterator: yield each of its items"),
+        (len, "it is a function or a class: yield what it returns"),
+        ([{"a": 1, "b": 2}] * 2, r"it holds dicts: yield one dict of lists, {'a': \[...\], 'b': \[...\]}, or a tuple"),
+        ({"boxes": [{"a": 1}]}, r"sample\['boxes'\] .* it holds dicts: yield one dict of lists"),
+        (np.array([np.zeros(2), np.zeros(3)], object), r"its items differ in length: give Feed\(batching="),
+        (np.zeros(3, [("a", "f4"), ("b", "i4")]), r"yield a dict of its fields, such as {'a': array\['a'\]}"),
         (np.ma.masked_array([1, 2], [0, 1]), r"masked array.*\.filled"),
         (np.datetime64("2026-01-01"), "astype"),
         ({1: 2}, "a key that is not text, 1: use str keys"),
@@ -56,7 +95,10 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
         (functools.reduce(lambda sample, _: (sample,), range(100), 1), "nested more than 32 deep"),
         (np.broadcast_to(np.zeros(()), (2**41, 0)), "a dimension can be up to"),
         (np.broadcast_to(np.zeros(()), (2**40, 2**15)), "a sample takes .* bytes, more than any machine has"),
-        (([np.zeros(3), np.zeros(3)], 1), r"sample\[0\] is a list of 2 arrays: yield a tuple of them, .* or np.stack"),
+        (
+            ([np.zeros(3), np.zeros(3)], 1),
+            r"sample\[0\] is a list of 2 arrays: yield a tuple of them, .* or np.stack.*Feed\(transform=\)",
+        ),
         ({"x": [[np.zeros(3)], [np.zeros(3)]]}, r"sample\['x'\] is a list of 2 arrays"),
         ([[1], [1, 2]], "pad parts"),
         ((), "0 leaves"),
@@ -67,6 +109,23 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
 def test_what_cannot_be_served_is_refused_with_what_to_do(sample: Any, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         infer(sample)
+
+
+class Strings:
+    """A tensor of strings, as TensorFlow has them."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.dtype = SimpleNamespace(name="string")
+
+    def numpy(self) -> Any:
+        return self._value
+
+
+def test_a_tensor_of_strings_is_text() -> None:
+    assert infer(Strings(b"a")) == Leaf("string", ())
+    assert infer(Strings(np.array([b"a", b"bc\0"], object))) == Leaf("string", (2,))
+    assert as_text(Strings(np.array([b"a", b"bc\0"], object))).tolist() == [b"a", b"bc\0"]  # type: ignore[union-attr]
 
 
 def test_flatten_and_unflatten_are_inverse_whatever_the_order_of_keys() -> None:

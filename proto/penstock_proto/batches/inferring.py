@@ -27,6 +27,9 @@ from ..spec import (
 )
 from ..text import is_unicode
 from ..value_text import shown
+from .instead import MIXED, instead_of
+
+_TRANSFORM = "A function given as Feed(transform=) can do so too"
 
 
 def infer(sample: Any) -> Spec:
@@ -81,7 +84,7 @@ def _refuse_list_of_arrays(value: Any, path: str) -> None:
     if item is not value and len(getattr(item, "shape", ())):
         raise SpecError(
             f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), if they "
-            "are separate leaves, or np.stack() of them if they are one array"
+            f"are separate leaves, or np.stack() of them if they are one array. {_TRANSFORM}"
         )
 
 
@@ -107,18 +110,22 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     if _can_be_served(array.dtype):
         return array
     if array.dtype.kind in "SU":
-        hint = "this leaf holds numbers: yield a number or an array of numbers"
+        hint = MIXED if isinstance(value, list) else "this leaf holds numbers: yield a number or an array of numbers"
     elif array.dtype.kind == "O":
-        hint = 'yield numeric arrays; if their lengths differ, give Feed(batching="pad") or Feed(batching="ragged")'
+        hint = f"{instead_of(value)}. {_TRANSFORM}"
     elif array.dtype.kind in "mM":
         hint = "yield .astype('int64') of it"
+    elif array.dtype.names:
+        name = array.dtype.names[0]
+        hint = f"yield a dict of its fields, such as {{{name!r}: array[{name!r}]}}"
     else:
         hint = f"these can be: {', '.join(sorted(DTYPES))}"
     raise SpecError(f"sample{path} is {shown(value)} of dtype {shown(array.dtype)}, which cannot be served; {hint}")
 
 
 def as_text(value: Any) -> npt.NDArray[Any] | None:
-    """Return text as an array of `bytes` objects (dtype object): of a `str` or `bytes`, of a list or an array of them.
+    """Return text as an array of `bytes` objects (dtype object): of a `str` or `bytes`, of a list or an array of them,
+    or of a TensorFlow tensor of strings.
 
     `str` becomes UTF-8. Return None if `value` is not text. An empty list or array of objects is not.
 
@@ -141,6 +148,8 @@ def as_text(value: Any) -> npt.NDArray[Any] | None:
             array = np.array(value, object)  # not by way of U and S, which lose trailing NULs
         except ValueError:  # lists of different lengths
             return None
+    elif getattr(getattr(value, "dtype", None), "name", "") == "string" and hasattr(value, "numpy"):
+        return as_text(value.numpy())
     else:
         return None
     flat = array.reshape(-1)

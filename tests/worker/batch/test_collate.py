@@ -128,7 +128,7 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (Leaf("float32", (2, 3)), IMAGE[0], "float32 array of shape \\(3,\\)"),
         (Leaf("float32", ()), IMAGE, "if samples differ in shape"),
         (Leaf("float32", (2, 3)), np.ma.array(IMAGE), "masked array, whose mask would be lost"),
-        (Leaf("float32", (2,)), np.array([None, 1]), "dtype object, which cannot be served; yield numeric"),
+        (Leaf("float32", (2,)), np.array([None, 1]), "dtype object, which cannot be served; None has no dtype"),
         (Leaf("float32", (2,)), [[1], [1, 2]], "pad parts of different lengths"),
         (Leaf("int64", ()), "text", "dtype <U4, which cannot be served; this leaf holds numbers"),
         (Leaf("int64", ()), None, "dtype object"),
