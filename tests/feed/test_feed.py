@@ -62,6 +62,35 @@ def no_yield(path: str) -> None:
     return None
 
 
+class Once:
+    """An iterator of user code."""
+
+    def __iter__(self) -> Once:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+
+class DataFlow:
+    """A DataFlow, as tensorpack has them."""
+
+    def reset_state(self) -> None: ...
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [1]
+
+
+class Numbered:
+    """A class whose instances have numbered items."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 @pytest.mark.parametrize(
     ("generate", "options", "message"),
     [
@@ -71,14 +100,27 @@ def no_yield(path: str) -> None:
         (asks_split_and_shard, {"splits": [1]}, "takes shard, which is for generators without splits="),
         (asks_too_much, {"splits": [1]}, "without an argument: size. A generator can take .* functools.partial"),
         (alone(), {}, "An iterator can be read only once: give the function, Feed\\(alone, args=...\\)"),
-        (iter("ab"), {}, "An iterator can be read only once: give the function that makes it"),
+        (
+            iter("ab"),
+            {},
+            r"(?s)An iterator can be read only once: give a function that makes it:.* yield from \.\.\.",
+        ),
+        (Once(), {}, r"(?s)read only once: give a function.*:\n +yield from Once\(\.\.\.\)\n +feed = Feed\(samples, "),
+        ({1, 2}, {}, r"(?s)got {1, 2}. Give a function that makes it:\n +def samples\(\):"),
+        (
+            DataFlow(),
+            {},
+            r"(?s)flow = DataFlow\(\.\.\.\)\n +flow.reset_state\(\)\n +yield from flow.*transform=tuple",
+        ),
+        (DataFlow, {}, r"(?s)DataFlow is a class: give a function .*flow.reset_state\(\)\n +yield from flow\n"),
+        (Numbered, {}, r"Numbered is a class: give an instance, Numbered\(...\), whose items are then served"),
         (3, {}, "expected a generator function .* got 3"),
         (by_split, {"splits": "a.h5"}, "splits must be a list .* got 'a.h5'"),
         (by_split, {"splits": 3}, "splits must be a list .* got 3"),
         ([1, 2], {"splits": [1]}, "splits= is for generators"),
         ([1, 2], {"samples": 3}, "samples=3, but the indexable object has 2"),
         ({"x": 1}, {}, "expected a list of samples or a generator function, got {'x': 1}"),
-        (list, {}, "list is a class: give an instance"),
+        (list, {}, r"list is a class: give an instance, list\(...\), whose items are then served"),
         (alone, {"batch_size": 0}, "batch_size must be 1 to .* got 0"),
         (alone, {"batch_size": 1.5}, "batch_size must be a whole number.* got 1.5"),
         (alone, {"shuffle": True}, "shuffle must be a whole number.* got True"),
@@ -143,6 +185,14 @@ def test_options_that_cannot_work_are_refused_with_the_mend(
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         Feed(generate, **{"batch_size": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("source", "items"), [(alone, "it yields whole batches"), ([1, 2], "its items are whole batches")]
+)
+def test_a_feed_without_a_batch_size_is_told_what_to_write(source: Any, items: str) -> None:
+    with pytest.raises(TypeError, match=f"a feed needs batch_size=: .*or batch_size=None if {items}"):
+        Feed(source)  # type: ignore[call-arg]
 
 
 def test_a_generator_gets_what_it_asks_for_by_name() -> None:

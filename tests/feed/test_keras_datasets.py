@@ -277,9 +277,13 @@ def test_a_seeded_flow_augments_as_in_keras(tf: Any) -> None:
         assert (found == expected[i]).all()
 
 
-def test_a_batch_size_is_refused_with_the_fix(datasets: Any) -> None:
+def test_a_batch_size_is_refused_and_a_missing_one_asked_for(datasets: Any) -> None:
     with pytest.raises(ValueError, match=r"Own is a Keras dataset.*batch_size must be None, got 32.*in the dataset"):
         Feed(datasets.Own(), batch_size=32)
+    with pytest.raises(
+        TypeError, match="the items of Own, a Keras dataset, are whole batches, so give batch_size=None"
+    ):
+        Feed(datasets.Own())  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="Endless is an endless Keras dataset: leave splits="):
         Feed(datasets.Endless(), batch_size=None, samples=10)
 
@@ -411,6 +415,8 @@ def test_lists_are_structures_at_the_top_and_wherever_they_hold_arrays() -> None
     assert isinstance(as_structure(([a, {"b": [a]}], [1, 2]))[0][1]["b"], tuple)
     assert as_structure(([1, 2], [[1], [2]])) == ([1, 2], [[1], [2]])
     assert as_structure([1.5, 2]) == (1.5, 2)
+    assert as_structure([a, []]) == (a, [])  # a sample's list of no numbers
+    assert as_structure([a, [], {"b": []}], batch=True) == (a, (), {"b": ()})
 
 
 def test_a_state_is_copied_but_for_what_cannot_be_or_is_large() -> None:

@@ -22,7 +22,7 @@ from .objects.indexables import is_indexable, is_keras, is_torch_iterable, is_to
 from .objects.torch_iterable import TorchIterable
 from .options.cache_key import feed_directory
 from .options.declared_spec import checked_spec
-from .options.feed_options import FeedOptions, check_cached, check_name, checked_splits
+from .options.feed_options import TORCH_LOADER, FeedOptions, check_cached, check_name, checked_splits
 from .options.plan_sizes import ENDLESS, FEWEST_OPEN, open_splits
 from .options.transforms import checked_transforms
 from .options.values import OnError, Pad, Shuffle
@@ -158,10 +158,7 @@ class Feed(FeedOptions, FromFiles, Combining):
         """Replace a torch iterable or an endless Keras dataset with a generator function that yields its items."""
         source = self.generate
         if is_torch_loader(source):
-            raise TypeError(
-                "expected a dataset, got a torch DataLoader, which starts workers of its own: give its dataset, "
-                "Feed(loader.dataset, batch_size=..., shuffle=...)"
-            )
+            raise TypeError(TORCH_LOADER)
         if is_torch_iterable(source):
             object.__setattr__(self, "generate", TorchIterable(source))
         if not is_keras(source):

@@ -56,19 +56,19 @@ def length_of(source: Any) -> int | None:
     return len(source)
 
 
-def as_structure(item: Any, *, inside: bool = False) -> Any:
+def as_structure(item: Any, *, inside: bool = False, batch: bool = False) -> Any:
     """Return an item of Keras or torch with tuples instead of the lists that mean a structure.
 
     The outermost list always means a structure. An inner list does if it holds arrays or other structures. An inner
-    list of numbers is an array.
+    list of numbers is an array, except for an empty one in a batch (`batch`): that has no rows, so it means no targets.
     """
-    if isinstance(item, list) and (not inside or any(_is_part(part) for part in item)):
-        return tuple(as_structure(part, inside=True) for part in item)
+    if isinstance(item, list) and (not inside or (batch and not item) or any(_is_part(part) for part in item)):
+        return tuple(as_structure(part, inside=True, batch=batch) for part in item)
     if isinstance(item, tuple):
-        parts = [as_structure(part, inside=True) for part in item]
+        parts = [as_structure(part, inside=True, batch=batch) for part in item]
         return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
     if isinstance(item, Mapping):
-        return {key: as_structure(part, inside=True) for key, part in item.items()}
+        return {key: as_structure(part, inside=True, batch=batch) for key, part in item.items()}
     return item
 
 

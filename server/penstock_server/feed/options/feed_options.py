@@ -14,13 +14,18 @@ from typing import Any, Self
 from penstock_proto.value_text import shown
 
 from ..objects.endless_items import EndlessItems, VaryingItems
-from ..objects.indexables import is_indexable, is_keras, length_of
+from ..objects.indexables import is_indexable, is_keras, is_torch_loader, length_of
 from ..objects.torch_iterable import TorchIterable
 from .checks import whole
 from .generator_call import GeneratorCall
 from .old_spellings import refuse_old_spellings
 from .short_repr import arguments, call
 from .values import FAIL, NO_SHUFFLE, Cache, OnError, Pad, Shuffle, batching_of
+
+TORCH_LOADER = (
+    "expected a dataset, got a torch DataLoader, which starts workers of its own: give its dataset, "
+    "Feed(loader.dataset, batch_size=..., shuffle=...)"
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,6 +61,8 @@ class FeedOptions:
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         refuse_old_spellings(options)
+        if (args or options) and "batch_size" not in options:  # neither is given when it is copied
+            raise TypeError(_needs_batch_size(args[0] if args else options.get("generate")))
         return super().__new__(cls)
 
     def __repr__(self) -> str:
@@ -267,6 +274,21 @@ def check_name(name: str) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name):
         raise ValueError(f"name must be 1 to 128 letters, digits, '_', '-' and '.', got {name!r}")
     return name
+
+
+def _needs_batch_size(source: Any) -> str:
+    """Return the error for a feed without batch_size=."""
+    if is_torch_loader(source):
+        return TORCH_LOADER
+    if is_keras(source):
+        return (
+            f"a feed needs batch_size=: the items of {type(source).__name__}, a Keras dataset, are whole batches, so "
+            "give batch_size=None"
+        )
+    items = "its items are" if is_indexable(source) else "it yields"
+    return (
+        f"a feed needs batch_size=: give the number of samples in a batch, or batch_size=None if {items} whole batches"
+    )
 
 
 def _never_full(samples: int, batch_size: int | None) -> str:

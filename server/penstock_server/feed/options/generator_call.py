@@ -115,15 +115,11 @@ def _check_kind(generate: Any, method: Any) -> None:
     if method is not None:
         _check_method(generate, method)
     elif isinstance(generate, type) and not hasattr(generate, "__next__"):
-        raise TypeError(
-            f"{generate.__name__} is a class: give an instance, {generate.__name__}(...), if its items are samples, "
-            "or, if one of its methods yields them, the name of that: "
-            f'Feed({generate.__name__}, method="{_likely_method(generate)}", ...)'
-        )
+        raise TypeError(f"{generate.__name__} is a class: {_instead_of_class(generate)}")
     elif not callable(generate):
         raise TypeError(
             "expected a generator function that yields samples, or an object with __len__ and __getitem__, "
-            f"got {shown(generate)}{_iterator_hint(generate)}"
+            f"got {shown(generate)}{_instead_of_object(generate)}"
         )
     elif _is_method_of_a_class(generate):
         owner, _, name = generate.__qualname__.rpartition(".")
@@ -169,13 +165,44 @@ def _likely_method(cls: type) -> str:
     return next(iter(_generators_of(cls)), "generate")
 
 
-def _iterator_hint(generate: Any) -> str:
-    """Return what to give instead of an iterator, such as one that a generator function returned."""
-    if not hasattr(generate, "__next__"):
+def _instead_of_class(cls: type) -> str:
+    """Say what to give instead of a class without method=."""
+    name = cls.__name__
+    if hasattr(cls, "__getitem__") and hasattr(cls, "__len__"):
+        return f"give an instance, {name}(...), whose items are then served"
+    if hasattr(cls, "reset_state"):
+        return f"give a function that makes the object and iterates over it{_function(f'{name}(...)', resets=True)}"
+    return (
+        f"give an instance, {name}(...), if its items are samples, or, if one of its methods yields them, the name of "
+        f'that: Feed({name}, method="{_likely_method(cls)}", ...)'
+    )
+
+
+def _instead_of_object(source: Any) -> str:
+    """Say what to give instead of an object that can be iterated over, such as what a generator function returned."""
+    if not hasattr(source, "__iter__"):
         return ""
-    code = getattr(generate, "gi_code", None)
-    function = "the function that makes it" if code is None else f"the function, Feed({code.co_name}, args=...)"
-    return f". An iterator can be read only once: give {function}"
+    code = getattr(source, "gi_code", None)
+    if code is not None:
+        return f". An iterator can be read only once: give the function, Feed({code.co_name}, args=...)"
+    once = "An iterator can be read only once: give" if hasattr(source, "__next__") else "Give"
+    kind = type(source)
+    public = kind.__module__ not in ("builtins", "_io") and not kind.__name__.startswith("_")
+    made = f"{kind.__name__}(...)" if public else "...  # make it here"
+    return f". {once} a function that makes it{_function(made, resets=hasattr(source, 'reset_state'))}"
+
+
+def _function(made: str, *, resets: bool) -> str:
+    """Return the lines of a generator function that makes an object with the expression `made`, and iterates over it.
+
+    `resets`: it is a DataFlow of tensorpack, which must be reset before it is read.
+    """
+    if not resets:
+        return f":\n    def samples():\n        yield from {made}\n    feed = Feed(samples, ...)"
+    return (
+        f":\n    def samples():\n        flow = {made}\n        flow.reset_state()\n        yield from flow\n"
+        "    feed = Feed(samples, transform=tuple, ...)"
+    )
 
 
 def _is_method_of_a_class(function: Any) -> bool:

@@ -126,7 +126,7 @@ class KerasItems:
     def _read(self, epoch: int, index: int) -> Any:
         if self._counts and self._length is not None:
             self._source.total_batches_seen = epoch * self._length + index  # as if all items before had been read here
-        item = as_structure(self._source[index])
+        item = as_structure(self._source[index], batch=True)
         if isinstance(item, tuple):
             while len(item) > 1 and item[-1] is None:  # no sample weights
                 item = item[:-1]
