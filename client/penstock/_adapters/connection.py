@@ -85,6 +85,7 @@ class Connection:
 
         Raises:
             ImportError: TensorFlow is not installed.
+            RuntimeError: it is called in a function that TensorFlow traces, such as that of `Dataset.interleave`.
         """
         optional.check_tensorflow("connection.dataset()")
         if prefetch is None:
@@ -96,6 +97,7 @@ class Connection:
         from . import tfdata
 
         if self._dataset is None:
+            optional.check_outside_of_functions("connection.dataset()")
             self._dataset = tfdata.dataset(self._handle)
         dataset = self._dataset if cached is None else tfdata.cached(self._dataset, cached, self.cardinality)
         return dataset.prefetch(prefetch) if prefetch else dataset
@@ -366,7 +368,9 @@ def dataset(
 
     Raises:
         ImportError: TensorFlow is not installed.
+        RuntimeError: it is called in a function that TensorFlow traces, such as that of `Dataset.interleave`.
     """
+    optional.check_outside_of_functions("penstock.dataset()")
     optional.check_tensorflow("penstock.dataset()")
     connection = connect(
         url,

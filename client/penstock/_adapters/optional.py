@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from importlib.util import find_spec
 
 
@@ -13,6 +14,20 @@ def check_tensorflow(user: str) -> None:
             f"{user} needs TensorFlow, which is not installed here: run pip install tensorflow. A connection also has "
             "keras() for Keras, torch() for PyTorch, and batches() for NumPy and JAX",
             name="tensorflow",
+        )
+
+
+def check_outside_of_functions(user: str) -> None:
+    """Raise RuntimeError in a function that TensorFlow traces, such as that of `Dataset.interleave`. `user`: what was
+    called there, the beginning of the error."""
+    inside_function = getattr(sys.modules.get("tensorflow"), "inside_function", None)
+    if inside_function is not None and inside_function():
+        raise RuntimeError(
+            f"{user} was called in a function that TensorFlow traces (of Dataset.interleave, flat_map or map, or a "
+            "tf.function). TensorFlow runs such a function once, not once for each element, so all elements would "
+            "read one stream. Call it outside of the function. A feed interleaves its splits by itself: "
+            "Feed(..., shuffle=Shuffle(SAMPLES, interleave=N)). For several feeds, serve Feed.mix(...), or make a "
+            "dataset of each and give the list to tf.data.Dataset.sample_from_datasets"
         )
 
 

@@ -277,6 +277,26 @@ def test_a_connection_builds_its_dataset_once(tf: Any) -> None:
             connection.dataset(-1)
 
 
+def test_a_dataset_made_within_interleave_is_refused_with_what_to_do_and_one_made_before_is_read(tf: Any) -> None:
+    info, epoch = numbers(3)
+    elements = tf.data.Dataset.range(2)
+    with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url) as connection:
+
+        def connected(_: Any) -> Any:
+            return penstock.dataset(daemon.url)
+
+        def made(_: Any) -> Any:
+            return connection.dataset()
+
+        for call in (connected, made):
+            with pytest.raises(RuntimeError, match=r"Call it outside of the function.*tf\.data\.Dataset\.sample_from"):
+                elements.interleave(tf.autograph.experimental.do_not_convert(call))
+        assert daemon.count(Begin) == 0
+        dataset = connection.dataset()
+        found = [first(batch) for batch in elements.flat_map(lambda _: dataset)]
+        assert found == [0, 1, 2, 100, 101, 102]
+
+
 def test_keras_fits_and_validates(tf: Any) -> None:
     import keras
 
