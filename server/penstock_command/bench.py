@@ -15,7 +15,7 @@ from penstock_proto.security.keys import client_keys
 from penstock_server.cli.command_group import complete_files
 from penstock_server.cli.option_groups import Group, GroupedCommand, option
 from penstock_server.cli.param_options import given, param_options
-from penstock_server.cli.parameters import client_keys_option
+from penstock_server.cli.parameters import Number, WholeNumber, client_keys_option
 
 from .options import workers_option
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @option(
     "--seconds",
     group=Group.MEASUREMENT,
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=10.0,
     metavar="SECONDS",
     show_default=True,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @option(
     "--batches",
     group=Group.MEASUREMENT,
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=None,
     metavar="N",
     help="Stop after N batches, if that is sooner.",
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @option(
     "--warmup",
     group=Group.MEASUREMENT,
-    type=click.FloatRange(0),
+    type=Number(0),
     default=2.0,
     metavar="SECONDS",
     show_default=True,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @option(
     "--step",
     group=Group.MEASUREMENT,
-    type=click.FloatRange(0),
+    type=Number(0),
     default=0.0,
     metavar="SECONDS",
     show_default=True,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 @option(
     "--cached",
     group=Group.MEASUREMENT,
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=None,
     metavar="N",
     help="Then read N batches from memory again and again, as from an infinitely fast loader.",

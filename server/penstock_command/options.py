@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import click
-
 from penstock_server.cli.option_groups import Group, option
+from penstock_server.cli.parameters import WholeNumber
 
 workers_option = option(
     "--workers",
     group=Group.WORKERS,
-    type=click.IntRange(1, 4096),
+    type=WholeNumber(1, 4096),
     default=None,
     metavar="N",
     show_default="one for each CPU that it may use",

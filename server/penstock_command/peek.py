@@ -11,7 +11,7 @@ import click
 from penstock_proto.security.keys import client_keys
 from penstock_server.cli.command_group import complete_files
 from penstock_server.cli.param_options import given, param_options
-from penstock_server.cli.parameters import client_keys_option
+from penstock_server.cli.parameters import WholeNumber, client_keys_option
 
 if TYPE_CHECKING:
     from penstock_server.peeking.report.show import SeenFeed
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("what", metavar="URL|MODULE:ATTR|FILE...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--samples",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=None,
     metavar="N",
     show_default="256, or those that come within 3 s",

@@ -8,7 +8,7 @@ import click
 
 from penstock_proto.security.keys import client_keys
 from penstock_server.cli.command_group import complete_files
-from penstock_server.cli.parameters import client_keys_option
+from penstock_server.cli.parameters import Number, client_keys_option
 
 from .options import workers_option
 
@@ -18,7 +18,7 @@ from .options import workers_option
 @workers_option
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600, min_open=True),
+    type=Number(0, 3600, min_open=True),
     default=10.0,
     metavar="SECONDS",
     show_default=True,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock_proto.security.keys import client_keys
-from penstock_server.cli.parameters import client_keys_option
+from penstock_server.cli.parameters import Number, client_keys_option
 
 if TYPE_CHECKING:
     from penstock_proto.status.status_shape import Status
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @client_keys_option
 @click.option(
     "--every",
-    type=click.FloatRange(0.2),
+    type=Number(0.2),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

@@ -11,6 +11,8 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +26,7 @@ from penstock_proto.status.status_shape import Memory, Status
 from penstock_proto.status.stream_status import Stream
 from penstock_proto.status.worker_status import Worker
 from penstock_server.cli.main import main
+from penstock_server.consumers.starting_feeds import WAITS, StartingFeeds
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, wait_until
 from tests.fakes.statuses import of
@@ -282,6 +285,28 @@ def test_scale_says_what_is_wrong(serve: Serve) -> None:
     nameless = penstock_command("scale", "tcp://127.0.0.1:9", "2", "--host", "")
     assert nameless.returncode == 2
     assert "--host needs the name of a host: `penstock status URL` shows them" in nameless.stderr
+    for words, error in (
+        (["16"], "'16' is not a URL: give both, penstock scale tcp://127.0.0.1:5555 N"),
+        (["tcp://127.0.0.1:9"], "give the number of workers, N, or --hosts N"),
+        (["tcp://127.0.0.1:9", "x"], "Invalid value for '[N]': 'x' is not a valid whole number."),
+    ):
+        assert error in penstock_command("scale", *words).stderr
+
+
+def test_a_daemon_without_workers_says_so_when_it_is_ready_and_again_while_a_trainer_waits(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = serve(FEED, workers=0)
+    root = daemon.url.rpartition("/")[0]
+    assert f"no batches are made until a host joins: penstock join {root} FEED..." in daemon.stderr()
+    coordinator: Any = SimpleNamespace(
+        feeds={}, streams={0: None}, starting=SimpleNamespace(failing={}), workers=SimpleNamespace(makers=[])
+    )
+    feeds = StartingFeeds(coordinator, feeds=0, endpoint=root, advertise=None, on_ready=print)
+    feeds.look_at_the_clock(WAITS - 1, str)
+    assert not caplog.records
+    feeds.look_at_the_clock(WAITS, str)
+    assert f"trainers wait: start some on another host with penstock join {root} FEED..., or here" in caplog.text
 
 
 @pytest.mark.parametrize("command", [["scale", "2"], ["stop"]])

@@ -683,7 +683,7 @@ def test_a_look_at_a_running_feed_takes_no_batch_from_anybody(serve: Serve) -> N
         ("absent.h5", "absent.h5: no such file"),
         ("absent-*.h5", "no file matches absent-*.h5"),
         ("notes.csv", "expected a file that ends in .h5, .hdf5"),
-        ("feed.py", "which feed in it? Give feed.py:ATTR"),
+        ("feed.py", "which feed in it? Write feed.py:ATTR"),
         ("empty.h5", "empty.h5 is empty (0 bytes)"),
         ("truncated.h5", "truncated.h5: the file is truncated: copy it again"),
         ("many.h5", "has 200 datasets of length 3: if each is a sample, write a generator"),

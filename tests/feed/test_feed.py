@@ -356,6 +356,7 @@ def test_a_feed_is_found_by_module_or_by_file(folder: Path) -> None:
     [
         ("scenes_to_load", "expected MODULE:ATTR, such as .* got 'scenes_to_load'"),
         ("scenes_to_load:", "expected MODULE:ATTR"),
+        ("scenes_to_load.py", "which feed in it.* Write scenes_to_load.py:train; its feeds are train, val"),
         ("not_there:feed", "no module 'not_there'"),
         ("scenes_to_load.deeper:feed", "no module 'scenes_to_load.deeper'|'scenes_to_load' is not a package"),
         ("not_there.py:feed", "not_there.py: no such file"),

@@ -21,6 +21,8 @@ def is_private(url: str) -> bool:
     module, _, attribute = split_params(url)[0].rpartition(":")
     if module and attribute[:1].isdigit():
         raise StartError(f"{url!r} looks like an address without tcp://: {_FORMS}")
+    if url.endswith(".py"):
+        raise StartError(f"{url}: which feed in it? Write {url}:ATTR, such as {url}:feed")
     if not module or not attribute.isidentifier():
         raise StartError(f"{url!r} is neither a URL nor MODULE:ATTR: {_FORMS}")
     return True

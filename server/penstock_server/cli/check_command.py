@@ -16,7 +16,7 @@ from .command_group import complete_files
 from .file_options import file_options, targets_of
 from .option_groups import Group, GroupedCommand, option
 from .param_options import param_options, taken, with_given
-from .parameters import Variable, client_keys_option, memory_option
+from .parameters import Number, Variable, WholeNumber, client_keys_option, memory_option
 from .terminal import bar
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @option(
     "--seconds",
     group=Group.CHECK,
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=5.0,
     metavar="SECONDS",
     show_default=True,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @option(
     "--workers",
     group=Group.WORKERS,
-    type=click.IntRange(1, 4096),
+    type=WholeNumber(1, 4096),
     default=cpus.usable,
     metavar="N",
     show_default="one for each CPU that it may use",
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @option(
     "--hang-timeout",
     group=Group.WORKERS,
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

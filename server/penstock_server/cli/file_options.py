@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from .option_groups import Group, option
+from .parameters import WholeNumber
 
 
 class Rows(click.ParamType[tuple[int, int | None]]):
@@ -37,7 +38,7 @@ _OPTIONS = (
     option(
         "--batch-size",
         group=Group.DATA_FILES,
-        type=click.IntRange(1),
+        type=WholeNumber(1),
         default=None,
         metavar="N",
         help="With FILE: samples in a batch.",
@@ -45,7 +46,7 @@ _OPTIONS = (
     option(
         "--shuffle",
         group=Group.DATA_FILES,
-        type=click.IntRange(0),
+        type=WholeNumber(0),
         default=None,
         metavar="N",
         help="With FILE: number of samples to mix.",
@@ -53,7 +54,7 @@ _OPTIONS = (
     option(
         "--seed",
         group=Group.DATA_FILES,
-        type=click.IntRange(0),
+        type=WholeNumber(0),
         default=None,
         metavar="N",
         help="With FILE: seed of the order.",

@@ -19,6 +19,8 @@ from .file_options import file_options, targets_of
 from .option_groups import Group, GroupedCommand, option
 from .param_options import param_options, taken, with_given
 from .parameters import (
+    Number,
+    WholeNumber,
     allow_uid_option,
     given_for,
     keys_option,
@@ -36,7 +38,7 @@ from .parameters import (
 @option(
     "--workers",
     group=Group.WORKERS,
-    type=click.IntRange(1, 4096),
+    type=WholeNumber(1, 4096),
     default=None,
     metavar="N",
     show_default="one for each CPU that it may use",
@@ -55,7 +57,7 @@ from .parameters import (
 @option(
     "--grace",
     group=Group.OPERATION,
-    type=click.FloatRange(0),
+    type=Number(0),
     default=JoinConfig.grace,
     metavar="SECONDS",
     show_default=True,
@@ -64,7 +66,7 @@ from .parameters import (
 @option(
     "--patience",
     group=Group.OPERATION,
-    type=click.FloatRange(0),
+    type=Number(0),
     default=JoinConfig.patience,
     metavar="SECONDS",
     show_default=True,
@@ -73,7 +75,7 @@ from .parameters import (
 @option(
     "--fetch-port",
     group=Group.LISTENING,
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     default=JoinConfig.fetch_port,
     metavar="PORT",
     show_default="any free port",

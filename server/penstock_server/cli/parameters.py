@@ -16,6 +16,18 @@ from .option_groups import Group, option
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+class WholeNumber(click.IntRange):
+    """A whole number from a range. (click calls it "integer range" in its errors.)"""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number from a range."""
+
+    name = "number"
+
+
 def keys_option(text: str, default: str = "PENSTOCK_KEYS, or none") -> Callable[[_F], _F]:
     """Declare --keys with this help."""
     return option(
@@ -35,7 +47,7 @@ allow_uid_option = option(
     "--allow-uid",
     "allow_uids",
     group=Group.SAFETY,
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     multiple=True,
     metavar="UID",
     help="Let trainers of this user, on this host, share memory with Penstock; they can then change its batches.",
@@ -44,7 +56,7 @@ allow_uid_option = option(
 hang_timeout_option = option(
     "--hang-timeout",
     group=Group.WORKERS,
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=None,
     metavar="SECONDS",
     show_default="off",
@@ -98,7 +110,7 @@ class Workers(click.ParamType[int | Literal["auto"]]):
 
 
 _MOST = 4096
-_COUNT = click.IntRange(0, _MOST)
+_COUNT = WholeNumber(0, _MOST)
 
 
 class HostBounds(click.ParamType[tuple[int, int]]):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .option_groups import Group, option
-from .parameters import HostBounds
+from .parameters import HostBounds, WholeNumber
 
 if TYPE_CHECKING:
     from ..daemon.config import DaemonConfig
@@ -38,7 +38,7 @@ _OPTIONS = (
     option(
         "--workers-per-host",
         group=Group.HOSTS,
-        type=click.IntRange(1, 4096),
+        type=WholeNumber(1, 4096),
         default=None,
         metavar="N",
         help="With --on: worker processes of each of these hosts, which reserve as many CPUs.",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from penstock_proto.security.keys import client_keys
 
-from .parameters import client_keys_option
+from .parameters import WholeNumber, client_keys_option
 
 
 @click.command()
 @click.argument("url")
-@click.argument("workers", metavar="[N]", type=click.IntRange(1, 4096), required=False)
+@click.argument("workers", metavar="[N]", type=WholeNumber(1, 4096), required=False)
 @click.option(
     "--host",
     default=None,
@@ -21,7 +23,7 @@ from .parameters import client_keys_option
 )
 @click.option(
     "--hosts",
-    type=click.IntRange(1, 4096),
+    type=WholeNumber(1, 4096),
     default=None,
     metavar="N",
     help="Change the number of hosts, if Ray runs them (penstock serve --on ray).",
@@ -55,6 +57,8 @@ def scale(
         click.echo(f"hosts: {scaled.before} -> {scaled.after}")
         return
     if workers is None:
+        if re.fullmatch(r"[0-9]+|[a-z]+", url):
+            raise click.UsageError(f"{url!r} is not a URL: give both, penstock scale tcp://127.0.0.1:5555 N")
         raise click.UsageError("give the number of workers, N, or --hosts N")
     if host == "":
         raise click.UsageError("--host needs the name of a host: `penstock status URL` shows them")

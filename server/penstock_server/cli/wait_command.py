@@ -8,7 +8,7 @@ import click
 
 from penstock_proto.security.keys import any_keys
 
-from .parameters import client_keys_option
+from .parameters import Number, client_keys_option
 
 NOT_READY, NOBODY = 3, 4
 """Exit codes when the time is over: the daemon is not ready, or no daemon answers."""
@@ -19,7 +19,7 @@ NOT_READY, NOBODY = 3, 4
 @client_keys_option
 @click.option(
     "--timeout",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=None,
     metavar="SECONDS",
     show_default="as long as the daemon makes progress, and 30 s without any",

@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 SAY_AGAIN = 300
 """Seconds after which the log repeats why a feed cannot be started."""
 
+WAITS = 30
+"""Seconds after which the log repeats that trainers wait and there is no worker."""
+
 
 class StartingFeeds:
     """Follows each feed from the daemon's start until its URL is logged.
@@ -70,6 +73,9 @@ class StartingFeeds:
             if text := mixing_warning(feed.plan, splits, feed.info.pool):
                 self.warn_once(text)
             self.look_at_workers()
+        if self.ready and not self._coordinator.workers.makers:
+            text = "there are no workers here, so no batches are made until a host joins: penstock join %s FEED..."
+            log.info(text, self._root, extra={"event": "no_workers"})
         self._on_ready(self.url(name))
 
     def look_at_workers(self) -> None:
@@ -88,8 +94,14 @@ class StartingFeeds:
             log.warning("%s", text, extra={"event": "feed_warning"})
 
     def look_at_the_clock(self, seconds: int, phase: Callable[[], str]) -> None:
-        """Log from time to time which feeds are not ready yet, `seconds` after the start. `phase` returns what keeps
-        them."""
+        """Log from time to time which feeds are not ready yet, or that no worker makes batches of the streams that are
+        read, `seconds` after the start. `phase` returns what keeps the feeds."""
+        if seconds % WAITS == 0 and self._coordinator.streams and not self._coordinator.workers.makers:
+            text = (
+                "no worker makes batches, so trainers wait: start some on another host with penstock join %s FEED..., "
+                "or here with penstock scale %s N"
+            )
+            log.warning(text, self._root, self._root, extra={"event": "no_workers"})
         failing = self._coordinator.starting.failing
         if seconds % SAY_AGAIN == 0:
             self.say_what_fails(failing)

@@ -57,6 +57,9 @@ def load(target: str) -> Made:
         return Made(pickled.load(), "")
     name, params = split_params(target)
     module_name, colon, attribute = name.rpartition(":")
+    if not colon and name.endswith(".py"):
+        example, feeds = _feeds_of(_load(place_of(f"{name}:feed")))
+        raise StartError(f"{name}: which feed in it? Write {name}:{example}; {feeds}")
     if not colon or not module_name or not attribute:
         raise StartError(f"expected MODULE:ATTR, such as scenes:feed or scenes.py:feed, got {name!r}")
     module = _load(place_of(target))
@@ -228,11 +231,7 @@ def _import_failed(module: str, error: Exception) -> StartError:
 def _feed(module: ModuleType, module_name: str, attribute: str, params: dict[str, Any] | None) -> Made:
     from ..feed.feed import Feed  # the daemon needs only `place_of` from this file
 
-    found = [name for name, value in vars(module).items() if isinstance(value, Feed)]
-    if found:
-        feeds = f"its feeds are {', '.join(found)}" if len(found) > 1 else f"its only feed is {found[0]}"
-    else:
-        feeds = "it has no feeds: write feed = Feed(...) at its top level"
+    _, feeds = _feeds_of(module)
     if not hasattr(module, attribute):
         raise StartError(f"{module_name} has no attribute {attribute!r}; {feeds}")
     value = getattr(module, attribute)
@@ -250,6 +249,16 @@ def _feed(module: ModuleType, module_name: str, attribute: str, params: dict[str
     if is_factory(value):
         return _made(value, f"{module_name}:{attribute}", params or {}, f". If it yields samples itself, {hint}")
     raise StartError(f"{module_name}:{attribute} must be a Feed, got {shown(value)}; {hint}")
+
+
+def _feeds_of(module: ModuleType) -> tuple[str, str]:
+    """Return the name of the module's first feed, or "feed" if it has none, and words that list its feeds."""
+    from ..feed.feed import Feed
+
+    found = [name for name, value in vars(module).items() if isinstance(value, Feed)]
+    if not found:
+        return "feed", "it has no feeds: write feed = Feed(...) at its top level"
+    return found[0], f"its feeds are {', '.join(found)}" if len(found) > 1 else f"its only feed is {found[0]}"
 
 
 def _made(factory: Callable[..., Any], name: str, params: dict[str, Any], hint: str) -> Made:

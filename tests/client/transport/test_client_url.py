@@ -22,7 +22,8 @@ from penstock_proto.transport.urls import Address
         ("tcp://h:1/a/b", "such as tcp://127.0.0.1:5555/train, got 'tcp://h:1/a/b'"),
         ("tcp://h:1", "names no feed: write tcp://h:1/FEED"),
         ("tcp://h:1/", "`penstock status tcp://h:1` lists the feeds"),
-        ("scenes.py", "neither a URL nor MODULE:ATTR"),
+        ("scenes.py", "which feed in it? Write scenes.py:ATTR"),
+        ("scenes", "neither a URL nor MODULE:ATTR"),
         (":feed", "neither a URL nor MODULE:ATTR"),
     ],
 )

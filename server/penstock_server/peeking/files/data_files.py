@@ -152,7 +152,7 @@ def is_url_of_feed(name: str) -> bool:
     if os.path.isdir(name):
         refuse_directory(name)
     if name.endswith(".py") and os.path.exists(name):
-        raise StartError(f"{name}: which feed in it? Give {name}:ATTR, such as {name}:feed")
+        raise StartError(f"{name}: which feed in it? Write {name}:ATTR, such as {name}:feed")
     if os.path.exists(name):
         raise StartError(
             f"{name}: expected a file that ends in {registry.all_endings()}. Other files need a generator: "
