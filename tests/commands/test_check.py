@@ -19,7 +19,8 @@ import pytest
 
 from penstock_server.checking.judging import culprit, culprit_words
 from penstock_server.checking.judging.culprit import Culprit, Result, Trial
-from penstock_server.checking.observing.messages import Done, Gpu, Source
+from penstock_server.checking.observing.messages import Carried, Done, Gpu, Source
+from penstock_server.checking.observing.plain_loop import lost_by_segments
 from tests.conftest import DaemonLauncher, wait_until
 
 FEEDS = """
@@ -71,12 +72,29 @@ ragged = Feed(words, **pieces, batching="ragged")
 
 class Endless:
     def __init__(self, n):
-        self.order = np.random.permutation(n)
+        self.n = n
     def generate(self):
-        for i in itertools.cycle(self.order):
-            yield int(i), random.random()
+        while True:
+            yield random.randrange(self.n), random.random()
 
 endless = Feed(Endless, method="generate", args=(50,), segment=30, batch_size=8)
+
+class Cycle(Endless):
+    def generate(self):
+        for i in itertools.cycle(np.random.permutation(self.n)):
+            yield int(i), random.random()
+
+cycle = Feed(Cycle, method="generate", args=(60,), segment=20, samples=60, batch_size=8)
+
+class OwnSeed:
+    def __init__(self, seed):
+        self.rng = np.random.RandomState(seed)
+    def generate(self, split):
+        for i in self.rng.permutation(40):
+            yield 40 * split + i
+
+own_seed = Feed(OwnSeed, method="generate", args=(3,), **pieces)
+own_order = Feed(OwnSeed, method="generate", args=(3,), **pieces, shuffle=512)
 repeats = Feed(lambda: iter(range(30)), segment=30, batch_size=8)
 
 def at_import(split):
@@ -255,7 +273,7 @@ def test_a_feed_without_mistakes_is_described_in_a_screen(command: Callable[...,
         assert words in ran.stdout
 
 
-@pytest.mark.parametrize("feed", ["endless", "ragged", "with_variables"])
+@pytest.mark.parametrize("feed", ["endless", "own_order", "ragged", "with_variables"])
 def test_other_feeds_without_mistakes_have_no_findings(check: Check, feed: str) -> None:
     checked = check(f"feeds.py:{feed}", "--strict")
     assert (checked.status, checked.told["findings"], checked.told["agree"]) == (0, [], True)
@@ -449,6 +467,37 @@ def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: C
     assert skipped["what"].startswith("split 3: the rest is left out after 7 samples: fails raised ValueError")
     repeated = check("feeds.py:repeats").finding("segments")
     assert "every segment repeats" in repeated["what"]
+
+
+def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -> None:
+    cycle = check("feeds.py:cycle").finding("segments")
+    assert re.match(r"the first 60 samples of an epoch have only [34]\d different ones, and a plain", cycle["what"])
+    assert "give these as splits=" in cycle["fix"]
+    own_seed = check("feeds.py:own_seed").finding("epochs")
+    assert "each epoch has the same samples in the same order, and in a plain loop over one object" in own_seed["what"]
+    assert "let the constructor take `epoch`" in own_seed["fix"]
+
+
+def sample(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("plain", "segments", "lost"),
+    [
+        (range(100), [range(10), range(10, 20)], None),  # the segments take other parts
+        (range(100), [range(20), range(20)], None),  # every segment begins alike
+        (range(100), [range(20), range(10, 30)], Carried("segments", 40, 10)),
+        ([*range(30)] * 2, [range(10), range(5, 15), range(20, 30)], Carried("segments", 30, 5)),  # it goes round
+        (range(30), [range(10), range(5, 15), range(20, 30)], None),  # too few, if it may draw at random
+        ([1, 2, 3, 1, 2, 3] * 9, [range(10), range(1, 11)], None),  # a few values come again and again
+    ],
+)
+def test_segments_lose_an_order_if_they_repeat_samples_sooner_than_a_plain_loop(
+    plain: Any, segments: Any, lost: Carried | None
+) -> None:
+    reads = [(number, sample(one)) for segment in segments for number, one in enumerate(segment)]
+    assert lost_by_segments([*map(sample, plain)], reads) == lost
 
 
 def test_too_little_memory_is_an_error_with_the_value_to_give(check: Check) -> None:

@@ -92,7 +92,7 @@ def _is_array(item: Any) -> bool:
     if isinstance(item, list):
         return all(map(_is_array, item))
     if isinstance(item, np.ndarray):
-        return item.dtype.kind != "O"
+        return not item.dtype.hasobject
     if isinstance(item, int):
         return -(2**63) <= item < 2**64
     return isinstance(item, str | bytes | float | complex | np.generic) or hasattr(item, "__array__")

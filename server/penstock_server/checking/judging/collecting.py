@@ -30,6 +30,9 @@ _BEYOND = 64
 _LENGTHS = 3
 """How many times two runs must have the same number of samples to agree, since one match can be chance."""
 
+_PLAIN_SECONDS = 2.0
+"""For how long the plain loop over the generator is read, at most."""
+
 _LOOKS = 60.0
 """Seconds after which no new experiment begins, or four times `Options.seconds` if that is longer."""
 
@@ -66,6 +69,7 @@ class Facts:
         recording: the first run's recording, or None.
         hashes: the facts of two runs with different PYTHONHASHSEEDs, if only that makes the runs differ. Then all other
             facts are about two runs with the same PYTHONHASHSEED.
+        carried: what the generator carries on that the feed loses, or None.
     """
 
     first: Outcome
@@ -76,6 +80,7 @@ class Facts:
     culprit: Culprit | None = None
     recording: Recording | None = None
     hashes: Facts | None = None
+    carried: messages.Carried | None = None
 
     @property
     def differ(self) -> bool:
@@ -115,11 +120,11 @@ class _Collector:
         recording = self._load("first")
         if recording is None or first.done is None or first.looked is None or not recording.samples:
             return Facts(first, recording=recording)
-        facts = self._compared(first, recording, "1")
+        facts = replace(self._compared(first, recording, "1"), carried=self._carried(first))
         if facts.culprit is None or facts.culprit.kind != culprit.HASH:
             return facts
         # All workers have the same PYTHONHASHSEED, so find out whether anything else differs.
-        return replace(self._compared(first, recording, "0"), hashes=facts)
+        return replace(self._compared(first, recording, "0"), hashes=facts, carried=facts.carried)
 
     def cause_of(self, place: int, number: int) -> Culprit | None:
         """See the function of this name."""
@@ -172,6 +177,18 @@ class _Collector:
 
         (outcome,) = finish(self._run(task, hash_seed, heard))
         return outcome
+
+    def _carried(self, first: Outcome) -> messages.Carried | None:
+        """Compare the feed with a plain loop over its generator."""
+        assert first.imported is not None
+        assert first.looked is not None
+        if first.imported.plan.length is not None:
+            return None
+        self._tell("comparing with a plain loop", 0.9)
+        seconds = min(_PLAIN_SECONDS, self._options.seconds)
+        task = self._task("plain", order=messages.PLAIN, seconds=seconds, spec=first.looked.spec)
+        (outcome,) = finish(self._run(task, "0"))
+        return None if outcome.done is None else outcome.done.carried
 
     def _finish(self, task: messages.Task) -> Outcome:
         def heard(report: messages.Report) -> None:

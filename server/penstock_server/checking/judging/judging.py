@@ -10,7 +10,7 @@ from ...coordinator.stream.budget import enough
 from ...feed.feed_warnings import mixing_warning, workers_warning
 from ...feed.options.plan_sizes import pooled_lanes
 from ..findings.findings import ERROR, NOTE, WARNING, Finding, by_severity
-from ..observing.messages import Done, Failed, Imported, Library, Looked
+from ..observing.messages import Carried, Done, Failed, Imported, Library, Looked
 from ..observing.recording import Recording
 from .collecting import Facts
 from .culprit import HASH
@@ -50,6 +50,8 @@ def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
         )
     if first.imported is not None and first.done is not None:
         found += _reading(first.imported, first.done, facts.recording)
+    if facts.carried is not None:
+        found.append(_lost(facts.carried))
     found += _runs(facts)
     return by_severity(found)
 
@@ -207,6 +209,30 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
             fix="let the generator draw from `rng`, or from random or numpy.random without a seed of its own, or take "
             "the segment's number as its first parameter",
         )
+
+
+def _lost(carried: Carried) -> Finding:
+    count = carried.compared
+    if carried.kind == "segments":
+        return Finding(
+            WARNING,
+            "segments",
+            f"the first {count} samples of an epoch have only {count - carried.different} different ones, and a plain "
+            f"loop over the generator yields {count}: each segment starts the generator again, so samples come twice "
+            "and others are left out",
+            fix="what goes through data, perhaps in an order that it shuffles once, has parts: give these as splits= "
+            "(files, or ranges of rows), or serve an object with __len__ and __getitem__, and let shuffle= shuffle. A "
+            "generator with segment= must draw each sample at random",
+        )
+    return Finding(
+        WARNING,
+        "epochs",
+        f"each epoch has the same samples in the same order, and in a plain loop over one object {carried.different} "
+        f"of {count} samples differ from one pass to the next: the feed makes the object again for each split and "
+        "epoch, and its own random generator begins again with it",
+        fix="draw from random or numpy.random, which are seeded for each split and epoch, or let the constructor take "
+        "`epoch` and add it to the seed. If only the order differs, shuffle= can shuffle",
+    )
 
 
 def _equal_segments(recording: Recording) -> int:

@@ -15,6 +15,7 @@ from penstock_proto.spec import Spec
 IN_LANES = "in lanes"
 BACKWARDS = "backwards"
 ALONE = "alone"
+PLAIN = "plain"
 
 
 class Source(Struct, frozen=True):
@@ -39,7 +40,8 @@ class Task(Struct, frozen=True):
         folder: where the process writes its recording.
         name: the name of the recording.
         order: IN_LANES reads as one worker does, for `seconds`. BACKWARDS reads the samples of another recording, lane
-            by lane, the last lane first. ALONE reads the first `count` samples of `place`, and nothing before.
+            by lane, the last lane first. ALONE reads the first `count` samples of `place`, and nothing before. PLAIN
+            compares with a plain loop over the generator, and records nothing.
         seconds: how long to read, at most.
         repeats: name of the recording to repeat; needed for BACKWARDS.
         place: index of a split, or number of a batch of items; for ALONE.
@@ -150,6 +152,20 @@ class Gpu(Struct, frozen=True):
     visible: tuple[tuple[str, int], ...] = ()
 
 
+class Carried(Struct, frozen=True):
+    """What a generator carries on that the feed loses (plain_loop.py).
+
+    Attributes:
+        kind: "segments" or "epochs": where the feed loses it.
+        compared: how many samples were compared.
+        different: how many of them came twice in the segments, or differed in a second pass of the plain loop.
+    """
+
+    kind: str
+    compared: int
+    different: int
+
+
 class Done(Struct, frozen=True, tag=True):
     """The reading has ended: the task is done, its time is up, or user code failed.
 
@@ -163,6 +179,7 @@ class Done(Struct, frozen=True, tag=True):
         used: sources that user code used.
         changed: names in user modules, and attributes of objects there, that changed while samples were made.
         processes: how many processes of generators still run although their generators have ended.
+        carried: what the generator carries on that the feed loses; None if nothing, or if the task was not PLAIN.
     """
 
     samples: int
@@ -174,6 +191,7 @@ class Done(Struct, frozen=True, tag=True):
     used: tuple[Source, ...] = ()
     changed: tuple[str, ...] = ()
     processes: int = 0
+    carried: Carried | None = None
 
 
 class CauseAsked(Struct, frozen=True):

@@ -1,0 +1,159 @@
+"""Compares a feed with a plain loop over its generator, which makes the object once and reads on and on.
+
+A feed makes the object again for each segment, split and epoch. So what the object carries from one sample, or from one
+epoch, to the next is lost: an order that it shuffles once, or a random generator of its own. Only samples of the source
+are compared, before `transform`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...feed.combined.feed_kinds import generator_call, kind_of
+from ...feed.combined.mixed import is_mix
+from ...feed.combined.zipped import Zipped
+from ...feed.objects.endless_items import EndlessItems
+from ...feed.objects.torch_iterable import TorchIterable
+from ...worker.batch.sample_spec import DIGEST, digests_of
+from ...worker.isolation.randomness import GlobalRandomness, GlobalState, generator, seeds
+from ...worker.reading.loaded_feed import LoadedFeed
+from .messages import Carried
+
+EPOCHS, SEGMENTS = "epochs", "segments"
+
+_MOST = 4096
+"""Samples of a loop to compare, at most."""
+
+_FEWEST = 8
+"""Fewer samples would agree or differ by chance."""
+
+
+def carried(feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomness, seconds: float) -> Carried | None:
+    """Return what the generator of `feed` carries on that the feed loses, or None if it loses nothing.
+
+    Args:
+        feed: the feed.
+        splits: its list of splits, or a range of segments.
+        randomness: the random numbers of this process.
+        seconds: how long to read.
+
+    Raises:
+        Exception: any exception of user code.
+    """
+    source = feed.declared.generate
+    if feed.parts or is_mix(feed.declared) or isinstance(source, Zipped | EndlessItems | TorchIterable):
+        return None
+    loops = _Loops(feed, splits, randomness, time.monotonic() + seconds)
+    kind = kind_of(feed.declared)
+    if kind == "items" or (kind == "segments" and loops.takes_split):
+        return None
+    return loops.segments(feed.plan.segment or 0) if kind == "segments" else loops.epochs()
+
+
+class _Loops:
+    """Reads the generator of a feed in both ways. `until`: when to stop, at half of the remaining time for each."""
+
+    def __init__(self, feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomness, until: float) -> None:
+        self._call = generator_call(feed.declared)
+        self._seed = feed.plan.seed
+        self._shuffles = feed.plan.shuffle > 0
+        self._splits = splits
+        self._randomness = randomness
+        self._until = until
+        self.takes_split = self._call.wants.split
+
+    def segments(self, segment: int) -> Carried | None:
+        """Compare one long run with the segments of an epoch."""
+        plain = list(self._read(self._start(0, 0), _MOST, self._part_of_time(2)))
+        reads: list[tuple[int, bytes]] = []
+        for number in range(len(self._splits)):
+            if len(reads) >= len(plain) or time.monotonic() > self._until:
+                break
+            reads += enumerate(self._read(self._start(number, 0), segment, self._until))
+        return lost_by_segments(plain, reads)
+
+    def epochs(self) -> Carried | None:
+        """Compare two passes over one object with the feed's first two epochs of a split."""
+        again = self._start(0, 0)
+        first = list(self._read(again, _MOST, self._part_of_time(4)))
+        second = list(self._read(again, len(first), self._part_of_time(3)))
+        epochs = [
+            list(self._read(self._start(0, epoch), len(second), self._part_of_time(2 - epoch))) for epoch in (0, 1)
+        ]
+        count = min(map(len, (second, *epochs)))
+        if count < _FEWEST or epochs[0][:count] != epochs[1][:count] or first[:count] == second[:count]:
+            return None
+        if self._shuffles and sorted(first) == sorted(second):
+            return None  # only the order is lost
+        different = sum(one != other for one, other in zip(first, second, strict=False))
+        return Carried(EPOCHS, count, different)
+
+    def _start(self, index: int, epoch: int) -> Any:
+        """Make the object, or the arguments, and return a function that starts a pass over it."""
+        split = self._splits[index]
+        arguments = {"split": split, "shard": split, "epoch": epoch, "rng": generator(self._seed, epoch, index)}
+        wanted = {name: arguments[name] for name in arguments if getattr(self._call.wants, name)}
+        drawn = seeds("split", self._seed, epoch, index)
+        self._randomness.use(GlobalState(drawn if self._call.seeds_global_state else None, lambda: drawn))
+        variables = self._randomness.variables.new()
+        start = variables.run(self._call.prepare, wanted)
+        return lambda: variables.run(start)
+
+    def _read(self, start: Any, most: int, until: float) -> Iterator[bytes]:
+        samples = start()
+        try:
+            for sample in itertools.islice(samples, most):
+                yield digests_of(sample)
+                if time.monotonic() > until:
+                    break
+        finally:
+            if hasattr(samples, "close"):
+                samples.close()
+
+    def _part_of_time(self, parts: int) -> float:
+        now = time.monotonic()
+        return now + (self._until - now) / parts
+
+
+def lost_by_segments(plain: Sequence[bytes], reads: Sequence[tuple[int, bytes]]) -> Carried | None:
+    """Compare the samples of a plain loop with those of an epoch in segments: their digests, and their numbers in their
+    segments.
+
+    If the loop goes through its data before it repeats any of it, and segments repeat some much sooner, an order is
+    lost. Each leaf is compared on its own, since others may have random numbers.
+    """
+    width = min(map(len, plain), default=0)
+    found = None
+    for leaf in range(0, width, DIGEST):
+        of_leaf = [sample[leaf : leaf + DIGEST] for sample in plain]
+        repeats = _lost(of_leaf, [(number, sample[leaf : leaf + DIGEST]) for number, sample in reads])
+        if repeats is not None and (found is None or repeats.compared > found.compared):
+            found = repeats
+    return found
+
+
+def _lost(plain: Sequence[bytes], reads: Sequence[tuple[int, bytes]]) -> Carried | None:
+    period = _before_a_repeat(plain)
+    compared = min(period, len(reads))
+    if compared < _FEWEST:
+        return None
+    seen: dict[bytes, int] = {}
+    repeats = 0
+    for number, digest in reads[:compared]:
+        repeats += seen.setdefault(digest, number) != number  # generators may begin alike
+    goes_through = len(plain) >= 2 * period and set(plain[:period]) == set(plain[period : 2 * period])
+    enough = max(2, compared // 20) if goes_through else _FEWEST
+    return Carried(SEGMENTS, compared, repeats) if repeats >= enough else None
+
+
+def _before_a_repeat(plain: Sequence[bytes]) -> int:
+    """Return how many samples come before the first one that came already."""
+    seen: set[bytes] = set()
+    for digest in plain:
+        if digest in seen:
+            break
+        seen.add(digest)
+    return len(seen)
