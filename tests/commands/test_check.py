@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock_server.checking.judging import culprit, culprit_words
 from penstock_server.checking.judging.culprit import Culprit, Result, Trial
 from penstock_server.checking.observing.messages import Carried, Done, Gpu, Source
 from penstock_server.checking.observing.plain_loop import lost_by_segments
+from penstock_server.checking.observing.sources import SEEDED
 from tests.conftest import DaemonLauncher, wait_until
 
 FEEDS = """
@@ -453,6 +455,23 @@ def test_an_import_that_fails_is_reported(check: Check, tmp_path: Path, code: st
     assert checked.status == 1
     assert words in finding["what"]
     assert where in finding["where"]
+
+
+GUILTY = [Source(kind, "feeds.py:3 in f", library) for kind in ("system", "clock", "pid") for library in ("", "monai")]
+CULPRITS = [
+    *(Culprit(culprit.SOURCES, (source,)) for source in (*GUILTY, Source("system", "feeds.py:3, at import"))),
+    *(Culprit(culprit.SOURCES, (Source(library),)) for library in SEEDED),
+    *(Culprit(kind, names=names) for kind in (culprit.BEFORE, culprit.UNKNOWN) for names in ((), ("Data.rng",))),
+]
+
+
+@pytest.mark.parametrize("found", CULPRITS, ids=str)
+def test_an_indexable_feed_is_not_told_to_draw_from_a_generator_that_it_does_not_get(found: Culprit) -> None:
+    told, _, fix = culprit_words.cause(replace(found, items=True))
+    assert "`rng`" not in fix
+    assert "rng." not in fix
+    assert "split" not in fix
+    assert told == culprit_words.cause(found)[0]
 
 
 def test_warnings_fail_only_a_strict_check(check: Check) -> None:

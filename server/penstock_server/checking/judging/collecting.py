@@ -217,7 +217,8 @@ class _Collector:
                     break
             return result
 
-        return culprit.find(attempt, takes_rng=first.imported.takes_rng)
+        found = culprit.find(attempt, takes_rng=first.imported.takes_rng)
+        return replace(found, items=first.imported.plan.length is not None)
 
     def _try(self, trial: Trial, first: Outcome, difference: Difference | None) -> Result | None:
         assert first.looked is not None

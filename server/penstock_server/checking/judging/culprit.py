@@ -59,6 +59,7 @@ class Culprit:
         names: if `kind` is BEFORE, names in user modules that change while samples are made; if it is UNKNOWN, lines
             that start threads or processes.
         late: libraries that were imported while samples were made, if `kind` is BEFORE.
+        items: whether the feed is an indexable object, whose items get no `rng`.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Culprit:
     proven: bool = True
     names: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
+    items: bool = False
 
 
 Try = Callable[[Trial], Result | None]

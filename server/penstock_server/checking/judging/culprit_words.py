@@ -34,12 +34,41 @@ _LIBRARIES = {
     "monai": "seed it for each sample: transform.set_random_state(int(rng.integers(2**31)))",
 }
 
+_SEEDED = "random or numpy.random, which Penstock seeds for each batch"
+_OF_ITEMS = (
+    ("give it a seed, such as np.random.default_rng(0), or, in the generator, draw from `rng`", f"draw from {_SEEDED}"),
+    ("draw from the parameter `rng`, which Penstock seeds for each split", f"draw from {_SEEDED}"),
+    ("draw from `rng` alone, or leave the parameter `rng` out", "draw from the parameter rng alone in the transform"),
+    ("split and on random numbers from `rng` only", f"index and on {_SEEDED}"),
+    (
+        "keep nothing from one split (or item) to the next: make such objects inside the generator",
+        "keep nothing from "
+        "one item to the next: let it depend on its index and on numpy.random alone. Make such objects in __getitem__",
+    ),
+    ("for each sample or each split", "for each item"),
+    ("int(rng.integers(2**31))", "np.random.randint(2**31)"),
+    ("`rng`", "numpy.random"),
+)
+"""Words of the advice for generators, and what is right for indexable objects: they get no `rng`."""
+
 
 def cause(culprit: Culprit, *, listing: bool = False) -> tuple[str, str, str]:
     """Return why the runs differ, the place in user code (or an empty text), and what to do.
 
     `listing`: True if the lists of splits differ, not the samples.
     """
+    text, where, fix = _cause(culprit, listing=listing)
+    return text, where, _for_items(fix) if culprit.items and not listing else fix
+
+
+def _for_items(fix: str) -> str:
+    """Return the advice for an indexable object, which gets no `rng`."""
+    for words, others in _OF_ITEMS:
+        fix = fix.replace(words, others)
+    return fix
+
+
+def _cause(culprit: Culprit, *, listing: bool) -> tuple[str, str, str]:
     if culprit.kind == SOURCES:
         text, where, fix = _sources(culprit)
         if listing:

@@ -31,25 +31,11 @@ from .split_list import SplitSequence
 _ENOUGH = 16
 """Samples that must be equal before two segments count as equal."""
 
-UNSEEDED = (
-    "it depends on something that Penstock does not seed, such as np.random.default_rng() without a seed, os.urandom, "
-    "the time, a library with a random state of its own, or random and numpy.random if the code takes `rng` too. Draw "
-    "from `rng`, or seed that from the split and the epoch"
-)
-ONCE_A_PROCESS = (
-    "something differs from process to process: it was drawn at import from a source that Penstock does not seed "
-    "(np.random.default_rng() without a seed, os.urandom, a process id), or at first use, in the split that came "
-    "first, or from random or numpy.random by code that takes `rng` too. Give it a seed, draw it when the module is "
-    "imported, or draw from `rng`"
-)
-_KEPT = (
-    "the object keeps something from one item to the next, such as a count of its calls. Let an item depend only on "
-    "its index and on the global random numbers"
-)
 MAY_LOSE_ROWS = (
     "As it is, the stream changes with the number of workers and after a fault, and rows that are chosen in this way "
-    "may be lost or come twice."
+    "may be lost or come twice. `penstock check` finds the cause"
 )
+"""Why a difference matters, and how to find its cause. Two samples do not show that: experiments do."""
 
 
 class Comparison(NamedTuple):
@@ -107,7 +93,7 @@ class ReproducibilityCheck:
         again = self._item_digests(0)
         if first != digests:
             return self._differs("item 0", [first], digests, first == again)
-        return Comparison() if again == first else self._differs("item 0", [again], digests, False, _KEPT)
+        return Comparison() if again == first else self._differs("item 0", [again], digests, False)
 
     def _item_digests(self, index: int) -> bytes:
         return self._digests(self._probe.item(index, warm=index != 0))
@@ -154,7 +140,7 @@ class ReproducibilityCheck:
         piece = "" if self._feed.declared.splits is None else "split "
         return f"{piece}{opener.show(self._splits[index])}"
 
-    def _differs(self, place: str, found: list[bytes], digests: bytes, constant: bool, reason: str = "") -> Comparison:
+    def _differs(self, place: str, found: list[bytes], digests: bytes, constant: bool) -> Comparison:
         """Report that a sample differs from the one that was seen. `constant`: this process makes the same one each
         time."""
         which = ""
@@ -165,13 +151,12 @@ class ReproducibilityCheck:
                 if found[0][start : start + DIGEST] != digests[start : start + DIGEST]
             ]
             which = f" ({', '.join(paths[:4])}{', ...' if len(paths) > 4 else ''})"
-        reason = reason or (ONCE_A_PROCESS if constant else UNSEEDED)
         differs = f"feed {self._feed.plan.name}: {place} gave a different first sample{which}"
         unfit = (
             f"{differs} there, each time that it was made: make sure that both hosts have the same files and the same "
             "versions of the libraries that the feed uses"
         )
-        return Comparison(f"{differs} when it was made again: {reason}. {MAY_LOSE_ROWS}", unfit if constant else "")
+        return Comparison(f"{differs} when it was made again. {MAY_LOSE_ROWS}", unfit if constant else "")
 
 
 def check_reproducibility(

@@ -1,9 +1,8 @@
 """Answers a spot check: makes samples again that another worker has made (spot_checks.py), and says what differs.
 
-If they differ, they are made once more, to see whether this process makes the same ones each time. Then this worker
-looks for the other worker's samples in other splits. If they are there, the workers divide or shuffle the rows
-differently, so rows are lost. Errors that user code raises meanwhile are ignored: they come up again when the feed is
-read.
+If they differ, this worker looks for the other worker's samples in other splits. If they are there, the workers divide
+or shuffle the rows differently, so rows are lost. Errors that user code raises meanwhile are ignored: they come up
+again when the feed is read.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ..reading.indexed import IndexRun
 from ..reading.keras_items import KerasItems
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.opening import opener_of
-from ..reading.reproducibility import MAY_LOSE_ROWS, ONCE_A_PROCESS, UNSEEDED
+from ..reading.reproducibility import MAY_LOSE_ROWS
 from ..reading.split_list import SharedSplits, SplitSequence
 from ..reading.splits import SplitOpener
 from ..reading.transforming import transform_of
@@ -186,16 +185,16 @@ class _Again:
         else:
             which = self._which(found[number], self._made[number])
             differs = f"feed {name}: {place} gave another sample {number}{which} when it was made again"
-        reason = ONCE_A_PROCESS if self._make() == found else UNSEEDED
         elsewhere = self._found_elsewhere(found)
         lost = ""
         if elsewhere is not None:
             lost = (
                 f"feed {name}: rows are lost, and others come twice, because they are divided or shuffled differently "
-                f"each time: what {place} gave once, {elsewhere} gives another time. {reason[0].upper()}{reason[1:]}"
+                f"each time: what {place} gave once, {elsewhere} gives another time. Give what shuffles or "
+                "divides them a seed that is the same in every process; `penstock check` finds the line"
             )
         at, number = self._source.checked_at(check.index, number)
-        warning = f"{differs}: {reason}. {MAY_LOSE_ROWS}"
+        warning = f"{differs}. {MAY_LOSE_ROWS}"
         return m.SpotChecked(check.run, warning[:1024], lost[:1024], at, number)
 
     def _make(self) -> list[bytes]:
