@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from penstock_proto import StartError
 from penstock_proto.batches.layout import HEADER
 from penstock_server import DictSpec, Feed, Leaf, OnError, Shuffle, TupleSpec
-from penstock_server.feed.feed_warnings import mixing_warning, workers_warning
+from penstock_server.feed.feed_warnings import mixing_warning, names_warning, workers_warning
 from penstock_server.feed.options.generator_call import GeneratorCall, Wants
 from penstock_server.feed.options.plan_sizes import ENDLESS, block_samples, fixed_slots, segment_count
 from penstock_server.targets.importing import load
@@ -185,6 +185,21 @@ def test_options_that_cannot_work_are_refused_with_the_mend(
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         Feed(generate, **{"batch_size": 2, **options})
+
+
+class Scene(NamedTuple):
+    """A sample with names."""
+
+    image: Any
+    label: int
+
+
+@pytest.mark.parametrize("sample", [Scene(0, 1), {"x": (0, Scene(0, 1))}])
+def test_a_namedtuple_is_said_to_lose_its_names(sample: Any) -> None:
+    warning = names_warning("train", sample)
+    assert warning is not None
+    assert "feed train: a Scene arrives as a plain tuple (image, label), without the names" in warning
+    assert names_warning("train", tuple(Scene(0, 1))) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Spec, leaf_list
 from penstock_proto.status.figures import count
@@ -34,6 +37,22 @@ def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:
     return (
         f"feed {name}: each leaf of a sample has {batch_size} rows, the same as batch_size=, so a batch is "
         f"[{batch_size}, {batch_size}, ...]. If the samples are batches already, give batch_size=None"
+    )
+
+
+def names_warning(name: str, sample: Any) -> str | None:
+    """Return a warning if a sample of feed `name` is or has a namedtuple, whose names the spec does not keep, or
+    None."""
+    if isinstance(sample, Mapping):
+        return next(filter(None, (names_warning(name, part) for part in sample.values())), None)
+    if not isinstance(sample, tuple):
+        return None
+    fields = getattr(sample, "_fields", ())
+    if not fields:
+        return next(filter(None, (names_warning(name, part) for part in sample)), None)
+    return (
+        f"feed {name}: a {type(sample).__name__} arrives as a plain tuple ({', '.join(map(str, fields))}), without the "
+        "names: yield its ._asdict() to keep them, or tuple() of it"
     )
 
 

@@ -11,7 +11,7 @@ from penstock_proto import FeedError, GeneratorError, PenstockError
 from penstock_proto.messages import FirstSample
 from penstock_proto.spec import Spec
 
-from ...feed.feed_warnings import batch_warning
+from ...feed.feed_warnings import batch_warning, names_warning
 from ...targets.importing import user_traceback
 from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import digests_of, infer_spec, nbytes_of
@@ -162,8 +162,9 @@ class Probe:
                 f"looking at the first sample {describe(error)}", split=place, remote_traceback=user_traceback(error)
             ) from error
         found = spec if feed.spec is None else None
-        if (text := batch_warning(plan.name, spec, plan.batch_size)) is not None:
-            warnings += (text,)
+        for text in (batch_warning(plan.name, spec, plan.batch_size), names_warning(plan.name, sample)):
+            if text is not None:
+                warnings += (text[:1024],)
         feed.set_first(FirstSample(index, digests, seconds, warnings))
         feed.learn(spec)
         return found, nbytes
