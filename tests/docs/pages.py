@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,6 +14,32 @@ DOCS = ROOT / "docs"
 def blocks(text: str, kind: str) -> list[str]:
     """Return the contents of all code blocks of this kind, such as "python" or "text"."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page.
+
+    Attributes:
+        page: the name of the page.
+        line: the number of its first line in the page, from 0.
+        kind: "python", "sh" or another word after the fence.
+        text: its contents.
+        reason: why it is not run, from the mark before it; None if it is.
+    """
+
+    page: str
+    line: int
+    kind: str
+    text: str
+    reason: str | None
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return all code blocks of a page, but not MyST's directives."""
+    text = page.read_text()
+    found = re.finditer(r"^(?:<!-- not run: ([^\n]*) -->\n)?```([a-z]+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [Block(page.stem, text.count("\n", 0, one.start(3)), one[2], one[3], one[1]) for one in found]
 
 
 def write_files(text: str, folder: Path) -> None:

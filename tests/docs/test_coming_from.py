@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import penstock
 from tests.conftest import Daemon, Serve, StartTrainer
 from tests.docs.pages import DOCS, blocks, commands, section, write_files
 
@@ -20,8 +22,27 @@ QUICKER = {
     "steps_per_epoch=100, epochs=10": "steps_per_epoch=2",
     "epochs=10": "epochs=1",
 }
-DATAFLOW = "class DataFlow:\n    def reset_state(self): self.ready = True\n"
-"""Replaces tensorpack's class if tensorpack is not installed."""
+DATAFLOW = """
+from .utils.utils import get_rng
+
+class RNGDataFlow:
+    def reset_state(self):
+        self.rng = get_rng(self)
+"""
+UTILS = """
+import os, time
+import numpy as np
+
+seed = None
+
+def fix_rng_seed(value):
+    global seed
+    seed = value
+
+def get_rng(flow):
+    return np.random.RandomState((id(flow) + os.getpid() + time.time_ns()) % 2**32 if seed is None else seed)
+"""
+"""These replace tensorpack's own if tensorpack is not installed."""
 
 RUN = """
 import json, os, sys
@@ -44,6 +65,13 @@ print(json.dumps({"labels": found, "fit_generator": hasattr(keras.Model, "fit_ge
 """
 
 
+def write_tensorpack(folder: Path) -> None:
+    """Write a package like tensorpack, as far as the page uses it."""
+    (folder / "utils").mkdir(parents=True)
+    for name, text in {"__init__": "", "dataflow": DATAFLOW, "utils/__init__": "", "utils/utils": UTILS}.items():
+        (folder / f"{name}.py").write_text(text)
+
+
 @pytest.fixture
 def daemon(tmp_path: Path, serve: Serve) -> Daemon:
     """A daemon that serves all feeds of the page, in a folder with its files and data."""
@@ -57,9 +85,7 @@ def daemon(tmp_path: Path, serve: Serve) -> Daemon:
     for number in range(40):
         np.save(folder / "pictures" / f"{number}-{number % 10}.npy", images[number])
     if importlib.util.find_spec("tensorpack") is None:
-        (folder / "tensorpack").mkdir()
-        (folder / "tensorpack" / "__init__.py").touch()
-        (folder / "tensorpack" / "dataflow.py").write_text(DATAFLOW)
+        write_tensorpack(folder / "tensorpack")
     (command,) = commands(PAGE)
     feeds = re.findall(r"feeds\.py:{(.*)}", command)[0].split(",")
     return serve((folder / "feeds.py").read_text(), *feeds)
@@ -94,3 +120,16 @@ def test_before_and_after_give_the_same_samples(daemon: Daemon, start_trainer: S
     pictures = sorted(4 * list(range(10)))
     others = [whole] * (len(loader) + len(service) + len(tensorpack))
     assert found["labels"] == [whole, whole, pictures, pictures, None, None, whole, *others]
+
+
+def test_random_numbers_of_a_dataflow_do_not_depend_on_the_number_of_workers(
+    daemon: Daemon, serve: Serve, tmp_path: Path
+) -> None:
+    shutil.copytree(daemon.folder, tmp_path / "daemon1")
+    other = serve((daemon.folder / "feeds.py").read_text(), "flow", workers=1)
+    streams = []
+    for url in (daemon.urls["flow"], other.urls["flow"]):
+        with penstock.connect(url) as connection:
+            streams.append([image.tobytes() for epoch in range(2) for image, _ in connection.batches()])
+    assert streams[0] == streams[1]
+    assert len({*streams[0]}) == len(streams[0]), "the second epoch has other random numbers"

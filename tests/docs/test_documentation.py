@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,15 +35,6 @@ def examples(page: Path) -> list[str]:
 def test_examples_are_python(page: Path) -> None:
     for example in examples(page):
         compile(example, str(page), "exec")
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/feeds.md"])
-def test_feeds_of_the_examples_can_be_declared(page: str) -> None:
-    names: dict[str, Any] = {"files": list, "tables": lambda path: iter(())}  # functions that the examples leave out
-    declared = [example for example in examples(ROOT / page) if "Feed(" in example]
-    assert declared
-    for example in declared:
-        exec(compile(example, page, "exec"), names)
 
 
 def quoted(mistake: str, number: int = 0) -> str:

@@ -110,9 +110,13 @@ class Numbered:
         (
             DataFlow(),
             {},
-            r"(?s)flow = DataFlow\(\.\.\.\)\n +flow.reset_state\(\)\n +yield from flow.*transform=tuple",
+            r"(?s)fix_rng_seed\(int.*flow = DataFlow\(\.\.\.\)\n +flow.reset_state\(\)\n +yield from map\(tuple",
         ),
-        (DataFlow, {}, r"(?s)DataFlow is a class: give a function .*flow.reset_state\(\)\n +yield from flow\n"),
+        (
+            DataFlow,
+            {},
+            r"(?s)DataFlow is a class: give a function .*flow.reset_state\(\)\n +yield from map\(tuple",
+        ),
         (Numbered, {}, r"Numbered is a class: give an instance, Numbered\(...\), whose items are then served"),
         (3, {}, "expected a generator function .* got 3"),
         (by_split, {"splits": "a.h5"}, "splits must be a list .* got 'a.h5'"),

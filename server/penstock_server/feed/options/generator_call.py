@@ -200,8 +200,9 @@ def _function(made: str, *, resets: bool) -> str:
     if not resets:
         return f":\n    def samples():\n        yield from {made}\n    feed = Feed(samples, ...)"
     return (
-        f":\n    def samples():\n        flow = {made}\n        flow.reset_state()\n        yield from flow\n"
-        "    feed = Feed(samples, transform=tuple, ...)"
+        ":\n    from tensorpack.utils.utils import fix_rng_seed\n\n    def samples(rng):\n"
+        f"        fix_rng_seed(int(rng.integers(2**31)))\n        flow = {made}\n        flow.reset_state()\n"
+        "        yield from map(tuple, flow)\n    feed = Feed(samples, ...)"
     )
 
 
