@@ -91,6 +91,9 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
                     f"{self._handle.handoff.url}: the stream has no end, so fit needs steps_per_epoch= (and "
                     "validation_steps=, if this is its validation data), and evaluate and predict need steps="
                 )
+        if self._handle.cardinality is None:
+            keras_calls.hide_the_end()
+            self._handle.length_told = True
         batches = self._handle.cardinality
         return batches if isinstance(batches, int) else None
 

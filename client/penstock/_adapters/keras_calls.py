@@ -52,10 +52,7 @@ def arguments() -> dict[str, Any] | None:
     adapter's `num_batches`, when Keras takes the adapter. (`steps_per_epoch` is called `steps` in the latter two, and
     `validation_steps` for validation data.)"""
     for frame in _frames(sys._getframe(2)):
-        if (
-            frame.f_code.co_name == "__init__"
-            and frame.f_globals.get("__name__") == "keras.src.trainers.epoch_iterator"
-        ):
+        if _takes_data(frame):
             return {name: frame.f_locals.get(name) for name in ARGUMENTS}
     return None
 
@@ -76,16 +73,31 @@ def check_length(url: str) -> None:
 
     Called when such a stream is first read. It may be read on a thread of TensorFlow, while the main thread waits.
     """
-    main = threading.main_thread().ident or 0
-    stacks = [sys._getframe(1)]
-    if main != threading.get_ident():
-        stacks.append(sys._current_frames()[main])
-    if any(_learns_length(frame) for stack in stacks for frame in _frames(stack)):
+    if any(map(_learns_length, _frames_of_main())):
         raise ValueError(
             f"{url}: the number of batches in an epoch is unknown, and the first iteration is the rest of an epoch, so "
             "fit would take its length for that of the next ones, and drop their ends. Give fit connection.keras(), or "
             "set Feed(samples=), or train this rest with a fit of its own"
         )
+
+
+def waits_for_the_end() -> bool:
+    """Return whether a `fit` is about to read until an epoch ends, since it does not know the number of its batches.
+
+    Called when a stream of unknown length is first read, as `check_length`.
+    """
+    return any(
+        frame.f_code.co_name == "fit" and _is_keras(frame) and frame.f_locals.get("steps_per_epoch") is None
+        for frame in _frames_of_main()
+    )
+
+
+def hide_the_end() -> None:
+    """Let Keras not warn that the input ran out of data: called by a data adapter's `num_batches`, when Keras takes the
+    adapter of a stream whose length is unknown. Without `steps_per_epoch`, that is how an epoch ends."""
+    for frame in _frames(sys._getframe(2)):
+        if _takes_data(frame) and frame.f_locals.get("steps_per_epoch") is None:
+            frame.f_locals["self"]._interrupted_warning = _nothing
 
 
 def _learns_length(frame: FrameType) -> bool:
@@ -106,6 +118,24 @@ def _builds(frame: FrameType) -> bool:
     if name in ("predict", "evaluate") and frame.f_globals.get("__name__") in _MAY_BUILD:
         return not all(layer.built for layer in frame.f_locals["self"]._flatten_layers())
     return False
+
+
+def _takes_data(frame: FrameType) -> bool:
+    """Return whether this is the function in which `fit`, `evaluate` or `predict` takes its data."""
+    name = frame.f_globals.get("__name__")
+    return frame.f_code.co_name == "__init__" and name == "keras.src.trainers.epoch_iterator"
+
+
+def _nothing() -> None:
+    pass
+
+
+def _frames_of_main() -> Iterator[FrameType]:
+    """Yield the frames of this thread, and of the main thread, which waits while a thread of TensorFlow reads."""
+    yield from _frames(sys._getframe(1))
+    main = threading.main_thread().ident or 0
+    if main != threading.get_ident():
+        yield from _frames(sys._current_frames()[main])
 
 
 def _is_keras(frame: FrameType) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import math
 import sys
 import threading
@@ -43,6 +44,12 @@ from .._transport.ragged import Ragged
 from .._transport.slab_views import SlabViews
 from . import interrupts, keras_calls
 
+logger = logging.getLogger("penstock")
+
+LENGTH = (
+    "%s: this epoch had %d batches. Keras could not know that before, and warns that its input ran out of data, which "
+    "is harmless here: Feed(samples=%s) tells it the number of steps from the start"
+)
 OWN_COMPONENT = 16 * 1024
 """A leaf of this many bytes or more is a component of its own if it is the only leaf, or if the graph would copy it."""
 LATE = 8
@@ -264,6 +271,14 @@ class _Epoch:
         handle.reads_ahead = True
         if handle.begins_within and handle.cardinality is None:
             keras_calls.check_length(handle.handoff.url)
+        self._tells_length = (
+            handle.cardinality is None
+            and not handle.shares
+            and not handle.length_told
+            and keras_calls.waits_for_the_end()
+        )
+        handle.length_told |= self._tells_length
+        self._samples = "N" if handle.world_size > 1 or handle.info.batch_size is None else ""
         self._build = BuildReads() if keras_calls.builds_somewhere() else None
         self._late = 0
         self._handoff = handle.handoff
@@ -304,10 +319,17 @@ class _Epoch:
             return self._form.components(item)
         if isinstance(item, End):
             if not self._handoff.nothing_left(self._epoch):
+                if self._tells_length:
+                    self._tell_length(item)
                 raise StopIteration
             self._begin()
             return self._nothing
         return self._nothing
+
+    def _tell_length(self, end: End) -> None:
+        # On a thread of its own, since logging would leave an object for this thread of TensorFlow behind.
+        words = (LENGTH, self._handoff.url, end.batches, self._samples or end.rows)
+        threading.Thread(target=logger.warning, args=words, name="penstock-log", daemon=True).start()
 
     def _check_build(self, build: BuildReads) -> None:
         """Stop keeping slabs if this iteration goes on after the model was built. (Then another thread has built one.)

@@ -40,6 +40,7 @@ class StreamHandle:
         receiver: receives them.
         shares: whether it shares a group's stream, and so receives only some of the batches.
         reads_ahead: whether TensorFlow or Keras reads the stream, and so takes batches ahead.
+        length_told: whether the log says how long an epoch was that Keras read to its end to find out.
         unread: how many batches of the last slab were not read yet, as a list of one number. Each slab has its own
             list.
     """
@@ -57,6 +58,7 @@ class StreamHandle:
         self.rank = connector.identity.rank if connector.identity.world_size > 1 else None
         self.world_size = connector.identity.world_size or 1
         self.reads_ahead = False
+        self.length_told = False
         self.unread = [0]
         try:
             self._open(connector, loaded)

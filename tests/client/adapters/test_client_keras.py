@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import penstock
-from tests.conftest import Serve, StartTrainer
+from tests.conftest import Serve, StartTrainer, wait_until
 from tests.fakes.fake_daemon import FakeDaemon, dealt, numbers
 from tests.processes.forked import Forked
 from tests.processes.killed_fit import KILL, check_equal
@@ -185,6 +185,26 @@ def test_a_feed_of_unknown_length_is_resumed_at_the_ends_of_epochs(tf: Any, forg
             connection.close()
             del data, connection, resume
             gc.collect()
+
+
+def test_keras_is_not_surprised_by_the_end_of_an_epoch_of_unknown_length_or_the_log_explains_it(
+    tf: Any, forgotten: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def arranged(batch: Any) -> Any:
+        return batch[0], tf.cast(batch[1], tf.float32)
+
+    info, epoch = numbers(5)
+    with FakeDaemon(info, epoch) as daemon:
+        with penstock.connect(daemon.url) as connection:
+            model_of().fit(connection.keras(arranged), epochs=2, verbose=0)  # a warning would be an error
+        assert not caplog.records
+        data = penstock.dataset(daemon.url).map(lambda x, y: (x, tf.cast(y, tf.float32)))
+        with pytest.warns(UserWarning, match="ran out of data"):
+            model_of().fit(data, epochs=2, verbose=0)
+        wait_until(lambda: bool(caplog.messages))
+        (explained,) = caplog.messages
+        assert "this epoch had 5 batches" in explained
+        assert "ran out of data, which is harmless here: Feed(samples=" in explained
 
 
 RANKS = """
