@@ -20,6 +20,8 @@ import pytest
 
 from penstock_server.checking.judging import culprit, culprit_words
 from penstock_server.checking.judging.culprit import Culprit, Result, Trial
+from penstock_server.checking.judging.sizes import speed
+from penstock_server.checking.observing.cpu_time import CpuWatch
 from penstock_server.checking.observing.messages import Carried, Done, Gpu, Source
 from penstock_server.checking.observing.plain_loop import lost_by_segments
 from penstock_server.checking.observing.sources import SEEDED
@@ -269,7 +271,7 @@ def test_a_feed_without_mistakes_is_described_in_a_screen(command: Callable[...,
         "8 samples, 1.1 KiB",
         "1, 2, 3, 4, 6, 8 or 16 are useful: 16 lanes",
         "of its 64 splits; a full shuffle would have 8",
-        "4 workers could make",
+        "4 workers could make up to",
         "in another order and with another PYTHONHASHSEED",
     ):
         assert words in ran.stdout
@@ -517,6 +519,28 @@ def test_segments_lose_an_order_if_they_repeat_samples_sooner_than_a_plain_loop(
 ) -> None:
     reads = [(number, sample(one)) for segment in segments for number, one in enumerate(segment)]
     assert lost_by_segments([*map(sample, plain)], reads) == lost
+
+
+@pytest.mark.parametrize(
+    ("share", "cpus", "times"),
+    [(0.01, 2, 8), (1.0, 8, 7), (1.0, 2, 1), (0.5, 2, 2), (3.5, 8, 2), (1.0, 0.2, 1), (0.25, 1, 2)],
+)
+def test_a_forecast_leaves_a_cpu_to_the_trainer_and_counts_helpers(share: float, cpus: float, times: float) -> None:
+    """`share`: CPUs that one worker keeps busy, with its helpers. `cpus`: what others leave."""
+    assert speed(100, share, 8, cpus) == pytest.approx(100 * times)
+
+
+def test_the_cpu_time_of_processes_that_user_code_starts_is_counted() -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass\n"
+    watch = CpuWatch()
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    with subprocess.Popen([sys.executable, "-c", f"{busy}print(1, flush=True); time.sleep(60)"], stdout=-1) as lives:
+        assert lives.stdout is not None
+        lives.stdout.readline()
+        used = watch.used()
+        lives.kill()
+    assert 0.5 <= used.helpers < 6
+    assert used.others >= 0
 
 
 def test_too_little_memory_is_an_error_with_the_value_to_give(check: Check) -> None:

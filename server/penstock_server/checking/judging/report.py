@@ -21,6 +21,9 @@ from .sizes import Memory, fastest, speed, useful_workers
 
 _WIDTH = 110
 _INDENT = 10
+_BUSY = 0.15
+"""The report says it if others use this share of the CPUs."""
+
 _TRACEBACK = 12
 """Lines of a traceback that are shown, at most."""
 
@@ -99,6 +102,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "samples": done.samples,
             "seconds": done.seconds,
             "cpu_seconds": done.cpu_seconds,
+            "others_cpus": done.others,
             "gpu": {"files": list(done.gpu.files), "visible": dict(done.gpu.visible)},
         }
     known["compared"] = facts.compared
@@ -180,10 +184,14 @@ def _speed(report: Report, plan: FeedPlan, n_splits: int) -> str:
     rate, share = done.samples / seconds, done.cpu_seconds / seconds
     unit = "samples" if plan.batch_size is not None else "batches"
     busy = fastest(plan, n_splits, report.workers)
-    could = speed(rate, share, busy, report.cpus)
+    others = min(done.others, report.cpus)
+    could = speed(rate, share, busy, report.cpus - others)
     text = f"1 worker makes {_rate(rate)} {unit}/s, and takes {100 * share:.0f} % of a CPU"
     if report.workers > 1:
-        text += f"; {report.workers} workers could make {_rate(could)} on {_number(report.cpus, 'CPU')}"
+        text += f"; {report.workers} workers could make up to {_rate(could)}"
+        text += f" on {_number(report.cpus, 'CPU')}, one of which trainer and daemon keep busy"
+    if others >= _BUSY * report.cpus:
+        text += f". Other processes used {others:.1f} CPUs meanwhile: on an idle machine the feed is faster"
     return text
 
 

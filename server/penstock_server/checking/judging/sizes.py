@@ -78,13 +78,13 @@ def fastest(plan: FeedPlan, n_splits: int, workers: int) -> int:
     return workers if useful is None else max(number for number in useful if number <= workers)
 
 
-def speed(rate: float, cpu_share: float, workers: int, cpus: int) -> float:
-    """Return the samples per second of `workers` busy workers.
+def speed(rate: float, cpu_share: float, workers: int, cpus: float) -> float:
+    """Return the samples per second of `workers` busy workers, if trainer and daemon keep one CPU busy.
 
     Args:
         rate: samples per second of one worker.
-        cpu_share: how many CPUs one worker keeps busy.
+        cpu_share: how many CPUs one worker keeps busy, with the processes of its user code.
         workers: how many workers are busy at the same time.
-        cpus: CPUs of this host.
+        cpus: CPUs of this host that others leave.
     """
-    return rate * min(workers, cpus / max(cpu_share, 1e-3))
+    return rate * min(workers, max(1.0, max(cpus - 1, cpus / 2) / max(cpu_share, 1e-3)))

@@ -172,13 +172,14 @@ class Done(Struct, frozen=True, tag=True):
     Attributes:
         samples: how many samples (or ready batches) were read.
         seconds: how long reading and collating them took.
-        cpu_seconds: the CPU time of that, in all threads.
+        cpu_seconds: the CPU time of that, in all threads and in processes of user code.
         whole: whether all that the task names was read: for IN_LANES, the epoch.
         gpu: see Gpu.
         late: libraries that were imported while samples were made.
         used: sources that user code used.
         changed: names in user modules, and attributes of objects there, that changed while samples were made.
         processes: how many processes of generators still run although their generators have ended.
+        others: how many CPUs other processes of the machine used meanwhile.
         carried: what the generator carries on that the feed loses; None if nothing, or if the task was not PLAIN.
     """
 
@@ -191,6 +192,7 @@ class Done(Struct, frozen=True, tag=True):
     used: tuple[Source, ...] = ()
     changed: tuple[str, ...] = ()
     processes: int = 0
+    others: float = 0.0
     carried: Carried | None = None
 
 

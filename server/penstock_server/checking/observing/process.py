@@ -40,6 +40,7 @@ from ...worker.reading.loaded_feed import LoadedFeed
 from ...worker.reading.split_list import list_splits, write_list
 from ...worker_state.activity import ActivityPage
 from . import debugging, frames, gpu, messages, state_watch
+from .cpu_time import CpuWatch
 from .imports import ImportWatch, files_opened, open_paths, resident
 from .plain_loop import carried
 from .reading import Reader
@@ -130,6 +131,7 @@ class Process:
             feed, splits, self._randomness, self._page, Recorder(feed, other), self._progress, self._skipped
         )
         failure: PenstockError | None = None
+        watch_cpus = CpuWatch()
         try:
             if self._task.order == messages.IN_LANES:
                 reader.in_lanes(self._task.seconds)
@@ -139,6 +141,7 @@ class Process:
                 reader.alone(self._task.place, self._task.count, self._task.seconds)
         except PenstockError as error:
             failure = error
+        used_cpus = watch_cpus.used()
         changed = (*changed_since(settings), *state_watch.changed(before)) if self._spy is not None else ()
         used = {} if self._spy is None else dict(self._spy.used)
         for name in _changed(states):
@@ -152,7 +155,8 @@ class Process:
             messages.Done(
                 samples=reader.recording.samples,
                 seconds=reader.seconds,
-                cpu_seconds=reader.cpu_seconds,
+                cpu_seconds=reader.cpu_seconds + used_cpus.helpers,
+                others=used_cpus.others,
                 whole=reader.whole and failure is None,
                 gpu=gpu.used(),
                 late=tuple(library for library in watch.libraries() if library.name not in imported),
