@@ -185,8 +185,7 @@ class _Collector:
         if first.imported.plan.length is not None:
             return None
         self._tell("comparing with a plain loop", 0.9)
-        seconds = min(_PLAIN_SECONDS, self._options.seconds)
-        task = self._task("plain", order=messages.PLAIN, seconds=seconds, spec=first.looked.spec)
+        task = self._task("plain", order=messages.PLAIN, seconds=_PLAIN_SECONDS, spec=first.looked.spec)
         (outcome,) = finish(self._run(task, "0"))
         return None if outcome.done is None else outcome.done.carried
 

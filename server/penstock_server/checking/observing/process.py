@@ -173,6 +173,7 @@ class Process:
         with contextlib.suppress(Exception):
             found = carried(feed, splits, self._randomness, self._task.seconds)
         self._page.leave()
+        orphans.kill_all(_REPORT_SECONDS)  # this process ends now, and nothing of it may go on
         self._say(messages.Done(0, 0.0, 0.0, True, messages.Gpu(), (), carried=found))
 
     def _look(self, feed: LoadedFeed) -> Any:
