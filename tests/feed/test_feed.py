@@ -75,6 +75,8 @@ class Once:
 class DataFlow:
     """A DataFlow, as tensorpack has them."""
 
+    __module__ = "tensorpack.dataflow"
+
     def reset_state(self) -> None: ...
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -171,7 +171,7 @@ def _instead_of_class(cls: type) -> str:
     if hasattr(cls, "__getitem__") and hasattr(cls, "__len__"):
         return f"give an instance, {name}(...), whose items are then served"
     if hasattr(cls, "reset_state"):
-        return f"give a function that makes the object and iterates over it{_function(f'{name}(...)', resets=True)}"
+        return f"give a function that makes the object and iterates over it{_function(f'{name}(...)', cls)}"
     return (
         f"give an instance, {name}(...), if its items are samples, or, if one of its methods yields them, the name of "
         f'that: Feed({name}, method="{_likely_method(cls)}", ...)'
@@ -189,19 +189,20 @@ def _instead_of_object(source: Any) -> str:
     kind = type(source)
     public = kind.__module__ not in ("builtins", "_io") and not kind.__name__.startswith("_")
     made = f"{kind.__name__}(...)" if public else "...  # make it here"
-    return f". {once} a function that makes it{_function(made, resets=hasattr(source, 'reset_state'))}"
+    return f". {once} a function that makes it{_function(made, kind)}"
 
 
-def _function(made: str, *, resets: bool) -> str:
-    """Return the lines of a generator function that makes an object with the expression `made`, and iterates over it.
-
-    `resets`: it is a DataFlow of tensorpack, which must be reset before it is read.
-    """
-    if not resets:
+def _function(made: str, cls: type) -> str:
+    """Return the lines of a generator function that makes an object of `cls` with the expression `made`, and iterates
+    over it. A DataFlow of tensorpack must be reset before it is read, and then seeds its random numbers."""
+    if not hasattr(cls, "reset_state"):
         return f":\n    def samples():\n        yield from {made}\n    feed = Feed(samples, ...)"
+    imports, parameter, seeds = "", "", ""
+    if any(base.__module__.startswith("tensorpack.") for base in cls.__mro__):
+        imports, parameter = "    from tensorpack.utils.utils import fix_rng_seed\n\n", "rng"
+        seeds = "        fix_rng_seed(int(rng.integers(2**31)))\n"
     return (
-        ":\n    from tensorpack.utils.utils import fix_rng_seed\n\n    def samples(rng):\n"
-        f"        fix_rng_seed(int(rng.integers(2**31)))\n        flow = {made}\n        flow.reset_state()\n"
+        f":\n{imports}    def samples({parameter}):\n{seeds}        flow = {made}\n        flow.reset_state()\n"
         "        yield from map(tuple, flow)\n    feed = Feed(samples, ...)"
     )
 
