@@ -22,7 +22,10 @@ def is_private(url: str) -> bool:
     if module and attribute[:1].isdigit():
         raise StartError(f"{url!r} looks like an address without tcp://: {_FORMS}")
     if url.endswith(".py"):
-        raise StartError(f"{url}: which feed in it? Write {url}:ATTR, such as {url}:feed")
+        raise StartError(
+            f"{url}: which feed in it? Write {url}:ATTR, such as {url}:feed. For a feed of a running daemon, give "
+            "tcp://HOST:PORT/FEED"
+        )
     if not module or not attribute.isidentifier():
         raise StartError(f"{url!r} is neither a URL nor MODULE:ATTR: {_FORMS}")
     return True
