@@ -23,10 +23,10 @@ import yaml
 from penstock_command import main
 from penstock_server.cli import keygen
 from tests.conftest import Serve, StartTrainer
-from tests.docs import world
 from tests.docs.pages import DOCS, ROOT, Block, blocks_of
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "decisions").glob("*.md"))]
+WORLD, SCENES = (Path(__file__).with_name(name).read_text() for name in ("world.py", "scenes.py"))
 RUN_ELSEWHERE = ("tutorial", "coming-from")
 QUICKER = {
     "epochs=10": "epochs=1",
@@ -40,14 +40,14 @@ REASON = re.compile(r"[a-z].{9,99}")
 RUN = """
 import gc, json, os, sys, traceback
 import psutil
-folder, code, page, url, blocks = sys.argv[1:]
+folder, code, modules, page, url, blocks = sys.argv[1:]
 os.chdir(folder)
 sys.path.insert(0, folder)
 os.environ["PENSTOCK_URL"] = url.rpartition("/")[0]
 import penstock
 from penstock_server import Feed
 exec(compile(code, "world.py", "exec"), globals())
-write_data()
+write_data(modules)
 given = names(url) | OF_PAGE.get(page, {})
 failed = {}
 spaces = {}
@@ -98,13 +98,13 @@ def test_blocks_have_a_kind_that_is_known() -> None:
 def test_python_blocks_run_as_printed(page: Path, serve: Serve, tmp_path: Path, start_trainer: StartTrainer) -> None:
     folder = tmp_path / "blocks"
     folder.mkdir()
-    url = serve(world.SCENES, "feed", "val").urls["train"]
+    url = serve(SCENES, "feed", "val").urls["train"]
     blocks = [block for block in of_kind(page, "python") if block.reason is None]
     with_keys = ""
     if any("keys=" in block.text for block in blocks):
         keygen.generate(tmp_path / "keys", ["trainer"])
         (tmp_path / "keys/clients/trainer").rename(folder / "penstock-keys")
-        with_keys = serve(world.SCENES, "feed", keys=tmp_path / "keys").urls["train"]
+        with_keys = serve(SCENES, "feed", keys=tmp_path / "keys").urls["train"]
     texts = []
     for block in blocks:
         root = (with_keys if "keys=" in block.text else url).rpartition("/")[0]
@@ -112,7 +112,7 @@ def test_python_blocks_run_as_printed(page: Path, serve: Serve, tmp_path: Path, 
         for many, few in QUICKER.items():
             text = text.replace(many, few)
         texts.append((block.line, text))
-    trainer = start_trainer(RUN, str(folder), Path(world.__file__).read_text(), page.stem, url, json.dumps(texts))
+    trainer = start_trainer(RUN, str(folder), WORLD, SCENES, page.stem, url, json.dumps(texts))
     said, errors = trainer.communicate(120)
     assert trainer.returncode == 0, errors
     failed = json.loads(said.splitlines()[-1])

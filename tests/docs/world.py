@@ -25,31 +25,9 @@ from penstock_server import Feed, Leaf
 
 ROWS = 200
 
-SCENES = """
-import numpy as np
-from penstock_server import Feed
 
-def rows(split):
-    for number in range(40):
-        yield np.full((8, 8), number, np.uint8), number % 10
-
-class SceneGenerator:
-    def __init__(self, files):
-        self.files = files
-
-    def generate_data(self):
-        while True:
-            labels = np.random.randint(0, 10, 16)
-            yield np.repeat(labels.astype(np.float32), 64).reshape(16, 8, 8), labels
-
-feed = Feed(rows, splits=range(4), batch_size=32, name="train", samples=160)
-val = Feed(rows, splits=range(2), batch_size=32, samples=80)
-validation = val
-"""
-
-
-def write_data() -> None:
-    """Write the files that blocks read."""
+def write_data(scenes: str) -> None:
+    """Write the files that blocks read. `scenes`: the text of the modules `scenes` and `feed`."""
     images, labels = np.zeros((ROWS, 28, 28), np.uint8), np.arange(ROWS) % 10
     Path("scenes").mkdir()
     Path("train").mkdir()
@@ -82,8 +60,8 @@ def write_data() -> None:
             writer.write(example.SerializeToString())
     for name in ("a.tsv", "b.tsv"):
         Path(name).write_text("".join(f"{number}\tsome text {number}\n" for number in range(20)))
-    Path("scenes.py").write_text(SCENES)
-    Path("feed.py").write_text(SCENES)
+    Path("scenes.py").write_text(scenes)
+    Path("feed.py").write_text(scenes)
 
 
 class Reader:
