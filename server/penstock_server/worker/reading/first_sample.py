@@ -153,6 +153,7 @@ class Probe:
         try:
             spec = feed.spec or infer_spec(sample, plan.batch_size, plan.batching)
             nbytes = nbytes_of(spec, sample)
+            names = names_warning(plan.name, sample)
             digests = digests_of(sample) if nbytes <= _MOST_DIGESTED and seconds < math.inf else b""
         except PenstockError as error:
             error.split = place
@@ -162,7 +163,7 @@ class Probe:
                 f"looking at the first sample {describe(error)}", split=place, remote_traceback=user_traceback(error)
             ) from error
         found = spec if feed.spec is None else None
-        for text in (batch_warning(plan.name, spec, plan.batch_size), names_warning(plan.name, sample)):
+        for text in (batch_warning(plan.name, spec, plan.batch_size), names):
             if text is not None:
                 warnings += (text[:1024],)
         feed.set_first(FirstSample(index, digests, seconds, warnings))
