@@ -493,7 +493,8 @@ def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: C
 def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -> None:
     cycle = check("feeds.py:cycle").finding("segments")
     assert re.match(r"the first 60 samples of an epoch have only [34]\d different ones, and a plain", cycle["what"])
-    assert "give these as splits=" in cycle["fix"]
+    assert "as splits=" in cycle["fix"]
+    assert "; or give segment=60. With other segments" in cycle["fix"]
     own_seed = check("feeds.py:own_seed").finding("epochs")
     assert "each epoch has the same samples in the same order, and in a plain loop over one object" in own_seed["what"]
     assert "let the constructor take `epoch`" in own_seed["fix"]
@@ -509,7 +510,7 @@ def sample(number: int) -> bytes:
         (range(100), [range(10), range(10, 20)], None),  # the segments take other parts
         (range(100), [range(20), range(20)], None),  # every segment begins alike
         (range(100), [range(20), range(10, 30)], Carried("segments", 40, 10)),
-        ([*range(30)] * 2, [range(10), range(5, 15), range(20, 30)], Carried("segments", 30, 5)),  # it goes round
+        ([*range(30)] * 2, [range(10), range(5, 15), range(20, 30)], Carried("segments", 30, 5, 30)),  # it goes round
         (range(30), [range(10), range(5, 15), range(20, 30)], None),  # too few, if it may draw at random
         ([1, 2, 3, 1, 2, 3] * 9, [range(10), range(1, 11)], None),  # a few values come again and again
     ],

@@ -214,15 +214,16 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
 def _lost(carried: Carried) -> Finding:
     count = carried.compared
     if carried.kind == "segments":
+        a_pass = f"segment={carried.one_pass}" if carried.one_pass else "a segment= of one pass over the data"
         return Finding(
             WARNING,
             "segments",
             f"the first {count} samples of an epoch have only {count - carried.different} different ones, and a plain "
             f"loop over the generator yields {count}: each segment starts the generator again, so samples come twice "
             "and others are left out",
-            fix="what goes through data, perhaps in an order that it shuffles once, has parts: give these as splits= "
-            "(files, or ranges of rows), or serve an object with __len__ and __getitem__, and let shuffle= shuffle. A "
-            "generator with segment= must draw each sample at random",
+            fix="give what the generator goes through as splits= (files, or ranges of rows), or serve an object with "
+            f"__len__ and __getitem__, and let shuffle= shuffle; or give {a_pass}. With other segments, a generator "
+            "must draw each sample at random",
         )
     return Finding(
         WARNING,

@@ -159,11 +159,13 @@ class Carried(Struct, frozen=True):
         kind: "segments" or "epochs": where the feed loses it.
         compared: how many samples were compared.
         different: how many of them came twice in the segments, or differed in a second pass of the plain loop.
+        one_pass: samples after which the plain loop has gone through its data, if it has come so far; otherwise 0.
     """
 
     kind: str
     compared: int
     different: int
+    one_pass: int = 0
 
 
 class Done(Struct, frozen=True, tag=True):

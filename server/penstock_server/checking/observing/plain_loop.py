@@ -146,7 +146,7 @@ def _lost(plain: Sequence[bytes], reads: Sequence[tuple[int, bytes]]) -> Carried
         repeats += seen.setdefault(digest, number) != number  # generators may begin alike
     goes_through = len(plain) >= 2 * period and set(plain[:period]) == set(plain[period : 2 * period])
     enough = max(2, compared // 20) if goes_through else _FEWEST
-    return Carried(SEGMENTS, compared, repeats) if repeats >= enough else None
+    return Carried(SEGMENTS, compared, repeats, period if goes_through else 0) if repeats >= enough else None
 
 
 def _before_a_repeat(plain: Sequence[bytes]) -> int:
