@@ -161,6 +161,14 @@ class Counts:
 
 items = Feed(Counts(), batch_size=8)
 
+class Unseeded(Counts):
+    def __init__(self):
+        self.rng = np.random.default_rng()
+    def __getitem__(self, i):
+        return np.array([i, self.rng.random()])
+
+unseeded_items = Feed(Unseeded(), batch_size=8)
+
 def bad_spec(split):
     for i in range(600):
         yield np.zeros(3 if i == 499 and split == 1 else 4)
@@ -474,6 +482,12 @@ def test_an_indexable_feed_is_not_told_to_draw_from_a_generator_that_it_does_not
     assert "rng." not in fix
     assert "split" not in fix
     assert told == culprit_words.cause(found)[0]
+
+
+def test_an_object_that_draws_without_a_seed_is_told_what_is_seeded_for_it(check: Check) -> None:
+    finding = check("feeds.py:unseeded_items").finding("runs")
+    assert "the system's random numbers" in finding["what"]
+    assert finding["fix"] == "draw from random or numpy.random, which Penstock seeds for each batch"
 
 
 def test_warnings_fail_only_a_strict_check(check: Check) -> None:

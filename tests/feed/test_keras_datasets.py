@@ -14,7 +14,8 @@ import pytest
 
 import penstock
 from penstock_proto import FeedError, GeneratorError
-from penstock_server import Feed
+from penstock_proto.batches.inferring import infer
+from penstock_server import Feed, Leaf, TupleSpec
 from penstock_server.feed.objects import object_states
 from penstock_server.feed.objects.indexables import as_structure
 from penstock_server.to_daemon import control
@@ -406,6 +407,17 @@ def test_a_large_array_is_shared_by_epochs_unless_it_is_changed(datasets: Any, i
     assert found[0] == found[4]
     assert (found[1][0] != found[2][0]) == in_place
     assert found[1][1] != found[2][1]
+
+
+def test_a_dataset_without_targets_may_say_so_with_an_empty_list(datasets: Any) -> None:
+    class Untargeted(datasets.Own):  # type: ignore[misc]
+        def __getitem__(self, i: int) -> Any:
+            return np.zeros((10, 2)), []
+
+    items = KerasItems(Untargeted(), seed=0)
+    items.enter(0)
+    (found,) = items.read([1])
+    assert infer(found) == TupleSpec((Leaf("float64", (10, 2)), TupleSpec(())))
 
 
 def test_lists_are_structures_at_the_top_and_wherever_they_hold_arrays() -> None:
