@@ -75,7 +75,7 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
         ([{1}, {2}], r"it holds set objects, and for each: .* yield sorted\(\) of it"),
         (Record(1), r"yield numbers, text and arrays, or tuples and dicts of them, such as vars\(\) of it"),
         (10**30, "it needs more than 64 bits"),
-        (iter([1]), "it is an iterator: yield each of its items"),
+        pytest.param(iter([1]), "it is an iterator: yield each of its items", id="iterator"),
         (len, "it is a function or a class: yield what it returns"),
         ([{"a": 1, "b": 2}] * 2, r"it holds dicts: yield one dict of lists, {'a': \[...\], 'b': \[...\]}, or a tuple"),
         ({"boxes": [{"a": 1}]}, r"sample\['boxes'\] .* it holds dicts: yield one dict of lists"),
