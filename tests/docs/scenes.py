@@ -1,6 +1,7 @@
 """The module `scenes` (and `feed`) of the documentation's blocks, as far as they do not define it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,11 @@ class SceneGenerator:
         while True:
             labels = np.random.randint(0, 10, 16)
             yield np.repeat(labels.astype(np.float32), 64).reshape(16, 8, 8), labels
+
+
+def make(root: Path, size: int = 64) -> Feed:
+    """Return a feed of its own."""
+    return Feed(rows, splits=range(4), batch_size=32)
 
 
 feed = Feed(rows, splits=range(4), batch_size=32, name="train", samples=160)
