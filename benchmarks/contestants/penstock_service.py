@@ -14,7 +14,7 @@ from contestants import prebuilt
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 FEED = BENCHMARKS / "contestants" / "penstock_feed.py"
-LEAST_SLOT = 4 << 20  # small batches share slots of about this size
+LEAST_SLOT = 16 << 20  # small batches share slots of about this size
 ROOM = 64 << 10  # bytes that a slot may need beside its batch
 STOP_SECONDS = 30.0
 

@@ -39,7 +39,7 @@ FEED = """
         print("user code prints")
         for i in range(50):
             yield np.int64(50 * split + i)
-    feed = Feed(numbers, splits=range(4), batch_size=10, samples=200)
+    feed = Feed(numbers, splits=range(4), batch_size=10, samples=200, turn=5)
 """
 
 

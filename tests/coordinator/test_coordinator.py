@@ -53,7 +53,7 @@ class Case:
     @property
     def memory(self) -> int:
         """Bytes of `slots` slots, plus those of a pool. Plenty if the sizes of batches vary."""
-        slots = self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0)
+        slots = self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0) + self.feed.striped
         return slots * PAGE if not self.feed.growth else 1 << 22
 
     def world(self, *others: SimFeed, **options: Any) -> World:
@@ -73,6 +73,8 @@ def small_pools() -> Iterator[None]:
 seeds = st.integers(0, 2**32)
 shuffles = st.sampled_from((0, 0, 7))
 """If a feed is shuffled in exact order, its lanes mix their rows."""
+rooms = st.sampled_from((1, 2, 3, 5, 9, 20))
+"""How many batches a stripe has, if turns have one batch and lanes do not mix their rows. 1: there are no stripes."""
 asks = st.fixed_dictionaries(
     {
         "credit": st.integers(1, 5),
@@ -90,6 +92,7 @@ lane_feeds = st.builds(
     drop_remainder=st.booleans(),
     dynamic=st.booleans(),
     shuffle=shuffles,
+    room=rooms,
 ).filter(lambda feed: not feed.drop_remainder or sum(feed.splits) >= (feed.batch_size or 1))  # less is an error
 index_feeds = st.builds(
     SimFeed,
@@ -120,6 +123,7 @@ uneven_feeds = st.builds(
     batch_size=st.integers(4, 5),
     turn=st.integers(1, 3),
     shuffle=shuffles,
+    room=rooms,
 )
 """Feeds whose lanes end at different places, so merged batches come in the middle of the epoch."""
 endless_feeds = st.builds(
@@ -130,6 +134,7 @@ endless_feeds = st.builds(
     turn=st.integers(1, 3),
     shuffle=shuffles,
     endless=st.just(True),
+    room=rooms,
 ).filter(lambda feed: feed.lanes == 1 or len(feed.splits) % 2 == 1)  # otherwise a lane may have only empty segments
 pooled_feeds = st.builds(
     SimFeed,
@@ -222,6 +227,7 @@ class TestOrder:
     ) -> None:
         feed = replace(feed, growth=0)
         made = 1 if feed.pool == 1 else feed.pool + 1  # the slots of a pool, and one more
+        made += feed.striped  # one for a merged batch between batches of the stripe
         blocks = feed.served().blocks_nbytes
         world = World(feed, workers=workers, memory=(made + 2) * PAGE + blocks, seed=seed)
         reads = [(0, None), (1, None)]

@@ -113,7 +113,7 @@ def test_a_consumer_that_goes_in_the_midst_of_what_a_worker_made_together_takes_
         "sys.stdin.read()\n"
     )
     with penstock.connect(daemon.url) as connection:
-        assert handle_of(connection).info.turn > 3
+        assert handle_of(connection).info.most > 3
     with penstock.connect(daemon.url, group="g", transport=transport) as connection:
         other = subprocess.Popen(
             [sys.executable, "-c", script, daemon.url, transport, goes],

@@ -18,7 +18,7 @@ from penstock_proto.batches.layout import HEADER
 from penstock_server import DictSpec, Feed, Leaf, OnError, Shuffle, TupleSpec
 from penstock_server.feed.feed_warnings import mixing_warning, names_warning, workers_warning
 from penstock_server.feed.options.generator_call import GeneratorCall, Wants
-from penstock_server.feed.options.plan_sizes import ENDLESS, block_samples, fixed_slots, segment_count
+from penstock_server.feed.options.plan_sizes import ENDLESS, block_samples, fixed_slots, segment_count, turn_of
 from penstock_server.targets.importing import load
 
 
@@ -418,7 +418,7 @@ def test_a_file_with_the_name_of_a_loaded_module_is_refused(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "batches"),
     [
-        ({}, {128: 256, 100 << 10: 41, 1 << 20: 4, 2 << 20: 2, 3 << 20: 1, 1 << 30: 1}),
+        ({"order": "fast"}, {128: 256, 100 << 10: 41, 1 << 20: 4, 2 << 20: 2, 3 << 20: 1, 1 << 30: 1}),
         ({"shuffle": 100}, {128: 7, 100 << 10: 7, 700 << 10: 3, 1 << 20: 2, 2 << 20: 1, 1 << 30: 1}),
         ({"shuffle": 10_000}, {128: 256, 100 << 10: 20, 700 << 10: 3}),
         ({"shuffle": 100, "order": "fast"}, {128: 4, 100 << 10: 4, 700 << 10: 3, 1 << 20: 2, 1 << 30: 1}),
@@ -435,3 +435,10 @@ def test_a_turn_makes_about_four_mebibytes_and_where_lanes_are_shuffled_two_and_
     for length, nbytes, turn in ((1000, 1 << 20, 4), (1000, 128, 15), (10**6, 128, 256), (2, 1 << 20, 1), (0, 128, 1)):
         indexable = Feed(range(length), batch_size=1, shuffle=100).plan("train")
         assert fixed_slots(indexable, Leaf("uint8", (nbytes - HEADER,)), 1).batches == turn
+
+
+def test_lanes_take_turns_after_each_batch_and_sixteen_mebibytes_of_them_share_a_slot() -> None:
+    plan = Feed(by_split, splits=["a"], batch_size=1).plan("train")
+    for nbytes, batches in {128: 1024, 100 << 10: 164, 1 << 20: 16, 2 << 20: 8, 3 << 20: 1, 1 << 30: 1}.items():
+        slot = fixed_slots(plan, Leaf("uint8", (nbytes - HEADER,)), 1)
+        assert (turn_of(plan, slot), slot.batches) == (1, batches)

@@ -120,6 +120,19 @@ def test_batches_of_a_turn() -> None:
         assert (leaf[[0, 1, 4]] != 0x11).all()
 
 
+def test_batches_of_a_stripe() -> None:
+    regions = Regions(m.FeedPlan(**fields(4, turn=9)), FIXED)
+    places = layout.fixed_layout(FIXED, 4, 9)
+    own = slot(places.nbytes, 0x11)
+    for leaf in (*places.leaves(own), places.headers(own)):
+        leaf[[1, 4, 7]] = 7
+    there = sent([(own, regions.of_batches(1, 3, (), step=3))], places.nbytes)
+    for leaf in (*places.leaves(there), places.headers(there)):
+        assert (leaf[[1, 4, 7]] == 7).all()
+        assert (leaf[[0, 2, 3, 5, 6, 8]] != 7).all()
+        assert (leaf[[0, 2, 3, 5, 6, 8]] != 0x11).all()
+
+
 def fields(batch_size: int, turn: int | None = None) -> dict[str, Any]:
     """Return the fields of a plan."""
     own = {name: getattr(PLAN, name) for name in PLAN.__struct_fields__}

@@ -460,7 +460,7 @@ def test_a_host_that_does_not_fit_is_refused_and_both_sides_are_named(serve: Ser
     log = said(module, "1\n2\n3\n", "feed")
     assert "it serves feeds.py:feed, and the head serves feeds.py:feed, feeds.py:other" in log
     log = said(module, "1\n2\n3\n", memory="1K")
-    assert "it allows 1.0 KiB for batches, and a slot of feed feed takes 20.0 KiB: give --memory 80K" in log
+    assert "it allows 1.0 KiB for batches, and a slot of feed feed takes 80.0 KiB: give --memory 320K" in log
     joins = refused(join, head, "feed", "other", folder=tmp_path / "daemon0", words=("--keys", str(tmp_path)))
     assert "is not a host's folder: it has no host.key_secret" in joins
     assert stream_of(head, "feed") == stream_of(head, "other")

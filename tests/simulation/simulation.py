@@ -34,16 +34,19 @@ from penstock_proto import (
     ProtocolError,
 )
 from penstock_proto import messages as m
-from penstock_proto.batches.layout import lay_out
+from penstock_proto.batches.layout import SlotLayout, fixed_layout, lay_out
 from penstock_proto.batches.position import Position, pack, unpack
 from penstock_proto.messages import IDS_PER_STREAM, FeedInfo, FeedPlan
+from penstock_proto.spec import Spec
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model import feeds
 from penstock_server.coordinator.model.consumer import Consumer as Reader
 from penstock_server.coordinator.model.feeds import ServedFeed, Skipped, SplitsInfo
 from penstock_server.coordinator.model.open_request import OpenRequest
 from penstock_server.coordinator.model.workers import REMOTE, VACANT
+from penstock_server.feed.options import plan_sizes
 from penstock_server.feed.options.plan_sizes import ENDLESS
 from penstock_server.shuffling.pool_order import source_rows
 from penstock_server.state_file.statefile import StateFile
@@ -84,6 +87,17 @@ def hold(promise: object, broken: str) -> None:
         raise Broken(broken)
 
 
+def _small_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
+    """Return the layout of the slots of a feed. A stripe has `plan.block` batches, as a real one would have too many.
+    (The option has no meaning for lanes otherwise.)"""
+    if plan.block is not None:
+        return fixed_layout(spec, batch_size, plan.block)
+    return plan_sizes.fixed_slots(plan, spec, batch_size)
+
+
+feeds.fixed_slots = _small_slots
+
+
 @dataclass(frozen=True, kw_only=True)
 class SimFeed:
     """A feed of the simulation; options as in `FeedPlan`.
@@ -93,7 +107,8 @@ class SimFeed:
     raises. If `batch_size` is None, each sample is a ready batch, and number k of a split has 1 + k * `growth` rows.
     Otherwise `growth` makes samples ragged, of these lengths. An `endless` feed has segments with the lengths in
     `splits`, again and again. A sample in `transient` raises at those of its readings in a world whose numbers, from 0,
-    are given with it. A sample in `deadly` kills the worker that reads it, outside of user code.
+    are given with it. A sample in `deadly` kills the worker that reads it, outside of user code. If the feed can have
+    stripes, a stripe has `room` batches.
     """
 
     name: str = "train"
@@ -116,13 +131,15 @@ class SimFeed:
     on_error: str = "raise"
     attempts: int = 1000
     endless: bool = False
+    room: int = 1
 
     def plan(self) -> FeedPlan:
         return FeedPlan(
             name=self.name,
             spec=None,
             batch_size=self.batch_size,
-            turn=self.turn,
+            turn=None if self.striped else self.turn,
+            block=self.room if self.striped else None,
             lanes=self.lanes,
             order=self.order,
             shuffle=self.shuffle,
@@ -162,6 +179,12 @@ class SimFeed:
         """Whether all batches have the same size."""
         return self.batch_size is not None and not self.growth
 
+    @property
+    def striped(self) -> bool:
+        """Whether slots hold batches of several lanes."""
+        lanes = self.length is None and self.order == "exact" and not self.shuffle
+        return self.room > self.turn == 1 and lanes and self.fixed
+
     def sizes(self, rows: Batch) -> tuple[tuple[int, ...], ...]:
         """Return the sizes of ragged rows."""
         return ((sum(1 + row[2] * self.growth for row in rows),),)
@@ -175,7 +198,11 @@ class SimFeed:
     def nbytes(self, batch: Batch, batches: int = 1) -> int:
         """Return the bytes of a slab of `batches` batches, the first of which is `batch`."""
         shapes = self.shapes(batch) or ((self.batch_size,),)
-        return lay_out(["int64"] * len(shapes), shapes, self.turn if self.fixed else 1).nbytes_of(batches)
+        return lay_out(["int64"] * len(shapes), shapes, self._room if self.fixed else 1).nbytes_of(batches)
+
+    @property
+    def _room(self) -> int:
+        return self.room if self.striped else self.turn
 
     def rows(self, batch: Batch) -> int:
         return len(batch) if self.batch_size is not None else self.shapes(batch)[0][0]
@@ -409,7 +436,8 @@ class Run:
 
 @dataclass(eq=False)
 class Fill:
-    """A turn that the worker has to make. It has made `made` of the batches."""
+    """A turn that the worker has to make. It has made `made` of the batches. They go into a slot with the ticket
+    `memory`, each `step` places after the one before."""
 
     ticket: int
     run: int
@@ -417,6 +445,8 @@ class Fill:
     batches: int
     slot: Slot
     base: int
+    memory: int
+    step: int = 1
     stays: bool = False
     made: int = 0
     waits: bool = False
@@ -612,6 +642,9 @@ class Worker:
         wanted = 1 if run.careful else self._world.random.randint(1, fill.batches - fill.made)
         parts: list[Batch] = []
         try:
+            while run.feed.striped and run.index < fill.index and not run.ended:
+                passed = run.take(run.index)
+                hold(passed is not None or run.forged, "a lane ends before the place that its run is to reach")
             while len(parts) < wanted:
                 batch = run.take(fill.index + fill.made + len(parts))
                 if batch is None:
@@ -622,7 +655,8 @@ class Worker:
                     self._answer(m.NeedRoom(fill.run, fill.ticket, run.feed.nbytes(batch)))
                     return
                 skips = run.feed.on_error == "skip"
-                fill.slot.write(fill.ticket, fill.base + fill.made + len(parts), batch, skips=skips)
+                place = fill.base + (fill.made + len(parts)) * fill.step
+                fill.slot.write(fill.memory, place, batch, skips=skips)
                 parts.append(batch)
         except PenstockError as error:
             self._made(fill, run, parts, last=False)
@@ -632,6 +666,17 @@ class Worker:
             self.end((fill.run, -1, ""))
         else:
             self._made(fill, run, parts, last=run.ended or fill.made + len(parts) == fill.batches)
+            if run.feed.striped and self._world.random.random() < 0.5:
+                self._turn_to_another_lane()
+
+    def _turn_to_another_lane(self) -> None:
+        """Put the first turn behind all those of other runs in its slot."""
+        first, *rest = self.fills or [None]
+        if first is None:
+            return
+        at = next((at for at, fill in enumerate(rest) if fill.slot is not first.slot or fill.run == first.run), None)
+        rest.insert(len(rest) if at is None else at, first)
+        self.fills = rest
 
     def die(self) -> None:
         """Die, perhaps in the middle of a batch. The messages already sent still arrive, then the news of the death."""
@@ -1657,13 +1702,17 @@ class World:
             self.handle(on.SlotFound(wish.ticket))
 
     def _do_Fill(self, command: do.Fill) -> None:
-        worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
+        worker, slot = self.workers[command.worker], self.arena.used[command.slot]
         others = [run for one, run in slot.fillers if run != command.run and one.alive and one.fills_of(run)]
-        hold(not others, f"run {command.run} is told to fill ticket {command.ticket} beside run {others}")
+        hold(
+            not others or command.stripe is not None,
+            f"run {command.run} is told to fill ticket {command.ticket} beside run {others}",
+        )
         slot.fillers.add((worker, command.run))
         hold(not command.may_stay or command.worker >= REMOTE, "batches of an own worker cannot stay at a host")
         stays = command.may_stay and self.random.random() < 0.7
-        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, command.first, stays)
+        places = command.first, command.slot, command.step
+        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, *places, stays)
         self._tell(command.worker, lambda fill, _: worker.fill(fill), fill, command)
 
     def _do_Remade(self, command: do.Remade) -> None:
@@ -1758,7 +1807,7 @@ class World:
         hold(command.nbytes == nbytes, "a slab has the wrong number of bytes")
         hold(command.shapes == feed.shapes(batches[first]), "a slab has the wrong shapes")
         in_turn = command.lane < 0 or command.repeat
-        hold(in_turn or command.index % feed.turn >= first, "a slab has the wrong index")
+        hold(in_turn or feed.striped or command.index % feed.turn >= first, "a slab has the wrong index")
         slabs, nbytes = consumer.under_way
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
         hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")
@@ -1775,6 +1824,8 @@ class World:
                 command.nbytes,
                 record=command.record,
                 repeat=command.repeat,
+                lanes=command.lanes,
+                places=command.places,
             )
             slab = Slab(command.seq, command.epoch, command.ticket, slot, command.nbytes, batches, message)
             consumer.told.append(partial(consumer.slab, slab))

@@ -75,7 +75,7 @@ class Connection:
 
         Args:
             prefetch: how many batches TensorFlow takes ahead, 0 or more. They count as handed over. None: 2, or
-                `info.turn` if that is more: small batches arrive in slabs of up to this many.
+                `info.most` if that is more: small batches arrive in slabs of up to this many.
             cached: copy this many batches and repeat them, to find out how fast training would be with an infinitely
                 fast loader. Epochs are as long as the feed's, or `cached` batches long if that length is unknown.
                 None: read the stream as usual.
@@ -89,7 +89,7 @@ class Connection:
         """
         optional.check_tensorflow("connection.dataset()")
         if prefetch is None:
-            prefetch = max(2, self.info.turn)
+            prefetch = max(2, self.info.most)
         if prefetch < 0:
             raise ValueError(f"prefetch={prefetch}: must be 0 or more batches")
         if cached is not None and cached < 1:

@@ -254,7 +254,7 @@ def _form(handle: StreamHandle) -> _Form:
     if layout is None:
         return _Form(handle.views, leaves, (), (True,) * len(leaves))
     own = tuple(
-        handle.info.turn == 1
+        handle.info.room == 1
         and place.nbytes >= OWN_COMPONENT
         and (place.nbytes % ALIGN != 0 or leaf.dtype == "bool" or len(leaves) == 1)
         for leaf, place in zip(leaves, layout.places, strict=True)

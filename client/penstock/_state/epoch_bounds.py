@@ -23,8 +23,11 @@ _OBJECT = 256
 
 def nbytes_of(message: Slab | LaneEnded | PoolBegun | SentElsewhere) -> int:
     """Return how many bytes a message takes here, roughly."""
-    if not isinstance(message, PoolBegun):
+    if isinstance(message, LaneEnded):
         return _OBJECT + len(message.record)
+    if not isinstance(message, PoolBegun):
+        places = sum(_OBJECT + len(place.record) for place in message.places)
+        return _OBJECT + len(message.record) + 8 * len(message.lanes) + places
     return _OBJECT + sum(_OBJECT + len(lane.record) for lane in message.lanes)
 
 
@@ -96,6 +99,10 @@ class EpochBounds:
             self._read(message)
 
     def _read(self, some: Slab | SentElsewhere) -> None:
+        for lane in some.lanes:
+            self._keep(lane, b"")
+        for place in some.places:
+            self._keep(place.lane, place.record)
         if some.lane >= 0:
             self._keep(some.lane, some.record)
         elif isinstance(some, Slab) and some.repeat:  # its batch was read in its own place

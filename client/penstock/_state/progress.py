@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass
 
-from penstock_proto.batches.cursor import Cursor
+from penstock_proto.batches.cursor import Cursor, counts_of
 from penstock_proto.batches.layout import POOL_LANE
 from penstock_proto.batches.position import MAX_SKIP, Position
 from penstock_proto.messages import End, FeedInfo, LaneEnded, PoolBegun, SentElsewhere, Slab
@@ -215,10 +215,12 @@ def _joined(first: _Step, second: _Step) -> _Step | None:
     """Join two steps, or return None if that is impossible or would be too long.
 
     A step does not join one before it if messages came between them. So a stream that resumes within a step finds the
-    same batches there.
+    same batches there. Nor do slabs of stripes: which lanes they move depends on where they begin.
     """
     (_, a, before), (consumed, b, between) = first, second
     if isinstance(a, _Next) or isinstance(b, _Next) or before or between or a.batches + b.batches > SPAN:
+        return None
+    if any(slab.lanes for slab in (*_slabs(a).values(), *_slabs(b).values())):
         return None
     if (POOL_LANE in _slabs(a)) != (POOL_LANE in _slabs(b)):
         return None
@@ -267,8 +269,9 @@ class EpochCheck:
             return
         self.batches += some.batches
         self.rows += some.rows
-        if some.lane >= 0 and some.record:
-            self._read[some.lane] = self._read.get(some.lane, 0) + some.batches
+        if some.lanes or (some.lane >= 0 and some.record):
+            for lane, count in counts_of(some).items():
+                self._read[lane] = self._read.get(lane, 0) + count
 
     def on_lane_ended(self, lane: LaneEnded) -> None:
         """Note the end of a lane."""

@@ -42,7 +42,7 @@ class SlabViews:
         self.spec = batch_spec(info.spec, info.batch_size, info.drop_remainder)
         self.fixed: SlotLayout | None = None
         if info.batch_size is not None and is_fixed(info.spec, info.batch_size):
-            self.fixed = fixed_layout(info.spec, info.batch_size, info.turn)
+            self.fixed = fixed_layout(info.spec, info.batch_size, info.room)
             if not is_possible(self.fixed):
                 raise ProtocolError(f"the daemon serves batches of {self.spec}, which are larger than any memory")
         self.columns = Columns(info.spec, info.batch_size).columns
@@ -63,11 +63,16 @@ class SlabViews:
             layout, good = self.fixed, not slab.shapes
             most = slab.batches * (self._full or 0)
             good = good and (slab.rows == most or (slab.batches == 1 and 0 < slab.rows < most))
+            good = good and len(slab.lanes) <= slab.batches
         else:
-            good = len(slab.shapes) == len(self._arrays) and all(
-                len(shape) == len(array.shape)
-                and all(want is None or want == dim for want, dim in zip(array.shape, shape, strict=True))
-                for array, shape in zip(self._arrays, slab.shapes, strict=True)
+            good = (
+                not slab.lanes
+                and len(slab.shapes) == len(self._arrays)
+                and all(
+                    len(shape) == len(array.shape)
+                    and all(want is None or want == dim for want, dim in zip(array.shape, shape, strict=True))
+                    for array, shape in zip(self._arrays, slab.shapes, strict=True)
+                )
             )
             good = good and (self._full is None or self._have_rows(slab))
             layout = lay_out([array.dtype for array in self._arrays], slab.shapes) if good else SlotLayout((), 0, 0)

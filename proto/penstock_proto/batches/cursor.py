@@ -65,13 +65,28 @@ class Cursor:
 
     def stand(self, some: Slab | SentElsewhere) -> None:
         """Move the lane's place past these batches, without counting them."""
-        if some.lane < 0:
+        if some.lanes:
+            self._stand_in_stripe(some)
+        elif some.lane < 0:
             self.merged = max(self.merged, some.index + some.batches)
         elif some.record and some.lane not in self.ended:  # an indexable feed has no records, and no lanes
             index, _ = self.places.get(some.lane, (0, b""))
             if some.index + some.batches > index:  # a rank's own batch comes after the others of its round
                 self.places[some.lane] = (some.index + some.batches, some.record)
                 self.ahead.pop(some.lane, None)
+
+    def _stand_in_stripe(self, some: Slab | SentElsewhere) -> None:
+        """Move the places of several lanes. A place keeps its record until a later one comes: a run that begins there
+        passes over the batches in between."""
+        for lane, count in counts_of(some).items():
+            if lane not in self.ended:
+                index, record = self.places.get(lane, (0, b""))
+                self.places[lane] = (index + count, record)
+        for place in some.places:
+            index, _ = self.places.get(place.lane, (-1, b""))
+            if place.index <= index:
+                self.places[place.lane] = (index, place.record)
+                self.ahead.pop(place.lane, None)
 
     def begin_pool(self, pool: PoolBegun) -> list[int]:
         """Note that a pool begins here. Return the lanes that have moved: those of a pool without a batch. After a lost
@@ -113,7 +128,9 @@ class Cursor:
 
     def position(self, info: FeedInfo, more: int = 0, through: Iterable[Slab] = ()) -> Position:
         """Return the position here, or `more` batches further on. Those batches belong to the slabs `through`."""
-        ahead = self.ahead | {slab.lane: slab.record for slab in through if slab.record and slab.lane not in self.ended}
+        ahead = self.ahead | {
+            lane: record for slab in through for lane, record in _records(slab) if record and lane not in self.ended
+        }
         if self.skip + more:
             ahead |= {lane.lane: lane.record for pool in self.pools for lane in pool.lanes if lane.record}
         places = dict.fromkeys(ahead, (0, b"")) | self.places
@@ -139,3 +156,13 @@ class Cursor:
             merged -= leftover
             found.append(EndedLane(lane, index, leftover, b"" if whole else record))
         return found
+
+
+def counts_of(some: Slab | SentElsewhere) -> dict[int, int]:
+    """Return how many of these batches come from each lane."""
+    lanes = some.lanes or (some.lane,)
+    return {lane: (some.batches - place + len(lanes) - 1) // len(lanes) for place, lane in enumerate(lanes)}
+
+
+def _records(slab: Slab) -> Iterable[tuple[int, bytes]]:
+    return [(place.lane, place.record) for place in slab.places] if slab.lanes else [(slab.lane, slab.record)]

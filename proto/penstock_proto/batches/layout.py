@@ -10,7 +10,7 @@ leaf begins at such an address. A slot with room for n batches is
 
 A slab is some consecutive batches of a slot, from place `first` on. Only the last batch of an epoch may have fewer rows
 than the others, and then it is a slab of its own. Each slot of a *fixed* feed (batch size and every sample dimension
-known) has room for a turn. Any other feed has one batch in a slot, and the message carries its shapes.
+known) has room for a turn or a stripe. Any other feed has one batch in a slot, and the message carries its shapes.
 
 This file knows no memfd and no message.
 """
@@ -114,10 +114,10 @@ def is_fixed(spec: Spec, batch_size: int | None) -> bool:
     return batch_size is not None and all(leaf.sized for leaf in leaf_list(spec))
 
 
-def fixed_layout(spec: Spec, batch_size: int, turn: int) -> SlotLayout:
-    """Lay out the slots of a fixed feed, with room for `turn` batches. `spec` describes one sample."""
+def fixed_layout(spec: Spec, batch_size: int, room: int) -> SlotLayout:
+    """Lay out the slots of a fixed feed, with room for `room` batches. `spec` describes one sample."""
     sample = leaf_list(spec)
-    return lay_out([leaf.dtype for leaf in sample], [(batch_size, *_static(leaf)) for leaf in sample], turn)
+    return lay_out([leaf.dtype for leaf in sample], [(batch_size, *_static(leaf)) for leaf in sample], room)
 
 
 def _static(leaf: Leaf) -> tuple[int, ...]:

@@ -30,7 +30,8 @@ MAX_SKIP_FAST = 2**20
 
 
 class Place(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The progress of a lane: `index` batches were read, and `record` is the restart record after the last one.
+    """The progress of a lane: `index` batches were read, and `record` is the restart record after the last of them or
+    an earlier one. A run that continues here passes over the batches in between.
 
     `ahead`: if some of the lane's batches lie within the position's `skip`, a later restart record of the lane, after
     these batches or further on. A run that continues here passes that record, and so finds out whether the batches are
@@ -77,7 +78,7 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
     skip: Progress = 0
 
     def __post_init__(self) -> None:
-        most = self.feed.turn * self.feed.pool + (MAX_SKIP if self.feed.order == "exact" else MAX_SKIP_FAST)
+        most = self.feed.most * self.feed.pool + (MAX_SKIP if self.feed.order == "exact" else MAX_SKIP_FAST)
         if self.skip > most:
             raise ValueError(
                 f"it passes over {self.skip} batches, but a consumer of this feed passes over at most {most}"
@@ -108,6 +109,7 @@ _DECIDING = (
     "segment",
     "params",
 )
+"""(`stripe` is not among them.)"""
 
 _decoder = msgspec.msgpack.Decoder(Position)
 

@@ -18,6 +18,8 @@ MAX_POOLED = 32
 """Most lanes that mix their rows with each other."""
 MAX_PARAMS = 4096
 Params = Annotated[str, Meta(min_length=1, max_length=MAX_PARAMS)]
+SLABS = 4
+"""In how many slabs a stripe is sent, if all of it is ready. The first can be used while the others are under way."""
 Directory = Annotated[str, Meta(max_length=4096)]
 Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
 
@@ -25,10 +27,11 @@ Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
 class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     """The description of a feed for its consumers.
 
-    `spec` describes one sample, or one batch if `batch_size` is None. `turn` is the most batches in a slab. `batches`
-    and `samples` are those of an epoch, or None if unknown. `shuffle`, `interleave` and `segment` are as in FeedPlan.
-    `pool`: how many lanes mix their rows with each other; 1 if none do. `parameters`: those of the feed's factory whose
-    defaults differ; left out if there are none.
+    `spec` describes one sample, or one batch if `batch_size` is None. `turn` is the most batches that come from one
+    lane in a row. `batches` and `samples` are those of an epoch, or None if unknown. `shuffle`, `interleave` and
+    `segment` are as in FeedPlan. `pool`: how many lanes mix their rows with each other; 1 if none do. `stripe`: how
+    many batches of several lanes, in stream order, share a slot; 1 if a slot holds a turn. It does not affect the
+    stream. `parameters`: those of the feed's factory whose defaults differ; left out if there are none.
     """
 
     name: Name
@@ -46,10 +49,21 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     interleave: Annotated[int, Meta(ge=1, le=2**16)] = 1
     segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     pool: Annotated[int, Meta(ge=1, le=MAX_POOLED)] = 1
+    stripe: Annotated[int, Meta(ge=1, le=2**16)] = 1
     parameters: Params | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         check_size(self.spec)
+
+    @property
+    def room(self) -> int:
+        """How many batches a slot has room for, if the feed is fixed."""
+        return max(self.turn, self.stripe)
+
+    @property
+    def most(self) -> int:
+        """The most batches in a slab."""
+        return max(self.turn, -(-self.stripe // SLABS))
 
     @property
     def endless(self) -> bool:

@@ -102,8 +102,20 @@ class Kept(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     secret: Token
 
 
+class LanePlace(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The restart record of a lane after its first `index` batches."""
+
+    lane: Index
+    index: Count
+    record: Record
+
+
+Lanes = Annotated[tuple[Index, ...], Meta(max_length=2**16)]
+LanePlaces = Annotated[tuple[LanePlace, ...], Meta(max_length=2**16)]
+
+
 class Slab(Message, frozen=True):
-    """One slab: `batches` consecutive batches of one turn, `nbytes` bytes in all.
+    """One slab: `batches` consecutive batches of one turn or stripe, `nbytes` bytes in all.
 
     `seq` counts the session's slabs from 0. `lane` and `index` identify its first batch (`lane` -1 for merged
     leftovers). The batches begin at place `first` of a slot (layout.py). Over unix that slot is `memfd`; over ZeroMQ
@@ -112,6 +124,10 @@ class Slab(Message, frozen=True):
     all its batches; if there are several, each is full. `record`: the lane's restart record after its last batch (empty
     for merged batches and for indexable feeds). `repeat`: the batch repeats one that another rank gets, to fill up the
     last round. It is a slab like any other, but moves no position and does not count in End's `batches` and `rows`.
+
+    `lanes`: in a slab of a stripe, the lanes that its batches come from, in order: batch j is the next one of lane
+    `lanes[j % len(lanes)]`. Then `record` is empty, and `places` has records of these lanes that are new: each was
+    taken at this lane's last batch in the stream so far, or before it. Otherwise both are empty.
     """
 
     seq: Count
@@ -127,6 +143,8 @@ class Slab(Message, frozen=True):
     record: Record = b""
     repeat: bool = False
     kept: Kept | None = None
+    lanes: Lanes = ()
+    places: LanePlaces = ()
 
 
 class SentElsewhere(Message, frozen=True):
@@ -141,6 +159,8 @@ class SentElsewhere(Message, frozen=True):
     batches: Batches
     rows: Count
     record: Record = b""
+    lanes: Lanes = ()
+    places: LanePlaces = ()
 
 
 class LaneInPool(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -73,7 +73,11 @@ class StartRun(Message, frozen=True):
 
 class Fill(Message, frozen=True):
     """Make the run's next turn: up to `batches` batches, from number `index` of the lane on. They go into the slot that
-    is `memfd`, of `nbytes` bytes, from place `first` on. Answered by Made messages, the last one with `last`."""
+    is `memfd`, of `nbytes` bytes, from place `first` on, each `step` places after the one before. Answered by Made
+    messages, the last one with `last`.
+
+    `stripe`: the ticket of the slot, if visits to several lanes fill different places of it; 0 if the slot has the
+    ticket `ticket`. Batches of lower tickets come first in the stream, and within a stripe those of lower places."""
 
     run: Count
     ticket: Count
@@ -82,6 +86,8 @@ class Fill(Message, frozen=True):
     memfd: Index
     nbytes: Count
     first: Count = 0
+    stripe: Count = 0
+    step: Batches = 1
 
 
 class MeasureRows(Message, frozen=True):

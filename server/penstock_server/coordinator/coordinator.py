@@ -99,6 +99,7 @@ class Coordinator:
             budget=self.budget,
             groups=self._groups,
             later=self._routing.retry_later,
+            clock=lambda: self.timers.now,
             out=self._do,
         )
         self.periodic_checks = PeriodicChecks(self._groups, self._admission, self.starting, self._affected, self.timers)

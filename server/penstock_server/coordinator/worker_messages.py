@@ -24,7 +24,9 @@ def fill(command: do.Fill, memfd: int, nbytes: int) -> m.Fill:
         batches=command.batches,
         memfd=memfd,
         nbytes=nbytes,
+        stripe=command.stripe or 0,
         first=command.first,
+        step=command.step,
     )
 
 
@@ -115,6 +117,8 @@ def slab(command: do.SendSlab, memfd: int, kept: m.Kept | None = None) -> m.Slab
         record=command.record,
         repeat=command.repeat,
         kept=kept,
+        lanes=command.lanes,
+        places=command.places,
     )
 
 

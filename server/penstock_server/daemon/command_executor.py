@@ -57,7 +57,7 @@ class Executor:
             case do.FindSlot():
                 self.slots.request(command)
             case do.Fill():
-                self.to_workers.way(command.worker).fill(command, self.slots.memfd(command.ticket))
+                self.to_workers.way(command.worker).fill(command, self.slots.memfd(command.slot))
             case do.MeasureRows():
                 self.to_workers.way(command.worker).measure_rows(command)
             case do.WriteRows():

@@ -121,10 +121,11 @@ class Feed(FeedOptions, FromFiles, Combining):
             the split alone. The directory holds pickles: anyone who can write to it can run code in workers.
         lanes: number of sequences among which the splits of an epoch are divided, 16 by default. At most this many
             workers can run at once. Another number gives another order.
-        turn: batches that the order takes from one lane before it goes to the next. By default about 4 MiB of batches,
-            at most 256. If lanes are shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not
-            mix their samples. 4 if every lane runs the whole generator. For an indexable object, workers share an epoch
-            turn by turn, so a turn has at most a 64th of it.
+        turn: batches that the order takes from one lane before it goes to the next. By default one, and small batches
+            of several lanes share their memory. In fast order, about 4 MiB of batches, at most 256. If lanes are
+            shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not mix their samples. 4 if
+            every lane runs the whole generator. For an indexable object about 4 MiB; workers share an epoch turn by
+            turn, so a turn has at most a 64th of it.
         order: "exact", the same order with any number of workers, or "fast", the batches that are ready first.
         env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
             imported; None as a value removes one. They override the daemon's own and the defaults, which give each

@@ -269,7 +269,7 @@ class InProcess:
                 one_by_one = msgspec.structs.replace(command, careful=ALL)
                 self._tasks.take(worker_messages.start_run(one_by_one, self.info.spec))
             case do.Fill():
-                self._tasks.take(worker_messages.fill(command, command.ticket, self._nbytes(command.ticket)))
+                self._tasks.take(worker_messages.fill(command, command.slot, self._nbytes(command.slot)))
             case do.MeasureRows():
                 self._tasks.take(worker_messages.measure_rows(command))
             case do.WriteRows():

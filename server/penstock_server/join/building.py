@@ -103,9 +103,13 @@ class Regions:
         if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
             self._fixed = fixed_slots(plan, spec, plan.batch_size)
 
-    def of_batches(self, first: int, batches: int, shapes: m.Shapes) -> list[tuple[int, int]]:
-        """Return the regions of `batches` batches from place `first` on, as (start, stop)."""
-        return self._layout(shapes).regions(first, batches)
+    def of_batches(self, first: int, batches: int, shapes: m.Shapes, step: int = 1) -> list[tuple[int, int]]:
+        """Return the regions of `batches` batches from place `first` on, each `step` places after the one before, as
+        (start, stop)."""
+        found = self._layout(shapes)
+        if step == 1:
+            return found.regions(first, batches)
+        return [region for place in range(first, first + batches * step, step) for region in found.regions(place, 1)]
 
     def of_rows(self, message: m.WriteRows) -> list[tuple[int, int]]:
         """Return the regions of the rows that `message` asked for, and of the header of their batch."""

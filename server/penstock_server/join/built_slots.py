@@ -116,11 +116,11 @@ class BuiltSlots:
         slot = self._open.get((made.ticket, made.run))
         if slot is None or not made.batches or not isinstance(slot.wanted, m.Fill):
             return b""
-        first = slot.wanted.first + made.first
+        first = slot.wanted.first + made.first * slot.wanted.step
         if slot.secret:
             slot.parts.append((first, made.batches, made.shapes))
         else:
-            self._send(slot, slot.regions.of_batches(first, made.batches, made.shapes))
+            self._send(slot, slot.regions.of_batches(first, made.batches, made.shapes, slot.wanted.step))
         return slot.secret
 
     def rows_written(self, ticket: int, run: int) -> None:

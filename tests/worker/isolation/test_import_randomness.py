@@ -144,7 +144,7 @@ def test_feeds_of_several_modules_do_not_hear_of_each_others_draws(tmp_path: Pat
             "from penstock_server.worker.isolation.import_seeding import seeded_imports\n"
             "for target in sys.argv[1:]:\n"
             "    with seeded_imports():\n"
-            "        feed = load(target)\n"
+            "        feed = load(target).feed\n"
             "print(list(feed.generate), np.random.random())"
         )
         done = subprocess.run([sys.executable, "-c", code, *targets], capture_output=True, text=True, check=True)

@@ -25,8 +25,10 @@ class World:
         self.now = 0.0
         self.done: list[int] = []
 
-    def add(self, run: Run, ticket: int, steps: int = 1, *, first: bool = False) -> None:
-        job = Job(run, ticket, fills=True)
+    def add(
+        self, run: Run, ticket: int, steps: int = 1, *, first: bool = False, stripe: int = 0, place: int = 0
+    ) -> None:
+        job = Job(run, ticket, fills=True, stripe=stripe, place=place)
         job.steps = repeat(None, steps)
         self.scheduler.add(job, first=first)
 
@@ -35,6 +37,7 @@ class World:
         job = self.scheduler.next()
         assert job is not None
         began, self.now = self.now, self.now + seconds
+        job.place += 3 * bool(job.stripe)
         if next(job.steps, self) is self:
             self.scheduler.done(job)
             self.done.append(job.ticket)
@@ -62,6 +65,18 @@ def test_an_older_ticket_that_another_worker_had_before_comes_first() -> None:
     while world.scheduler.next() is not None:
         world.step()
     assert world.done == [9, 3, 4, 5, 6]
+
+
+def test_after_a_slice_the_job_of_a_stripe_comes_whose_next_batch_is_first() -> None:
+    world = World()
+    for place in range(3):
+        world.add(Run(1), 10 + place, steps=9, stripe=9, place=place)
+    world.add(Run(1), 20)
+    assert [world.step() for _ in range(12)] == [10] * 4 + [11] * 4 + [12] * 4, "quick batches of a lane stay together"
+    slow = World()
+    for place in range(3):
+        slow.add(Run(1), 10 + place, steps=9, stripe=9, place=place)
+    assert [slow.step(1.1 * SLICE_SECONDS) for _ in range(6)] == [10, 11, 12, 10, 11, 12]
 
 
 def test_streams_take_turns_of_a_slice() -> None:

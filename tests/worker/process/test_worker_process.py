@@ -221,6 +221,10 @@ objects = Feed(lambda split: iter([object()]), splits=[1], batch_size=1)
 """
 
 
+ROOM = 1024
+"""How many batches a slot of a feed with small samples has room for."""
+
+
 class Worker:
     """A worker process, this end of its socketpair, and one memfd of shared memory."""
 
@@ -330,10 +334,10 @@ class Worker:
         self.send(m.Fill(run, ticket, index, batches, memfd, len(self.memory[memfd]), first))
 
     def batches(
-        self, feed: str, batch_size: int, count: int, memfd: int = 1, first: int = 0
+        self, feed: str, batch_size: int, count: int, memfd: int = 1, first: int = 0, room: int = ROOM
     ) -> list[tuple[list[int], list[Any]]]:
-        """Return the header and leaves of consecutive batches."""
-        slot, slot_layout = self.memory[memfd], layout.fixed_layout(self.specs[feed], batch_size, 256)
+        """Return the header and leaves of consecutive batches in a slot with room for `room`."""
+        slot, slot_layout = self.memory[memfd], layout.fixed_layout(self.specs[feed], batch_size, room)
         found = []
         for place in range(first, first + count):
             header = slot_layout.headers(slot)[place, :4].tolist()
@@ -540,6 +544,47 @@ def test_a_run_goes_on_from_its_record_in_another_worker(worker: Start) -> None:
     assert second.batches("feed", 2, 1)[0][1][1] == [4, 0]
 
 
+def test_a_run_passes_over_the_batches_between_its_record_and_its_first_turn(worker: Start) -> None:
+    first, second = worker("feed"), worker("feed")
+    listed = first.list("feed")
+    first.start("feed")
+    first.fill(batches=1)
+    record = first.receive(m.Made).record
+    second.specs = first.specs
+    second.send(m.ShareSplits(1, listed.nbytes), first.fd)
+    second.send(m.StartRun(1, "feed", 0, 0, 1, record, listed.spec))
+    second.fill(index=2)
+    assert second.receive(m.Made).batches == 1
+    assert second.batches("feed", 2, 1)[0] == ([2, 0, 0, 2], first_of(first, index=2))
+
+
+def first_of(started: Worker, index: int) -> list[Any]:
+    """Return the leaves of batch number `index` of the lane that the worker makes as run 1."""
+    started.fill(ticket=9, index=index - 1, batches=2, memfd=2)
+    assert started.receive(m.Made).batches == 2
+    return started.batches("feed", 2, 1, memfd=2, first=1)[0][1]
+
+
+def test_a_record_that_is_too_far_from_the_lanes_end_fails_the_run(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed")
+    started.fill(index=100)
+    assert "lane 0 had 100 batches or more, and only" in started.receive(m.RunFailed).error.message
+
+
+def test_batches_of_a_stripe_go_to_every_nth_place(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed")
+    started.send(m.Fill(1, 7, 0, 3, 2, len(started.memory[2]), 1, stripe=5, step=4))
+    made = started.receive(m.Made)
+    assert (made.ticket, made.first, made.batches) == (7, 0, 3)
+    headers = [started.batches("feed", 2, 1, memfd=2, first=place)[0][0] for place in range(11)]
+    assert [place for place, header in enumerate(headers) if header[0]] == [1, 5, 9]
+    assert [headers[place] for place in (1, 5, 9)] == [[2, 0, 0, index] for index in range(3)]
+
+
 def test_a_slow_turn_is_handed_over_in_parts(worker: Start) -> None:
     started = worker("slow_feed")
     started.list("slow_feed")
@@ -586,7 +631,7 @@ def test_an_indexable_source_makes_any_batch(worker: Start) -> None:
     started.send(m.StartRun(1, "source", 0, 0, 0))
     started.fill(index=1)
     assert started.receive(m.Made).rows == 3
-    assert started.batches("source", 3, 1) == [([3, 0, 0, 1], [[30, 40, 50]])]
+    assert started.batches("source", 3, 1, room=256) == [([3, 0, 0, 1], [[30, 40, 50]])]
     started.fill(ticket=2, index=3)
     made = started.receive(m.Made)
     assert (made.batches, made.last, made.ended, made.leftover) == (0, True, True, 0)
@@ -608,9 +653,9 @@ def test_an_older_turn_that_comes_late_is_made_first(worker: Start) -> None:
         tickets.append(made.ticket)
     assert set(tickets) == {4, 5}
     assert tickets[-1] == 5
-    made_of = started.batches("slow_source", 1, 60)
+    made_of = started.batches("slow_source", 1, 60, room=256)
     assert [value for _, [[value]] in made_of] == list(range(100, 700, 10))
-    assert [value for _, [[value]] in started.batches("slow_source", 1, 2, memfd=2)] == [30, 40]
+    assert [value for _, [[value]] in started.batches("slow_source", 1, 2, memfd=2, room=256)] == [30, 40]
 
 
 def test_a_batch_that_is_too_large_waits_for_room_and_lets_others_by(worker: Start) -> None:
@@ -825,7 +870,7 @@ def test_rows_of_a_pool_are_copied_to_new_batches_by_a_worker_that_did_not_make_
     ] == expected
     for wrong, said in (
         ({"first": 3}, "batches from 3 on of a pool of 5"),
-        ({"batches": 300, "first": 0}, "which has no such slots"),
+        ({"batches": 1100, "first": 0}, "which has no such slots"),
         ({"sources": (m.PooledVisit(9, 5),)}, "memfd 9, which is not mapped"),
     ):
         mixes.send(msgspec.structs.replace(ask, **wrong))
@@ -922,12 +967,12 @@ def test_the_rest_of_a_turn_is_made_where_it_belongs(worker: Start) -> None:
     assert (made.first + made.batches, made.last) == (2, True)
     batches = second.batches("feed", 2, 2, first=1)
     assert [(header[3], leaves[1]) for header, leaves in batches] == [(1, [2, 3]), (2, [4, 0])]
-    slot_layout = layout.fixed_layout(first.specs["feed"], 2, 256)
+    slot_layout = layout.fixed_layout(first.specs["feed"], 2, ROOM)
     for start, stop in slot_layout.regions(1, 2):
         second.memory[1][start:stop] = 0
     assert not second.memory[1].any()
     second.fill(index=3, batches=2, first=slot_layout.batches - 1)
-    assert "2 batches from place 255 on do not fit into a slot" in second.failure().message
+    assert "2 batches from place 1023 on do not fit into a slot" in second.failure().message
 
 
 def test_a_careful_run_reports_every_batch_with_its_record(worker: Start) -> None:

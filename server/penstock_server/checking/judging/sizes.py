@@ -47,7 +47,14 @@ def memory(plan: FeedPlan, spec: Spec, sample_nbytes: int, n_splits: int, worker
     feed = ServedFeed(plan, spec, sample_nbytes, splits)
     slot, blocks = feed.slot_nbytes, feed.blocks_nbytes
     granted = share(
-        free=1 << 62, slot=slot, blocks=blocks, workers=workers, credit=_CREDIT, quota=_QUOTA, pool=feed.info.pool
+        free=1 << 62,
+        slot=slot,
+        blocks=blocks,
+        workers=workers,
+        credit=_CREDIT,
+        quota=_QUOTA,
+        pool=feed.info.pool,
+        stripe=feed.info.stripe,
     )
     assert granted is not None
     return Memory(

@@ -36,6 +36,7 @@ class Admission:
         budget: grants memory and slots.
         groups: the groups that are read, or wait in the state file.
         later: `later(seconds, run)` tries the run's work again after `seconds`.
+        clock: returns the time of the current event.
         out: where commands go.
     """
 
@@ -48,6 +49,7 @@ class Admission:
         budget: Budget,
         groups: Groups,
         later: Callable[[float, int], None],
+        clock: Callable[[], float],
         out: Callable[[do.Command], None],
     ) -> None:
         self._feeds = feeds
@@ -56,6 +58,7 @@ class Admission:
         self._budget = budget
         self._groups = groups
         self._later = later
+        self._clock = clock
         self._do = out
         self._last_stream = 0
         self._rendezvous: dict[tuple[str, str, int], Rendezvous] = {}
@@ -185,6 +188,7 @@ class Admission:
             delivery=delivery,
             workers=self._workers,
             later=self._later,
+            clock=self._clock,
             out=self._do,
         )
         self._streams[stream.number] = stream

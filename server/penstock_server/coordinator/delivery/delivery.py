@@ -13,9 +13,13 @@ from penstock_proto.messages import End, LaneEnded, PoolBegun
 
 from ..model.consumer import Consumer
 from ..model.group_log import GroupLog
+from ..model.stripe import Stripe
 from ..model.turn import Part, Turn
 from ..order.epoch import Epoch
 from .outlet import Outlet
+
+_MOMENT = 0.01
+"""Seconds that a short slab waits for more batches. Each slab costs a trainer 0.6 ms."""
 
 
 class Delivery(Protocol):
@@ -41,7 +45,7 @@ class Delivery(Protocol):
     def redeliver(self, epoch: Epoch) -> bool:
         """Redeliver the batches that a lost consumer returned. Return False while some of them wait for credit."""
 
-    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+    def deliver(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> bool:
         """Deliver the turn's next part. Return False if it has to wait."""
 
     def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
@@ -87,6 +91,10 @@ class SingleDelivery:
 
     def __init__(self, outlet: Outlet) -> None:
         self._outlet = outlet
+        self._short: tuple[int, int] | None = None
+        """The stripe and the place of a short slab that waits."""
+        self._since = 0.0
+        """When it began to wait."""
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery."""
@@ -97,16 +105,29 @@ class SingleDelivery:
         """See Delivery."""
         return True
 
-    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+    def deliver(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> bool:
         """See Delivery."""
         outlet = self._outlet
         consumer = outlet.consumers[0]
+        if isinstance(turn, Stripe) and turn.grows and part.batches < turn.most and not self._sends_short(turn):
+            return False
         nbytes = outlet.feed.nbytes_of(part)
         if not consumer.has_credit_for(nbytes):
             return False
         outlet.send(epoch, consumer, turn, part, nbytes)
         outlet.count(epoch, part)
         return True
+
+    def _sends_short(self, stripe: Stripe) -> bool:
+        """Whether the next slab of the stripe is sent although it may still grow: the consumer has none under way, and
+        the slab has waited for a moment. (Quick workers finish their lanes one after another.)"""
+        if self._outlet.consumers[0].under_way:
+            return False
+        now, short = self._outlet.clock(), (stripe.number, stripe.at)
+        if self._short != short:
+            self._short, self._since = short, now
+            self._outlet.wake(_MOMENT)
+        return now >= self._since + _MOMENT
 
     def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""

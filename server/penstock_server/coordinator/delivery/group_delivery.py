@@ -10,6 +10,7 @@ from penstock_proto.messages import End, LaneEnded, PoolBegun
 
 from ..model.consumer import Consumer
 from ..model.group_log import GroupLog
+from ..model.stripe import Stripe
 from ..model.turn import Part, Turn
 from ..order.epoch import Epoch
 from .delivery import SingleDelivery
@@ -53,8 +54,9 @@ class GroupDelivery(SingleDelivery):
             self._outlet.release(turn)
         return True
 
-    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+    def deliver(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> bool:
         """See Delivery."""
+        assert isinstance(turn, Turn), "a stripe is not delivered one by one"
         handed = self.group_log is not None and self.group_log.was_handed(turn, part)
         consumer = None if handed else self._ready_for(epoch, part)
         if consumer is None and not handed:

@@ -65,20 +65,23 @@ class Offering:
         if not delivery.redeliver(epoch) or cut_short:
             return
         order = epoch.order
-        while (turn := order.next()) is not None:
+        while (turn := order.next(epoch.skip)) is not None:
             if turn.pool is not None and turn.pool.formed and not turn.pool.told:
                 self._tell_pool(epoch, turn.pool)
-            while turn.parts and turn.deliverable:
+            if turn.parts and turn.deliverable:
+                part = turn.parts[0]
                 if epoch.skip:
-                    outlet.pass_over(epoch, turn)
-                elif delivery.deliver(epoch, turn, turn.parts[0]):
+                    part = outlet.pass_over(epoch, turn)
+                elif delivery.deliver(epoch, turn, part):
                     turn.parts.popleft()
                 else:
                     return
+                order.on_delivered(turn, part)
+                continue
             if turn.error is not None:
                 outlet.fail(turn.error)
                 return
-            if turn.complete:
+            if isinstance(turn, Turn) and turn.complete:
                 order.take(turn)
                 self._tell_lane_ended(epoch, turn)
                 self._turns.on_left_order(epoch, turn)

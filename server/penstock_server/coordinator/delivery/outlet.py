@@ -16,7 +16,8 @@ from ..model import commands as do
 from ..model.consumer import Consumer
 from ..model.feeds import ServedFeed
 from ..model.leases import Leases
-from ..model.turn import Part, Repeat, Source, Turn
+from ..model.stripe import Source, Stripe
+from ..model.turn import Part, Repeat, Turn
 from ..order.epoch import Epoch
 from .round_copies import RoundCopies
 
@@ -30,6 +31,8 @@ class Outlet:
         round_copies: makes copies of batches.
         epochs: the stream's open epochs.
         fail: called with the error when the stream cannot go on.
+        clock: returns the time of the current event.
+        wake: `wake(seconds)` lets the stream offer its next batches again after `seconds`.
         out: where commands go.
 
     Attributes:
@@ -38,7 +41,7 @@ class Outlet:
         error: why the stream failed, or None.
         closed: whether the stream is closed, because no consumer wants anything more.
         live: whether the stream has begun, and has neither failed nor been closed.
-        fail: as given.
+        fail, clock, wake: as given.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Outlet:
         epochs: Sequence[Epoch],
         *,
         fail: Callable[[PenstockError], None],
+        clock: Callable[[], float],
+        wake: Callable[[float], None],
         out: Callable[[do.Command], None],
     ) -> None:
         self.feed = feed
@@ -59,6 +64,8 @@ class Outlet:
         self.closed = False
         self.live = False
         self.fail = fail
+        self.clock = clock
+        self.wake = wake
         self._round_copies = round_copies
         self._epochs = epochs
         self._do = out
@@ -130,13 +137,15 @@ class Outlet:
                 nbytes=nbytes,
                 seq=consumer.send(epoch.number, source, part, nbytes),
                 epoch=epoch.number,
-                lane=source.lane,
-                index=source.index + part.first,
+                lane=source.lane_at(part.first),
+                index=source.index_at(part.first),
                 batches=part.batches,
                 rows=part.rows,
                 shapes=part.shapes,
                 record=part.record,
                 repeat=isinstance(source, Repeat),
+                lanes=part.lanes,
+                places=part.places,
             )
         )
 
@@ -145,8 +154,9 @@ class Outlet:
         epoch.batches += part.batches
         epoch.rows += part.rows
 
-    def pass_over(self, epoch: Epoch, turn: Turn) -> None:
-        """Pass over those batches of the turn's next part that the position's `skip` still covers."""
+    def pass_over(self, epoch: Epoch, turn: Turn | Stripe) -> Part:
+        """Pass over those batches of the turn's next part that the position's `skip` still covers, and return them.
+        (A part of a stripe has no more.)"""
         part = turn.parts.popleft()
         count = min(epoch.skip, part.batches)
         passed = part
@@ -159,6 +169,7 @@ class Outlet:
         epoch.skip -= count
         self.tell_elsewhere(epoch, turn, passed, self.listeners(epoch))
         self.count(epoch, passed)
+        return passed
 
     def tell(self, message: do.Said, consumers: list[Consumer]) -> None:
         """Send a message to these consumers."""
@@ -166,10 +177,11 @@ class Outlet:
             if not consumer.gone:
                 self._do(do.Tell(consumer.number, message))
 
-    def tell_elsewhere(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
+    def tell_elsewhere(self, epoch: Epoch, turn: Turn | Stripe, part: Part, consumers: list[Consumer]) -> None:
         """Tell these consumers of batches that they are not sent."""
-        index = turn.index + part.first
-        self.tell(m.SentElsewhere(epoch.number, turn.lane, index, part.batches, part.rows, part.record), consumers)
+        lane, index = turn.lane_at(part.first), turn.index_at(part.first)
+        said = m.SentElsewhere(epoch.number, lane, index, part.batches, part.rows, part.record, part.lanes, part.places)
+        self.tell(said, consumers)
 
     def tell_begun(self, epoch: Epoch, consumers: list[Consumer]) -> None:
         """Tell these consumers that the epoch begins, if its splits are known."""

@@ -7,7 +7,8 @@ from penstock_proto.batches.position import Position
 from penstock_proto.messages import LaneEnded, PoolBegun
 
 from ..model.consumer import Consumer
-from ..model.turn import Part, Repeat, Source, Turn
+from ..model.stripe import Source, Stripe
+from ..model.turn import Part, Repeat, Turn
 from ..order.epoch import Epoch
 from .delivery import SingleDelivery
 from .outlet import Outlet
@@ -36,7 +37,7 @@ class RankDelivery(SingleDelivery):
             consumer.gone or consumer.reading or consumer.epoch > epoch.number for consumer in self._outlet.consumers
         )
 
-    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+    def deliver(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> bool:
         """See Delivery."""
         if (error := off_border(epoch.position, self._ranks, self._outlet.feed.name)) is not None:
             self._outlet.fail(error)  # the epoch did not end with a padded round

@@ -13,6 +13,7 @@ from penstock_proto.messages import (
     Failed,
     FeedInfo,
     LaneEnded,
+    LanePlace,
     MissingRanks,
     Opened,
     PoolBegun,
@@ -79,6 +80,8 @@ class FindSlot(Struct, frozen=True):
 class Fill(Struct, frozen=True):
     """Have `worker` make up to `batches` batches, from number `index` on, in the ticket's slot, from place `first` on.
 
+    `stripe`: for a visit of a stripe, the ticket of the stripe's slot. The batches go there, each `step` places after
+    the one before.
     `may_stay`: True if the worker's host may keep the bytes for consumers to fetch, instead of sending them to the
     slot. If that host is lost, the batches are made again (`BytesLost`). `reader`: the consumer that will probably
     receive the batches; None if it may be any.
@@ -92,6 +95,13 @@ class Fill(Struct, frozen=True):
     first: int
     may_stay: bool = False
     reader: int | None = None
+    stripe: int | None = None
+    step: int = 1
+
+    @property
+    def slot(self) -> int:
+        """The ticket of the slot."""
+        return self.ticket if self.stripe is None else self.stripe
 
 
 class Remade(Struct, frozen=True):
@@ -192,6 +202,8 @@ class SendSlab(Struct, frozen=True):
     shapes: Shapes
     record: bytes
     repeat: bool = False
+    lanes: tuple[int, ...] = ()
+    places: tuple[LanePlace, ...] = ()
 
 
 Said: TypeAlias = Begun | SentElsewhere | LaneEnded | PoolBegun | End | Opened | MissingRanks | Failed

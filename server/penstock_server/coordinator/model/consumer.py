@@ -11,8 +11,9 @@ from penstock_proto import ProtocolError
 
 from .leases import Lease
 from .memory import Share
+from .stripe import Source
 from .transitions import States, Table, impossible
-from .turn import Part, Source
+from .turn import Part
 
 
 class SentSlab(Struct, frozen=True):

@@ -14,7 +14,7 @@ from penstock_proto.batches.layout import ALIGN, HEADER, SlotLayout, is_fixed, l
 from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
 from penstock_proto.spec import Spec
 
-from ...feed.options.plan_sizes import block_samples, fixed_slots, pooled_lanes
+from ...feed.options.plan_sizes import block_samples, fixed_slots, pooled_lanes, turn_of
 from .memory import least_slots
 from .turn import Part
 
@@ -82,7 +82,7 @@ class ServedFeed:
         self._layout: SlotLayout | None = None
         if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
             self._layout = fixed_slots(plan, spec, plan.batch_size)
-            self.turn = self._layout.batches
+            self.turn = turn_of(plan, self._layout)
             self.slot_nbytes = whole_pages(self._layout.nbytes)
         else:
             self.turn = 1
@@ -106,6 +106,7 @@ class ServedFeed:
             segment=plan.segment,
             pool=pooled_lanes(plan, spec),
             parameters=plan.params or UNSET,
+            stripe=self._layout.batches if self._layout is not None and self._layout.batches > self.turn else 1,
         )
 
     @cached_property
@@ -125,7 +126,7 @@ class ServedFeed:
     @property
     def least_nbytes(self) -> int:
         """The fewest bytes with which a stream of this feed can run."""
-        return least_slots(1, pool=self.info.pool) * self.slot_nbytes + self.blocks_nbytes
+        return least_slots(1, pool=self.info.pool, stripe=self.info.stripe) * self.slot_nbytes + self.blocks_nbytes
 
     def ends_before(self, epoch: int) -> bool:
         """Whether the feed ends before this epoch."""

@@ -19,16 +19,19 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from penstock_proto import ProtocolError
 from penstock_proto.batches.cursor import Cursor
 from penstock_proto.batches.layout import POOL_LANE
 from penstock_proto.batches.position import Position
-from penstock_proto.messages import FeedInfo, Had, LaneEnded, PoolBegun, SentElsewhere
+from penstock_proto.messages import FeedInfo, Had, LaneEnded, LanePlace, PoolBegun, SentElsewhere
 
 from . import commands as do
 from .consumer import SentSlab
 from .ranges import Ranges
-from .turn import Part, Source, Turn
+from .stripe import Source
+from .turn import Part, Turn
 
 MOST_HAD = 4096
 """The most batches that a consumer may have been handed without the daemon's knowledge: the greatest possible
@@ -143,16 +146,19 @@ class GroupLog:
 
     def was_handed(self, turn: Turn, part: Part) -> bool:
         """Whether the part's first batch was handed over by an earlier daemon."""
-        return turn.index + part.first in self._beyond[turn.lane]
+        return turn.index_at(part.first) in self._beyond[turn.lane]
 
     def on_delivery(self, epoch: int, turn: Turn, part: Part) -> None:
         """Note that the part's first batch is delivered now. Its other batches follow one by one.
 
         All of them are logged together, because the lane's record belongs after the last one.
         """
-        first = turn.index + part.first
+        first = turn.index_at(part.first)
         if (turn.lane, first) not in self._delivered:
             sent = SentElsewhere(epoch, turn.lane, first, part.batches, part.rows, part.record)
+            if turn.striped:  # a worker reports several batches with one record
+                place = LanePlace(turn.lane, first + part.batches, part.record)
+                sent = replace(sent, record=b"", lanes=(turn.lane,), places=(place,) if part.record else ())
             delivered = _Delivered(sent, part.batches)
             self._log.append(delivered)
             self._delivered.update(((turn.lane, index), delivered) for index in range(first, first + part.batches))
@@ -187,9 +193,9 @@ class GroupLog:
         self._beyond[lane].add(index, index + batches)
 
     def _count_handed(self, turn: Source, batch: Part) -> tuple[int, int, int]:
-        index = turn.index + batch.first
-        self._delivered.pop((turn.lane, index)).left -= 1
-        return turn.lane, index, 1
+        lane, index = turn.lane_at(batch.first), turn.index_at(batch.first)
+        self._delivered.pop((lane, index)).left -= 1
+        return lane, index, 1
 
     def _advance(self) -> None:
         """Move the position up to the first batch that was not handed over."""

@@ -96,6 +96,10 @@ class Leases:
         self._do(do.FindSlot(lease.ticket, lease.nbytes))
         return lease
 
+    def new_ticket(self) -> int:
+        """Return the number of a ticket without a slot of its own: one of several that fill the same slot."""
+        return next(self._ids)
+
     def enlarge(self, lease: Lease) -> None:
         """Exchange the slot for a new one of the current size. The daemon finds it later (`SlotFound`)."""
         self.nbytes += self.slot_nbytes - lease.nbytes

@@ -39,17 +39,18 @@ class Share:
         return self.production + self.consumers * (self.credit + self.quota) + self.round
 
 
-def least_slots(quota: int, consumers: int = 1, pool: int = 1) -> int:
+def least_slots(quota: int, consumers: int = 1, pool: int = 1, stripe: int = 1) -> int:
     """Return the fewest slots with which a stream can run.
 
-    It needs one for the head, and with pools one for each lane of a pool. Each consumer needs one of credit, one of
+    It needs one for the head, and with pools one for each lane of a pool. With stripes it needs two: a merged batch may
+    belong between batches of a stripe. Each consumer needs one of credit, one of
     quota if it reads shared memory, and one for the round if there are several consumers.
     """
-    return _least_production(pool) + consumers * (2 if quota else 1) + _round(consumers)
+    return _least_production(pool, stripe) + consumers * (2 if quota else 1) + _round(consumers)
 
 
-def _least_production(pool: int) -> int:
-    return 1 if pool == 1 else pool + 1
+def _least_production(pool: int, stripe: int) -> int:
+    return 1 + (pool > 1) * pool + (stripe > 1)
 
 
 def _round(consumers: int) -> int:
@@ -67,6 +68,7 @@ def share(
     quota: int,
     consumers: int = 1,
     pool: int = 1,
+    stripe: int = 1,
     most: int = MANY,
 ) -> Share | None:
     """Return the share of a stream whose consumers ask for `credit` and `quota` slots of `slot` bytes each; None if
@@ -74,24 +76,34 @@ def share(
 
     A stream wants two slots of production for each worker, and one for the head. If slots are small it wants more of
     them, so that enough batches are ready while workers fill shuffle blocks. With pools of `pool` lanes it wants slots
-    for two pools, one that is mixed while the other is made, and half a pool more for the mixed batches. It gets at
+    for two pools, one that is mixed while the other is made, and half a pool more for the mixed batches. With stripes
+    of `stripe` batches it wants two batches for each worker, and at least two stripes. It gets at
     most half of what is free, so that the next stream finds room too. It leaves `kept` bytes to feeds that nobody reads
     yet, unless it needs them for its minimum.
     """
-    least = least_slots(quota, consumers, pool)
+    least = least_slots(quota, consumers, pool, stripe)
     if blocks + least * slot > free or least > most:
         return None
-    wanted = _wanted(workers, slot, blocks, pool) + consumers * (credit + quota) + _round(consumers)
+    wanted = _wanted(workers, slot, blocks, pool, stripe) + consumers * (credit + quota) + _round(consumers)
     slots = max(least, min(wanted, most // 2, (min(free // 2, free - kept) - blocks) // slot))
-    return _dealt(slots, wanted, credit, quota, consumers, blocks + slots * slot, _least_production(pool))
+    return _dealt(slots, wanted, credit, quota, consumers, blocks + slots * slot, _least_production(pool, stripe))
 
 
 def with_workers(
-    old: Share, before: int, workers: int, *, free: int, slot: int, blocks: int, pool: int = 1, most: int = MANY
+    old: Share,
+    before: int,
+    workers: int,
+    *,
+    free: int,
+    slot: int,
+    blocks: int,
+    pool: int = 1,
+    stripe: int = 1,
+    most: int = MANY,
 ) -> Share:
     """Return the share of a stream that was planned for `before` workers, now that there are `workers`. It grows by
     `free` bytes and `most` slots at most."""
-    more = _wanted(workers, slot, blocks, pool) - _wanted(before, slot, blocks, pool)
+    more = _wanted(workers, slot, blocks, pool, stripe) - _wanted(before, slot, blocks, pool, stripe)
     more = max(0, min(more, free // slot, most))
     return replace(old, production=old.production + more, nbytes=old.nbytes + more * slot)
 
@@ -122,8 +134,10 @@ def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Shar
     return replace(_dealt(slots, wanted, old.credit, old.quota, consumers, nbytes), consumers=old.consumers)
 
 
-def _wanted(workers: int, slot: int, blocks: int, pool: int) -> int:
+def _wanted(workers: int, slot: int, blocks: int, pool: int, stripe: int) -> int:
     """Return the slots of production that a stream wants."""
+    if stripe > 1:
+        return max(2, -(-2 * workers // stripe)) + 1
     ahead = min(_MANY_AHEAD, _AHEAD // slot) if blocks else 0
     pools = 0 if pool == 1 else 2 * pool + (pool + 1) // 2
     return max(2 * workers + 1, ahead, pools)

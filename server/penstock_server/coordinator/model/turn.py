@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from msgspec import Struct
 
 from penstock_proto import PenstockError
 from penstock_proto.batches.columns import Sizes
 from penstock_proto.batches.layout import POOL_LANE, TAIL_LANE
-from penstock_proto.messages import Shapes
+from penstock_proto.messages import LanePlace, Shapes
 
 from .leases import NO_SLOT, Lease
 from .transitions import States, Table, impossible
@@ -20,7 +19,8 @@ from .transitions import States, Table, impossible
 class Part(Struct, frozen=True):
     """Batches of a turn that are ready: `batches` of them, from place `first` of its slot on.
 
-    `record`: the lane's restart record after the last of them.
+    `record`: the lane's restart record after the last of them. For a part of a stripe, `lanes` and `places` are as in
+    messages.Slab.
     """
 
     first: int
@@ -28,6 +28,8 @@ class Part(Struct, frozen=True):
     rows: int
     shapes: Shapes
     record: bytes = b""
+    lanes: tuple[int, ...] = ()
+    places: tuple[LanePlace, ...] = ()
 
 
 class Leftover(Struct, frozen=True):
@@ -130,6 +132,10 @@ class Turn:
         batches: the most batches that it may have.
         leftovers: for a merged batch: the rows that it is made of.
         pool: the pool that it is a visit of, or has rows of; else None.
+        place, step: where its batches lie in its slot: the place of the first, and how many places the next is after
+            it.
+        striped: whether it is a visit of a stripe.
+        ticket: the ticket for which its runs answer, from WAITING on.
         sizes: for a merged batch whose samples vary in size: the sizes of the leftovers that are measured.
         shapes: for such a batch: the shapes of its stored arrays, once all leftovers are measured.
         measuring: for such a batch: whether its fillers measure rows, and do not write them.
@@ -148,6 +154,7 @@ class Turn:
         base: how many of them were made before its current run.
         fillers: the (worker, run) pairs that fill it.
         queued: in fast order: whether it is in the queue of ready turns.
+        merges: for a visit of a stripe: the merged batches that follow the end of its lane.
     """
 
     lane: int
@@ -175,6 +182,11 @@ class Turn:
     measuring: bool = False
     paused: set[Leftover] = field(default_factory=set)
     pool: VisitPool | None = None
+    place: int = 0
+    step: int = 1
+    striped: bool = False
+    ticket: int = -1
+    merges: deque[Turn] = field(default_factory=deque)
 
     def become(self, state: TurnState) -> None:
         """Go to this state.
@@ -187,6 +199,14 @@ class Turn:
         self.state = state
         self.complete = state in _COMPLETE
         self.left_order = state in _LEFT_ORDER
+
+    def lane_at(self, place: int) -> int:
+        """Return the lane of the batch at this place of the slot."""
+        return self.lane
+
+    def index_at(self, place: int) -> int:
+        """Return the number in its lane of the batch at this place of the slot."""
+        return self.index + (place - self.place) // self.step
 
     @property
     def rows(self) -> int:
@@ -232,16 +252,10 @@ class Repeat:
     copying: bool = False
     made: bool = False
 
-    @property
-    def lane(self) -> int:
-        """The lane of the original."""
-        return self.original.lane
+    def lane_at(self, place: int) -> int:
+        """Return the lane of the batch at this place of the slot."""
+        return self.original.lane_at(place)
 
-    @property
-    def index(self) -> int:
-        """The number of the original's first batch in the lane."""
-        return self.original.index
-
-
-Source: TypeAlias = Turn | Repeat
-"""The turn or copy whose slot a slab is sent from."""
+    def index_at(self, place: int) -> int:
+        """Return the number in its lane of the batch at this place of the slot."""
+        return self.original.index_at(place)

@@ -13,6 +13,7 @@ from ..model.positions import check
 from .lane import Filler, Lane, LaneSets
 from .order import EpochOrder, ExactOrder, FastOrder
 from .pooled_order import PooledOrder
+from .striped_order import StripedOrder
 from .visits import LaneVisits, RangeVisits
 
 
@@ -86,8 +87,8 @@ class Epoch:
     rows: int = 0
     rounds: int = 0
 
-    def plan(self, feed: ServedFeed, splits: SplitsInfo, lane_sets: int, consumers: int) -> None:
-        """Make the order, now that the splits are known.
+    def plan(self, feed: ServedFeed, splits: SplitsInfo, lane_sets: int, consumers: int, *, singly: bool) -> None:
+        """Make the order, now that the splits are known. `singly`: batches are delivered one by one.
 
         Raises:
             StateMismatch: the epoch is to begin at a position that is impossible in it.
@@ -113,6 +114,18 @@ class Epoch:
                 self.lanes[place.lane] = lane
             for over in position.ended if position else ():
                 self.lanes[over.lane] = Lane(over.lane, index=over.index, record=over.record, ended=True)
+            if feed.info.stripe > 1:
+                assert plan.batch_size is not None
+                self.order = StripedOrder(
+                    visits,
+                    batches=feed.info.stripe,
+                    most=feed.info.most,
+                    batch_size=plan.batch_size,
+                    drop_remainder=plan.drop_remainder,
+                    singly=singly,
+                    position=position,
+                )
+                return
             if feed.info.pool > 1:
                 self.order = PooledOrder(
                     visits,

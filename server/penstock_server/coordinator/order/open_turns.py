@@ -6,11 +6,13 @@ has left the order; a complete turn is not, although it has not. production.py d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from penstock_proto import PenstockError
 
 from ..model.leases import Leases
+from ..model.stripe import Stripe
 from ..model.turn import ABANDONED, COMPLETE, DONE, FILLING, IDLE, PLANNED, WAITING, Turn, TurnState
 from ..model.workers import VACANT
 from .epoch import Epoch
@@ -25,24 +27,42 @@ class OpenTurns:
 
     Attributes:
         by_ticket: the open turns, with their epochs.
-        held: how many turns hold a slot for production: they are open, or wait until the order comes to them.
+        stripes: the stripes whose slot is not found yet, with their epochs, by the ticket of the slot.
+        held: how many slots production holds: those of turns and stripes that are open, or wait until the order comes
+            to them.
     """
 
     def __init__(self, slots: Leases) -> None:
         self.by_ticket: dict[int, tuple[Epoch, Turn]] = {}
+        self.stripes: dict[int, tuple[Epoch, Stripe]] = {}
         self.held = 0
+        self._sharing: Counter[int] = Counter()
+        """How many visits of each stripe production still has, by the ticket of the slot."""
         self._slots = slots
 
     def begin(self, epoch: Epoch, turn: Turn) -> None:
         """Ask for a slot for the turn. Production has the turn filled when the slot is found."""
         turn.become(WAITING)
         turn.slot = self._slots.acquire()
-        self.by_ticket[turn.slot.ticket] = epoch, turn
+        turn.ticket = turn.slot.ticket
+        self.by_ticket[turn.ticket] = epoch, turn
         self.held += 1
         if turn.lane >= 0:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.on_turn_begun(turn.lane_set)
             epoch.lane(turn.key).turns.append(turn)
+
+    def begin_stripe(self, epoch: Epoch, stripe: Stripe) -> None:
+        """Ask for a slot for the stripe. Its visits are tickets of their own."""
+        stripe.slot = self._slots.acquire()
+        self.stripes[stripe.slot.ticket] = epoch, stripe
+        self.held += 1
+        self._sharing[stripe.slot.ticket] = len(stripe.visits)
+        for visit in stripe.visits:
+            visit.become(WAITING)
+            visit.slot, visit.ticket = stripe.slot, self._slots.new_ticket()
+            self.by_ticket[visit.ticket] = epoch, visit
+            epoch.lane(visit.key).turns.append(visit)
 
     def on_left_order(self, epoch: Epoch, turn: Turn) -> None:
         """Note that the turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is
@@ -61,7 +81,7 @@ class OpenTurns:
     def complete(self, epoch: Epoch, turn: Turn, state: TurnState) -> None:
         """Complete the turn: no run fills its slot any longer. `state` is DONE if the turn has left the order, else
         COMPLETE."""
-        del self.by_ticket[turn.slot.ticket]
+        del self.by_ticket[turn.ticket]
         if turn.lane >= 0:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.on_turn_ended(turn.lane_set)
@@ -107,5 +127,12 @@ class OpenTurns:
     def _remove(self, turn: Turn) -> None:
         """Remove the turn from production. Its slot is then free, unless others still hold it."""
         turn.become(DONE)
+        if turn.striped:
+            ticket = turn.slot.ticket
+            self._sharing[ticket] -= 1
+            if self._sharing[ticket]:
+                return
+            del self._sharing[ticket]
+            self.stripes.pop(ticket, None)
         self.held -= 1
         self._slots.release(turn.slot)

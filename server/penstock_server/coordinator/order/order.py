@@ -21,7 +21,8 @@ from collections.abc import Collection
 from penstock_proto.batches.layout import TAIL_LANE
 from penstock_proto.batches.position import Position
 
-from ..model.turn import Leftover, Turn
+from ..model.stripe import Stripe
+from ..model.turn import Leftover, Part, Turn
 from .visits import LaneVisits, RangeVisits
 
 
@@ -86,8 +87,19 @@ class EpochOrder(ABC):
         """Note that something of `turn` can be delivered: a part, or its error."""
 
     @abstractmethod
-    def next(self) -> Turn | None:
-        """Return the next turn, if a part of it, its error or its end can be delivered; else None."""
+    def next(self, most: int = 0) -> Turn | Stripe | None:
+        """Return the next turn, if a part of it, its error or its end can be delivered; else None.
+
+        If stripes are delivered, it may be a stripe. It then has one part, of at most `most` batches if that is not 0.
+        """
+
+    @property
+    @abstractmethod
+    def head(self) -> Turn | None:
+        """The first turn in the order; None if the window is empty. In fast order, any turn in the window."""
+
+    def on_delivered(self, turn: Turn | Stripe, part: Part) -> None:  # noqa: B027
+        """Note that `part`, the first of `turn`, was delivered or passed over."""
 
     @property
     @abstractmethod
@@ -213,15 +225,20 @@ class ExactOrder(EpochOrder):
     def on_ready(self, turn: Turn) -> None:
         """See EpochOrder. The turn has its place already."""
 
-    def next(self) -> Turn | None:
+    def next(self, most: int = 0) -> Turn | None:
         """See EpochOrder."""
         turn = self.window[0] if self.window else None
         return turn if turn is not None and turn.shows else None
 
     @property
-    def awaited(self) -> Turn | None:
+    def head(self) -> Turn | None:
         """See EpochOrder."""
         return self.window[0] if self.window else None
+
+    @property
+    def awaited(self) -> Turn | None:
+        """See EpochOrder."""
+        return self.head
 
     def on_completed(self, turn: Turn) -> None:
         """See EpochOrder."""
@@ -294,7 +311,7 @@ class FastOrder(EpochOrder):
             turn.queued = True
             self._ready.append(turn)
 
-    def next(self) -> Turn | None:
+    def next(self, most: int = 0) -> Turn | None:
         """See EpochOrder."""
         while self._ready:
             turn = self._ready[0]
@@ -302,6 +319,11 @@ class FastOrder(EpochOrder):
                 return turn
             self._ready.popleft().queued = False
         return None
+
+    @property
+    def head(self) -> Turn | None:
+        """See EpochOrder."""
+        return next(iter(self.window), None)
 
     @property
     def awaited(self) -> Turn | None:

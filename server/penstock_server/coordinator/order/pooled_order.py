@@ -42,7 +42,7 @@ class PooledOrder(ExactOrder):
         """The pools that are not formed."""
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
 
-    def next(self) -> Turn | None:
+    def next(self, most: int = 0) -> Turn | None:
         """See EpochOrder. A visit of a pool is never delivered. But if the pool's first unfinished visit has failed,
         return it, so that the stream fails with its error."""
         turn = self.window[0] if self.window else None

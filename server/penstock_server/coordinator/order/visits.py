@@ -52,6 +52,23 @@ class LaneVisits:
                 return Turn(lane, index, batches, lane)
         return None
 
+    def stripe(self, batches: int) -> list[Turn]:
+        """Return the visits that make the next `batches` batches, by the place of the first; none if all lanes have
+        ended. A turn has one batch."""
+        live = self._live[0]
+        for _ in range(len(live)):
+            lane = live.popleft()
+            if lane not in self._ended:
+                live.append(lane)
+        step = min(batches, len(live))
+        visits = []
+        for place in range(step):
+            lane, index, count = live[place], self._next[live[place]], -(-(batches - place) // step)
+            self._next[lane] = index + count
+            visits.append(Turn(lane, index, count, lane, place=place, step=step, striped=True))
+        live.rotate(-(batches % len(live)) if live else 0)
+        return visits
+
     @property
     def parts(self) -> int:
         """The number of parts of the lanes. The lanes of a part mix their rows."""

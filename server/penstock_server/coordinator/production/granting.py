@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..model.stripe import Stripe
 from ..order.epoch import Epoch
 from ..order.order import EpochOrder
 from .production import Production
@@ -50,7 +51,10 @@ class Granting:
                 turn = self._production.next_visit(epoch, slots)
                 if turn is None:
                     return
-                turns.begin(epoch, turn)
+                if isinstance(turn, Stripe):
+                    turns.begin_stripe(epoch, turn)
+                else:
+                    turns.begin(epoch, turn)
 
     def _may_take(self, spare: int, epoch: Epoch, order: EpochOrder) -> bool:
         """Whether the next grant may take one of the spare slots. It must leave one, unless it is for the head itself.
@@ -59,7 +63,9 @@ class Granting:
         """
         if epoch is not self._epochs[0]:
             return spare > 1
-        if not self._exact or not order.window:
+        head = order.head
+        if not self._exact or head is None:
             return spare > 0
-        head = bool(order.ungranted) and next(iter(order.window)) is order.ungranted[0]
-        return spare > 1 or head  # a merged batch that is next in the stream gets a slot even if none is spare
+        return spare > 1 or (
+            bool(order.ungranted) and head is order.ungranted[0]
+        )  # a merged batch that is next in the stream gets a slot even if none is spare

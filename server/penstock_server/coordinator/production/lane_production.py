@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from ..model import failures
+from ..model.stripe import Stripe
 from ..model.turn import Turn
 from ..order.epoch import Epoch
 from ..order.lane import Lane
+from ..order.striped_order import StripedOrder
 from .production import Production
 
 
 class LaneProduction(Production):
     """Makes visits to lanes. `Epoch.lanes` has the lanes by number."""
 
-    def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
+    def next_visit(self, epoch: Epoch, most: int) -> Turn | Stripe | None:
         """See Production. In fast order the set of lanes with the fewest turns in production comes next."""
         order, sets = epoch.order, epoch.lane_sets
         assert order is not None
+        if isinstance(order, StripedOrder):
+            return order.plan()
         if sets is None:
             return order.visit()
         while (number := sets.least(max(1, most // sets.count))) is not None:

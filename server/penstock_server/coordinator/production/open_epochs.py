@@ -26,12 +26,15 @@ class OpenEpochs:
         next: the number of the epoch that is opened next.
     """
 
-    def __init__(self, feed: ServedFeed, epochs: deque[Epoch], lists: SplitLists, workers: Workers) -> None:
+    def __init__(
+        self, feed: ServedFeed, epochs: deque[Epoch], lists: SplitLists, workers: Workers, *, singly: bool
+    ) -> None:
         self.next = 0
         self._feed = feed
         self._epochs = epochs
         self._lists = lists
         self._workers = workers
+        self._singly = singly
         self._position: Position | None = None
 
     def start(self, epoch: int, position: Position | None) -> None:
@@ -61,7 +64,7 @@ class OpenEpochs:
     def plan(self, epoch: Epoch, splits: SplitsInfo, consumers: int) -> None:
         """Plan the epoch's order, now that its splits are known, or keep the error with which the stream is to fail."""
         try:
-            epoch.plan(self._feed, splits, self._lane_sets(splits), consumers)
+            epoch.plan(self._feed, splits, self._lane_sets(splits), consumers, singly=self._singly)
         except StateMismatch as error:
             epoch.error = error
 

@@ -23,11 +23,14 @@ from ..model import commands as do
 from ..model import failures
 from ..model.feeds import ServedFeed, Skipped
 from ..model.leases import Leases, Recipe
+from ..model.stripe import Stripe
 from ..model.turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Part, Turn
 from ..model.workers import REMOTE, VACANT, Workers
 from ..order.epoch import Epoch
 from ..order.lane import Filler, Lane
 from ..order.open_turns import OpenTurns
+from ..order.order import EpochOrder
+from ..order.striped_order import StripedOrder
 from .merging import Merging
 from .pooling import Pooling
 from .rank_placing import Placing
@@ -101,6 +104,8 @@ class Production(ABC):
         """Have the ticket's turn filled, now that it has its slot. Return True if the turn has ended or failed at once,
         so that something may be sent now. Ignore a turn that is no longer open, because it has failed or its epoch is
         closed."""
+        if ticket in self.turns.stripes:
+            return self._on_stripe_found(*self.turns.stripes.pop(ticket))
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
             return False
@@ -113,6 +118,15 @@ class Production(ABC):
             self._fill(epoch, turn.key)
         return turn.shows
 
+    def _on_stripe_found(self, epoch: Epoch, stripe: Stripe) -> bool:
+        """Have the stripe's visits filled, now that it has its slot."""
+        visits = [visit for visit in stripe.visits if visit.state is WAITING]
+        for visit in visits:
+            visit.become(IDLE)
+        for visit in visits:
+            self._fill(epoch, visit.key)
+        return any(visit.shows for visit in visits)
+
     def on_made(self, made: Made) -> None:
         """Add the part that a run has made, if any, to its turn. With `last` the run has answered for the turn. Ignore
         a run that is not to fill the turn: its worker is gone, or it has asked for a larger slot."""
@@ -121,12 +135,15 @@ class Production(ABC):
             return
         lane = epoch.lane(turn.key)
         if made.batches:
-            if self._stays(turn.fillers[0][0], turn.base):
+            if not turn.striped and self._stays(turn.fillers[0][0], turn.base):
                 self._keep_recipe(epoch, turn, lane, made.batches)
             turn.made += made.batches
             lane.index, lane.failures, lane.unexplained = turn.index + turn.made, 0, 0
             if not turn.left_order and epoch.order is not None:
-                self._add(turn, Part(turn.base + made.first, made.batches, made.rows, made.shapes, made.record))
+                if turn.striped:
+                    self._add_to_stripe(epoch.order, turn, made)
+                else:
+                    self._add(turn, Part(turn.base + made.first, made.batches, made.rows, made.shapes, made.record))
                 epoch.order.on_ready(turn)
         if made.batches or made.ended:
             lane.record, lane.border, lane.skip = made.record, made.border, ()
@@ -162,6 +179,17 @@ class Production(ABC):
             turn.parts.pop()
             part = Part(before.first, before.batches + part.batches, before.rows + part.rows, (), part.record)
         turn.parts.append(part)
+
+    def _add_to_stripe(self, order: EpochOrder, turn: Turn, made: Made) -> None:
+        """Add batches of a visit of a stripe: as parts of their own if they are delivered one by one."""
+        assert isinstance(order, StripedOrder)
+        if not order.singly:
+            order.on_record(turn, made.record)
+            return
+        for number in range(turn.made - made.batches, turn.made):
+            record = made.record if number == turn.made - 1 else b""
+            rows = made.rows // made.batches
+            turn.parts.append(Part(turn.place + number * turn.step, 1, rows, (), record))
 
     def on_rows_answered(self, ticket: int, run: int) -> None:
         """Note that a run has written or measured its rows of a merged batch, or has copied the rows of pooled
@@ -339,9 +367,9 @@ class Production(ABC):
     # --- what lanes and ranges do differently ---
 
     @abstractmethod
-    def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
-        """Return the epoch's next visit; None if none can be made now. In fast order a set of lanes has at most its
-        share of `most` turns at a time."""
+    def next_visit(self, epoch: Epoch, most: int) -> Turn | Stripe | None:
+        """Return the epoch's next visit, or its next stripe; None if none can be made now. In fast order a set of lanes
+        has at most its share of `most` turns at a time."""
 
     @abstractmethod
     def _on_lane_ended(self, epoch: Epoch, lane: Lane) -> None:
@@ -391,9 +419,13 @@ class Production(ABC):
             turn.fillers = [(worker, run)]
             turn.base = turn.made
             turn.become(FILLING)
-            ticket, left = turn.slot.ticket, turn.batches - turn.made
-            stays, reader = self._stays(worker, turn.base), self._placing.reader(turn.foreseen)
-            self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made, stays, reader))
+            index, left, place = turn.index + turn.made, turn.batches - turn.made, turn.place + turn.made * turn.step
+            if turn.striped:
+                stripe, step = turn.slot.ticket, turn.step
+                self._do(do.Fill(worker, run, turn.ticket, index, left, place, stripe=stripe, step=step))
+            else:
+                stays, reader = self._stays(worker, turn.base), self._placing.reader(turn.foreseen)
+                self._do(do.Fill(worker, run, turn.ticket, index, left, place, stays, reader))
 
     def _stays(self, worker: int, base: int) -> bool:
         """Whether the batches that the worker makes of a turn, from the turn's batch `base` on, may stay at its host.

@@ -45,7 +45,8 @@ def unforeseen(feed: ServedFeed) -> str:
         return f'the order is "{feed.plan.order}", and not "exact"'
     if feed.info.pool != 1:
         return "lanes shuffle their samples"
-    return "" if feed.turn == 1 else f"a turn has {feed.turn} batches: set Feed(turn=1)"
+    what = "turn" if feed.info.stripe == 1 else "slot"
+    return "" if feed.info.room == 1 else f"a {what} has {feed.info.room} batches: set Feed(turn=1)"
 
 
 class Placing:

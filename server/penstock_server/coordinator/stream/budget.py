@@ -59,11 +59,12 @@ class Budget:
             quota=quota,
             consumers=consumers,
             pool=feed.info.pool,
+            stripe=feed.info.stripe,
             most=self.slots - self.slots_reserved,
         )
         if granted is not None:
             return granted
-        least = least_slots(quota, consumers, feed.info.pool)
+        least = least_slots(quota, consumers, feed.info.pool, feed.info.stripe)
         others = "1 other stream holds" if len(self._streams) == 1 else f"{len(self._streams)} other streams hold"
         if least > self.slots - self.slots_reserved:
             raise MemoryBound(
@@ -120,6 +121,7 @@ class Budget:
             slot=slot,
             blocks=stream.feed.blocks_nbytes,
             pool=stream.feed.info.pool,
+            stripe=stream.feed.info.stripe,
             most=max(0, self.slots // 2 - self.slots_reserved),
         )
         stream.planned_for = workers
@@ -159,7 +161,7 @@ class Budget:
         needs = []
         for feed in feeds:
             blocks = f" and {size(feed.blocks_nbytes)} of shuffle blocks" if feed.blocks_nbytes else ""
-            least = least_slots(1, pool=feed.info.pool)
+            least = least_slots(1, pool=feed.info.pool, stripe=feed.info.stripe)
             needs.append(f"feed {feed.name}: {least} slots of {size(feed.slot_nbytes)}{blocks}")
         return MemoryBound(
             f"--memory {size(self.memory)} is too small: at least {size(needed)} is needed ({'; '.join(needs)}). Give "

@@ -80,11 +80,10 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
         if len(fillers) > 1 and not turn.merged:
             yield f"epoch {epoch.number}: a turn of lane {turn.lane} has two writers: {fillers}"
         if state is not TurnState.PLANNED and state is not TurnState.DONE:
-            ticket = turn.slot.ticket
-            if ticket in tickets or ticket not in stream.slots:
-                yield f"epoch {epoch.number}: ticket {ticket} is not the turn's own"
-            tickets.add(ticket)
-    head = next(iter(epoch.order.window), None)
+            if turn.ticket in tickets or turn.slot.ticket not in stream.slots:
+                yield f"epoch {epoch.number}: ticket {turn.ticket} is not the turn's own"
+            tickets.add(turn.ticket)
+    head = epoch.order.head
     if head is not None and epoch is stream.epochs[0] and stream.feed.plan.order == "exact":
         yield from _head(epoch, head)
 

@@ -59,7 +59,8 @@ class Stream:
         delivery: makes the policy that decides which consumer receives which batch.
         share: the slots that it may hold.
         workers: the workers.
-        later: `later(seconds, run)` tries the run's work again after `seconds`.
+        later: `later(seconds, run)` tries the run's work again after `seconds`, and lets the stream proceed.
+        clock: returns the time of the current event.
         out: where commands go.
 
     Attributes:
@@ -81,6 +82,7 @@ class Stream:
         delivery: Callable[[Outlet], Delivery],
         workers: Workers,
         later: Callable[[float, int], None],
+        clock: Callable[[], float],
         out: Callable[[do.Command], None],
     ) -> None:
         self.number = number
@@ -94,10 +96,21 @@ class Stream:
         self._epochs: deque[Epoch] = deque()
         self.slots = Leases(ids, feed.slot_nbytes, out)
         self.round_copies = RoundCopies(feed, self.slots, out)
-        self.outlet = Outlet(feed, self.slots, self.round_copies, self._epochs, fail=self.fail, out=out)
+        no_run = (number + 1) * m.IDS_PER_STREAM - 1
+        self.outlet = Outlet(
+            feed,
+            self.slots,
+            self.round_copies,
+            self._epochs,
+            fail=self.fail,
+            clock=clock,
+            wake=lambda seconds: later(seconds, no_run),
+            out=out,
+        )
         self._delivery = delivery(self.outlet)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
-        self._opening = OpenEpochs(feed, self._epochs, self._lists, workers)
+        one_by_one = self._delivery.singly or self._delivery.shared
+        self._opening = OpenEpochs(feed, self._epochs, self._lists, workers, singly=one_by_one)
         self._placing = Placing(workers, unforeseen(feed))
         production = RangeProduction if feed.plan.length is not None else LaneProduction
         self.production: Production = production(

@@ -21,6 +21,17 @@ TensorFlow, a slab takes 0.6 ms of a core."""
 _POOL = 256 << 20
 """Most bytes of the slots of a pool. So if slots are large, fewer lanes mix their rows."""
 
+_TURN = 4 << 20
+"""About how many bytes a turn has."""
+
+_STRIPE = 16 << 20
+"""About how many bytes a stripe has. A visit to a lane gets only its share of that, and each visit costs the worker and
+the daemon 0.2 ms."""
+
+_MOST = 256
+_MOST_STRIPED = 1024
+"""Most batches in a turn, and in a stripe."""
+
 TURNS = 64
 """Fewest turns in an epoch of an indexable feed, if it has enough batches. Workers share the epoch turn by turn."""
 
@@ -36,7 +47,7 @@ def segment_count(plan: FeedPlan) -> int:
 
 
 def fixed_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
-    """Return the layout of the slots of a feed with fixed batches; a slot holds one turn.
+    """Return the layout of the slots of a feed with fixed batches; a slot holds one turn or one stripe.
 
     Long turns cost less per batch, but workers can share fewer of them, and without pools they mix the lanes less. So
     turns are shorter if the feed is indexable and its epoch is short, or if it shuffles its splits. In the latter case
@@ -45,13 +56,27 @@ def fixed_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
     one = fixed_layout(spec, batch_size, plan.turn or 1)
     if plan.turn is not None:
         return one
-    about, most = 4 << 20, 256
+    if _may_have_stripes(plan):
+        batches = min(_MOST_STRIPED, (_STRIPE + one.nbytes // 2) // one.nbytes)
+        return fixed_layout(spec, batch_size, batches if one.nbytes * 2 <= _TURN else 1)
+    about, most = _TURN, _MOST
     if plan.length is not None:
         most = min(most, max(1, plan.length // (batch_size * TURNS)))
     elif plan.shuffle:
         block = block_samples(plan.shuffle, plan.lanes, batch_size) // batch_size
         about, most = 2 << 20, min(most, block) if _has_pools(plan) else SHUFFLED_TURN
     return fixed_layout(spec, batch_size, max(1, min(most, (about + one.nbytes // 2) // one.nbytes)))
+
+
+def turn_of(plan: FeedPlan, slot: SlotLayout) -> int:
+    """Return the most batches of a lane in a row, for a feed with such slots."""
+    return 1 if plan.turn is None and _may_have_stripes(plan) else slot.batches
+
+
+def _may_have_stripes(plan: FeedPlan) -> bool:
+    """Whether lanes take turns after each batch, and small batches share slots. Then the stream is as even as it can
+    be, however slow the generators are."""
+    return plan.order == "exact" and plan.length is None and not plan.shuffle
 
 
 def _has_pools(plan: FeedPlan) -> bool:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy.typing as npt
 
 from penstock_proto import FeedError, ProtocolError
 from penstock_proto import messages as m
@@ -43,11 +46,11 @@ class BatchMaker:
         """Make a turn of a feed whose batches have one size; report it in parts if it takes long."""
         run = job.run
         source = run.batches
-        if fill.first + fill.batches > slot_layout.batches:
+        if fill.first + (fill.batches - 1) * fill.step >= slot_layout.batches:
             raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit into a slot")
         slot = self._memfds.batches(slot_layout, fill.memfd)
         full = run.feed.plan.batch_size
-        if isinstance(source, LaneRun):
+        if isinstance(source, LaneRun) and fill.step == 1:
             source.offer(lambda: slot.rows(fill.first, fill.batches), fill.batches)
         at = rows = 0
         ended = False
@@ -62,14 +65,17 @@ class BatchMaker:
             return at > job.reported and source.replayed and time.monotonic() - reported > _PART_SECONDS
 
         while at < fill.batches:
-            _go_to(source, fill.index + at)  # an older turn may have come in between
-            place = fill.first + at
+            place = fill.first + at * fill.step
+            target = [leaf[place] for leaf in slot.leaves]
             try:
+                if isinstance(source, LaneRun):
+                    yield from _pass_over(source, run.lane, fill.index + at, target)
+                _go_to(source, fill.index + at)  # an older turn may have come in between
                 while not source.prepare():
                     if takes_long():
                         report()
                     yield
-                made = source.next_batch([leaf[place] for leaf in slot.leaves])
+                made = source.next_batch(target)
             except Exception:
                 if at > job.reported and source.replayed:
                     report()  # the batches made before are not lost
@@ -84,6 +90,7 @@ class BatchMaker:
             at += 1
             if at == fill.batches:
                 break
+            job.place = place + fill.step
             if source.index <= run.careful or takes_long():
                 report()
             yield
@@ -206,6 +213,20 @@ class BatchMaker:
 def nothing_made(run: int, ticket: int, first: int = 0) -> m.Made:
     """Return the answer for a ticket whose run was dropped after `first` batches were reported."""
     return m.Made(run=run, ticket=ticket, first=first, batches=0, rows=0, last=True)
+
+
+def _pass_over(source: LaneRun, lane: int, index: int, target: list[npt.NDArray[Any]]) -> Iterator[None]:
+    """Make the batches before number `index`, which were delivered before, in `target`: the restart record may be that
+    of an earlier batch."""
+    while source.index < index and not source.ended:
+        while not source.prepare():
+            yield
+        if not source.next_batch(target):
+            raise FeedError(
+                f"lane {lane} had {index} batches or more, and only {source.index} when its splits were read again: "
+                f"{SAME_AGAIN}"
+            )
+        yield
 
 
 def _go_to(source: LaneRun | IndexRun, index: int) -> None:

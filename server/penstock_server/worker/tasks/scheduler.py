@@ -1,8 +1,7 @@
 """Decides which job a worker does next: streams share its time, and within a stream the oldest ticket comes first.
 
-A stream has the worker for `SLICE_SECONDS` at a time (or for one step of a job, if that takes longer). So a stream that
-reads far into a split again, or whose samples are slow, does not hold up the others. Tickets are numbered in the order
-of the stream, so the oldest is the one that the consumer waits for. It may be a job that another worker had first.
+The batches of a stripe's jobs alternate in the stream, so the job comes first whose next batch does. To change the job
+after each quick batch would only cost time, so this is looked at when the stream's time is up.
 
 This file knows nothing of messages or clocks.
 """
@@ -29,6 +28,8 @@ class Job(Generic[R]):
         steps: does the work, one step at a time.
         fills: whether it makes batches; otherwise it writes leftover rows.
         reported: batches reported so far.
+        stripe: the ticket of the slot that it shares with other jobs; 0 if it has a slot of its own.
+        place: for a job of a stripe, the place of its next batch.
     """
 
     run: R
@@ -36,6 +37,13 @@ class Job(Generic[R]):
     fills: bool
     steps: Iterator[None] = field(init=False)
     reported: int = 0
+    stripe: int = 0
+    place: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Jobs that fill slots are done in this order."""
+        return self.stripe or self.ticket, self.place
 
 
 class Scheduler(Generic[R]):
@@ -57,7 +65,7 @@ class Scheduler(Generic[R]):
         """Add a job before those of its stream that fill younger tickets, or before all of them if `first`."""
         jobs = self._jobs.setdefault(self._stream(job.run), deque())
         place = 0 if first else len(jobs)
-        while place and jobs[place - 1].fills and jobs[place - 1].ticket > job.ticket:
+        while place and jobs[place - 1].fills and jobs[place - 1].order > job.order:
             place -= 1
         jobs.insert(place, job)
 
@@ -75,6 +83,9 @@ class Scheduler(Generic[R]):
             self._current = None
             if stream in self._jobs:
                 self._jobs[stream] = self._jobs.pop(stream)
+                if job.stripe and job in self._jobs[stream]:
+                    self._jobs[stream].remove(job)
+                    self.add(job)
 
     def done(self, job: Job[R]) -> None:
         """Remove a job that is done. (If its run was dropped meanwhile, it is already gone.)"""

@@ -256,7 +256,7 @@ class Tasks:
         run = self._runs.get(fill.run)
         if run is None or run.closed:
             return  # it failed before the daemon knew
-        job = Job(run, fill.ticket, fills=True)
+        job = Job(run, fill.ticket, fills=True, stripe=fill.stripe, place=fill.first)
         if run.feed.layout is None:
             job.steps = self._maker.one(fill, job)
         else:

@@ -1,0 +1,35 @@
+"""The feeds of evenness.py: samples of COST seconds and NBYTES bytes each. A sample sleeps, so it needs no core."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock_server import Feed
+
+COST = float(os.environ["COST"])
+VALUES = np.zeros(max(1, int(os.environ["NBYTES"]) // 4), np.float32)
+
+
+def sample() -> np.ndarray:
+    if COST:
+        time.sleep(COST)
+    return VALUES
+
+
+def samples(split: int) -> Iterator[np.ndarray]:
+    for _ in range(500):
+        yield sample()
+
+
+class Samples:
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        return sample()
+
+
+generator = Feed(samples, splits=range(4096), batch_size=8)
+indexable = Feed(Samples(), batch_size=8)
