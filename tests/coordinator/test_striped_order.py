@@ -171,6 +171,29 @@ def test_records_are_told_when_the_stream_has_come_to_them() -> None:
     assert told() == [(1, 3), (0, 3)]
 
 
+def test_lanes_take_turns_if_their_records_do_not_fit_into_a_message() -> None:
+    order, told = order_of(4, 8, most=4), []
+    for _ in range(4):
+        stripe = order.plan()
+        assert stripe is not None
+        for visit in stripe.visits:
+            for _ in range(2):
+                visit.made += 1
+                order.on_record(visit, bytes(30 << 10))
+            complete(visit)
+            order.on_completed(visit)
+        while isinstance(ready := order.next(), Stripe):
+            part = ready.parts[0]
+            told.append([(place.lane, place.index) for place in part.places])
+            order.on_delivered(ready, part)
+        while isinstance(ready, Turn):
+            order.take(ready)
+            ready.become(TurnState.DONE)
+            ready = order.next()
+    assert told == [[(lane, index), (lane + 1, index)] for index in range(1, 9) for lane in ((0, 2)[index % 2 - 1],)]
+    assert all(len(records) < 2 for records in order._records.values()), "older records are forgotten"
+
+
 @pytest.mark.parametrize("lanes", [1, 5, 40])
 def test_a_stripe_may_have_fewer_batches_than_there_are_lanes(lanes: int) -> None:
     order = order_of(lanes, 6)

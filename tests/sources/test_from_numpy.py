@@ -57,11 +57,14 @@ def test_files_are_served_from_the_command_line(arrays: Path) -> None:
     words = "stored.npz --batch-size 32 --rows :100 --workers 1 --bind tcp://127.0.0.1:0"
     command = [sys.executable, "-m", "penstock_server", "serve", *words.split()]
     daemon = Daemon(command, arrays, arrays / "log", dict(os.environ))
-    daemon.wait_ready(1)
-    with penstock.connect(f"{daemon.url}") as connection:
-        batches = list(connection.batches())
+    try:
+        daemon.wait_ready(1)
+        with penstock.connect(f"{daemon.url}") as connection:
+            batches = list(connection.batches())
+    finally:
+        status = daemon.stop()
     assert sorted(np.concatenate([batch["labels"] for batch in batches])) == list(range(100))
-    assert daemon.stop() == 0
+    assert status == 0
 
 
 @pytest.mark.parametrize("file", ["stored.npz", "packed.npz"])

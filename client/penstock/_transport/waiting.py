@@ -28,7 +28,7 @@ class Announcer:
     """Says in the log what a wait is for: after `SAY_AFTER` seconds, then at longer and longer intervals.
 
     Args:
-        what: what is waited for.
+        what: the thing that somebody waits for.
     """
 
     def __init__(self, what: str) -> None:

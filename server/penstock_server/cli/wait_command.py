@@ -29,7 +29,7 @@ def wait(url: str, keys: str | None, timeout: float | None) -> None:
     """Wait until a daemon's feeds can be read, and print their URLs.
 
     URL is a daemon's or a feed's address. With a feed's, the other feeds need not be ready. Trainers wait on their own;
-    this is for scripts, health checks and what is not a trainer.
+    this is for scripts and health checks.
 
     \b
     Exit codes:

@@ -1,7 +1,7 @@
 """A stripe: the next batches of an epoch in stream order, made in one slot by visits to several lanes.
 
-Place p of the slot is for batch p of the stripe. With L lanes, a visit fills every L-th place. So batches that follow
-one another in the stream lie next to each other in the slot, whoever made them, and share a slab.
+Place p of the slot is for batch p of the stripe. With L lanes, a visit fills every L-th place. So neighbours in
+the stream are neighbours in the slot, whoever made them, and can share a slab.
 
 A lane that ends within the stripe leaves its remaining places empty.
 """

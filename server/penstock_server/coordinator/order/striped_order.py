@@ -71,7 +71,10 @@ class StripedOrder(EpochOrder):
         self._ends: list[tuple[int, int, Turn]] = []
         """The ends of lanes whose leftovers are not counted yet: the number of the stripe, the place, and the visit."""
         self._records: dict[int, deque[tuple[int, bytes]]] = {}
-        """The restart records that consumers were not told yet, by lane, each with the number of batches before it."""
+        """The restart records that consumers were not told yet, by lane, each with the number of batches before it: at
+        most one that the stream has come to, and those further on."""
+        self._last_told = -1
+        """The lane of the record that was told last."""
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
 
     @property
@@ -153,6 +156,8 @@ class StripedOrder(EpochOrder):
                 told = next((place.index for place in part.places if place.lane == lane), 0)
                 while records and records[0][0] <= told:
                     records.popleft()
+            if part.places:
+                self._last_told = part.places[-1].lane
             turn.at += part.batches
 
     def on_completed(self, turn: Turn) -> None:
@@ -202,18 +207,30 @@ class StripedOrder(EpochOrder):
         batches = stripe.ready() - stripe.at
         if most:
             batches = min(batches, most)
-        places, nbytes = [], 0
+        lanes, places = stripe.lanes(batches), self._new_places(stripe, batches)
+        return Part(stripe.at, batches, batches * self._rows, (), lanes=lanes, places=places)
+
+    def _new_places(self, stripe: Stripe, batches: int) -> tuple[LanePlace, ...]:
+        """Return the latest records that are new after the next `batches` batches. If they do not fit into a message,
+        lanes take turns."""
+        found = []
         for visit, index in stripe.counts(batches):
-            latest = None
-            for at, record in self._records.get(visit.lane, ()):
-                if at > index:
-                    break
-                latest = LanePlace(visit.lane, at, record)
-            if latest is not None and nbytes + len(latest.record) <= _MOST_RECORDS:
-                nbytes += len(latest.record)
-                places.append(latest)
-        lanes = stripe.lanes(batches)
-        return Part(stripe.at, batches, batches * self._rows, (), lanes=lanes, places=tuple(places))
+            records = self._records.get(visit.lane, deque())
+            while len(records) > 1 and records[1][0] <= index:
+                records.popleft()
+            if records and records[0][0] <= index:
+                found.append(LanePlace(visit.lane, *records[0]))
+        if sum(len(place.record) for place in found) <= _MOST_RECORDS:
+            return tuple(found)
+        found.sort(key=lambda place: (place.lane <= self._last_told, place.lane))
+        places: list[LanePlace] = []
+        nbytes = 0
+        for place in found:
+            nbytes += len(place.record)
+            if nbytes > _MOST_RECORDS and places:
+                break
+            places.append(place)
+        return tuple(places)
 
     def _count_leftovers(self) -> None:
         """Count the leftover rows of the lanes whose ends are the next ones in the order."""
