@@ -103,6 +103,11 @@ def meanwhile(call: Callable[[], Any]) -> Iterator[Any]:
         yield pool.submit(call)
 
 
+def until_told(log: pytest.LogCaptureFixture, endpoint: str) -> None:
+    """Wait until a trainer knows from the daemon, and has said, that it imports."""
+    wait_until(lambda: any(line.startswith(f"waiting for {endpoint}/feed: importing") for line in log.messages))
+
+
 def failure(call: Callable[[], Any]) -> Exception:
     with pytest.raises(penstock.PenstockError) as caught:
         call()
@@ -225,13 +230,15 @@ def test_why_an_import_failed_reaches_all_who_wait_and_ends_the_daemon(serve: Se
     assert (waits.returncode, host.returncode, daemon.process.wait(30)) == (1, 1, 1)
 
 
-def test_a_worker_that_is_killed_while_it_imports_ends_the_wait_and_is_named(serve: Serve) -> None:
+def test_a_worker_that_is_killed_while_it_imports_ends_the_wait_and_is_named(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     daemon, endpoint = starting(serve, workers=1)
     (worker,) = until_importing(endpoint).workers
     assert worker.doing is not None
     assert worker.doing.what == "importing feeds.py:feed"
     with meanwhile(lambda: failure(lambda: penstock.connect(f"{endpoint}/feed"))) as trainer:
-        wait_until(lambda: control.status(endpoint, 10).phase)
+        until_told(caplog, endpoint)
         (process,) = daemon.workers()
         process.kill()
         error = trainer.result()
@@ -241,12 +248,12 @@ def test_a_worker_that_is_killed_while_it_imports_ends_the_wait_and_is_named(ser
 
 
 def test_a_daemon_that_vanishes_while_it_imports_is_told_from_one_that_never_was_there(
-    serve: Serve, impatient: None
+    serve: Serve, impatient: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     daemon, endpoint = starting(serve)
     until_importing(endpoint)
     with meanwhile(lambda: failure(lambda: penstock.connect(f"{endpoint}/feed"))) as trainer:
-        time.sleep(1.5)  # so that the trainer has asked
+        until_told(caplog, endpoint)
         daemon.process.kill()
         daemon.process.wait()
         assert "ended before its feeds were ready (importing feeds.py:feed (" in str(trainer.result())
