@@ -114,6 +114,10 @@ class ForkServer:
         self._peer.send(msgspec.msgpack.encode(Fork(self._ticket, asked.number)))
 
     def _said(self, data: bytes, fd: int | None) -> None:
+        if self.gone:  # it said this before it was killed
+            if fd is not None:
+                os.close(fd)
+            return
         match _decode.decode(data):
             case ForkServerReady(imported, left, seconds):
                 self.ready = True

@@ -3,15 +3,19 @@ stream."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +23,8 @@ import pytest
 import penstock
 from penstock_server.to_daemon import control
 from penstock_server.worker.process.preload import ImportFailed, preload
+from penstock_server.worker_state.start_arguments import StartArguments
+from penstock_server.workers.fork_server import ForkServer
 from tests.conftest import Daemon, Serve
 
 FEED = """
@@ -397,3 +403,35 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_what_a_fork_server_said_before_it_was_replaced_means_nothing(tmp_path: Path) -> None:
+    """It has told of a worker's end when it is killed. The daemon reads that after it has given up the worker."""
+    (tmp_path / "feeds.py").write_text(FEED.format(value=1))
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    ended: list[int | None] = []
+    wrong: list[Any] = []
+
+    async def replaced() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+        server = ForkServer(StartArguments(feeds=(f"{tmp_path}/feeds.py:feed",)), environment)
+        forked = asyncio.get_running_loop().create_future()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, (tmp_path / "page").open("w+b") as page:
+            page.truncate(4096)
+            server.fork(0, [theirs.fileno(), page.fileno(), page.fileno()], forked.set_result)
+            worker = await forked
+        worker.watch(ended.append)
+        os.kill(worker.pid, signal.SIGKILL)
+        told = select.poll()
+        told.register(server._peer._connection, select.POLLIN)
+        assert told.poll(60_000), "the fork server tells of the end; the loop does not read that yet"
+        server.replace()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+        worker.forget()
+        server.stop()
+
+    asyncio.run(replaced())
+    assert not wrong
+    assert len(ended) == 1
