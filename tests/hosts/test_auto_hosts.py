@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock_proto import StartError
 from penstock_proto.status.figures import Figures
-from penstock_proto.status.status_history import Key
+from penstock_proto.status.span import Key
 from penstock_proto.status.status_shape import HostEngine
 from penstock_server.cli.main import main
 from penstock_server.coordinator.model.workers import Workers
@@ -73,7 +73,7 @@ class Hosts(Model):
                 continue
             seen = {} if self.now < self._came + LOOKED else {KEY: self.figures()}
             coming = (self.wanted - self.hosts) * self.each_host
-            decision = self.decides.decide(self.now, self.workers, seen, 0.0, coming)
+            decision = self.decides.decide(self.now, self.workers, seen, coming)
             if decision is not None:
                 self.decisions.append((self.now, decision))
                 asked, rest = divmod(decision.workers, self.each_host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -353,8 +354,10 @@ def test_what_a_worker_does_is_older_than_its_report_says(world: World) -> None:
     world.says(m.HostReport((m.WorkerReport(FIRST, 7, 0, True, False, False, doing, None),), 0, 0, 0, 1))
     report, at = world.host.said[FIRST]
     world.host.said[FIRST] = report, at - 3
-    (worker,) = of_workers_of(world.host, ())
+    looks = SimpleNamespace(of_worker={FIRST: 1.5}.get, awaited_at={FIRST: "'b.h5'"}.get)
+    (worker,) = of_workers_of(world.host, (), looks)  # type: ignore[arg-type]
     assert (worker.name, worker.pid, worker.memory) == ("b/0", 7, None)
+    assert (worker.awaited_seconds, worker.awaited_at) == (1.5, "'b.h5'")
     assert worker.doing is not None
     assert 5.0 <= worker.doing.seconds < 60
 

@@ -9,7 +9,6 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from penstock_proto import GeneratorError
@@ -23,7 +22,7 @@ from penstock_server.http.rates import FeedLook, Rates
 from penstock_server.http.timeline import KEPT, Timeline
 from penstock_server.http.watched import Watched
 from penstock_server.logs.bugs import Bugs
-from penstock_server.status.waits import Looks, Waits
+from penstock_server.status.waits import Waits
 from penstock_server.worker_state.activity import ActivityPage, Spent, read, spent
 from penstock_server.workers.worker_looks import RUNS, STARTS, WorkerLooks, shares
 from penstock_server.workers.worker_memory import WorkerMemory
@@ -221,58 +220,3 @@ def test_readiness_and_the_verdicts_waits_come_from_the_same_counters() -> None:
     assert len(ready) == 15
     assert ready[-1] == round(1 - stream["waiting"], 4) == round(1 - 8 / 9.98, 4)
     assert ready[3] == 1
-
-
-def nobody(worker: int, seconds: float) -> None:
-    raise AssertionError("no worker was awaited")
-
-
-def test_a_feeds_waits_go_on_when_its_consumers_are_gone() -> None:
-    consumer = SimpleNamespace(number=1, reading=True, under_way=0)
-    stream = SimpleNamespace(view=SimpleNamespace(holding_up=[], awaited_worker=7))
-    coordinator = SimpleNamespace(consumers={1: consumer}, stream_read_by=lambda _: stream)
-    table = SimpleNamespace(by_consumer={1: SimpleNamespace(feed="train", peer="local")})
-    awaited: list[tuple[int, float]] = []
-    looks = Looks(coordinator, table, lambda _: False, lambda _: 0, lambda *told: awaited.append(told))  # type: ignore[arg-type]
-    looks.look(1.0)
-    assert awaited == [(7, 1.0)]
-    consumer.under_way = 1
-    looks.look(2.0)
-    assert looks.of(1) == looks.of_feed("train") == Waits(reading=3.0, production=1.0)
-    assert awaited == [(7, 1.0)], "nobody waited"
-    table.by_consumer.clear()
-    looks.look(1.0)
-    assert (looks.of(1), looks.of_feed("train").waited) == (Waits(), 1.0)
-
-
-@pytest.mark.parametrize(("unsent", "waits"), [(15 * MIB, 0.0), (16 * MIB, 1.0), (33 * MIB, 1.0), (0, 0.0)])
-def test_a_slow_consumer_does_not_wait_for_the_network_while_it_has_batches_to_take(unsent: int, waits: float) -> None:
-    """32 slabs of 1 MiB are under way. Up to 16 MiB of them may lie in buffers."""
-    consumer = SimpleNamespace(number=1, reading=True, under_way=32)
-    session = SimpleNamespace(
-        feed="train", peer=None, routing_id=b"1", sending=[(n, None, MIB) for n in range(32)], fetching={}
-    )
-    table = SimpleNamespace(by_consumer={1: session})
-    coordinator = SimpleNamespace(consumers={1: consumer})
-    looks = Looks(coordinator, table, lambda _: unsent, lambda _: 0, nobody)  # type: ignore[arg-type]
-    looks.look(1.0)
-    assert looks.of(1) == Waits(reading=1.0, sending=waits)
-
-
-@pytest.mark.parametrize(("unfetched", "waits"), [((0, 0), 0.0), ((3 * MIB, 0), 1.0), ((0, 3 * MIB), 1.0)])
-def test_a_consumer_that_fetches_waits_for_the_connections_to_hosts_too(
-    unfetched: tuple[int, int], waits: float
-) -> None:
-    consumer = SimpleNamespace(number=1, reading=True, under_way=4)
-    fetching = {n: (SimpleNamespace(nbytes=MIB), None, 7 + n % 2) for n in range(4)}
-    session = SimpleNamespace(feed="train", peer=None, routing_id=b"1", sending=[], fetching=fetching)
-    table = SimpleNamespace(by_consumer={1: session})
-    looks = Looks(
-        SimpleNamespace(consumers={1: consumer}),  # type: ignore[arg-type]
-        table,  # type: ignore[arg-type]
-        lambda _: 0,
-        dict(zip((7, 8), unfetched, strict=True)).__getitem__,
-        nobody,
-    )
-    looks.look(1.0)
-    assert looks.of(1) == Waits(reading=1.0, sending=waits)

@@ -11,13 +11,17 @@ from msgspec.structs import asdict, replace
 from penstock_proto.messages import TimeSpent
 from penstock_proto.status.feed_status import Feed, FeedWaits, Sent
 from penstock_proto.status.host_status import Host
-from penstock_proto.status.status_history import LEAST, WINDOW, History
+from penstock_proto.status.machine_status import Machine
+from penstock_proto.status.span import LEAST
+from penstock_proto.status.status_history import WINDOW, History
 from penstock_proto.status.status_shape import Memory, Status
 from penstock_proto.status.stream_status import Production, Stream, Waits
 from penstock_proto.status.worker_status import Shares, Worker
 from tests.fakes.statuses import of
 
-NONE = {"production": 0.0, "ranks": 0.0, "sending": 0.0, "holding_up": 0.0}
+NONE = dict.fromkeys(
+    ("production", "ranks", "sending", "holding_up", "listing", "interrupted", "without_lane", "ahead"), 0.0
+)
 
 
 def status(
@@ -37,8 +41,11 @@ def status(
         batch_size=2,
         lanes=16,
         order="exact",
+        turn=1,
+        stripe=1,
         splits=64,
         consumers=1,
+        made=batches,
         sent=Sent(batches=batches, samples=2 * batches, bytes=1_000_000 * batches),
         waits=of(FeedWaits, production=counted["production"]),
     )
@@ -48,6 +55,7 @@ def status(
         "client": "host:1",
         "transport": "local",
         "reading": True,
+        "handed": batches,
         "production": Production(slots=3, used=1),
         "waits": Waits(reading=seconds, **counted),
     }
@@ -55,9 +63,18 @@ def status(
         Status,
         seconds=seconds,
         cpus=8,
+        machine=of(Machine, count=8, idle_seconds=7 * seconds, free_seconds=7 * seconds),
         memory=of(Memory, allowed=100, reserved=10),
         feeds=[feed],
-        workers=[of(Worker, pid=70, makes_batches=True, spent=of(TimeSpent, seconds=seconds, user_seconds=seconds))],
+        workers=[
+            of(
+                Worker,
+                pid=70,
+                makes_batches=True,
+                ready=True,
+                spent=of(TimeSpent, seconds=seconds, user_seconds=seconds),
+            )
+        ],
         hosts=[*hosts],
         streams=[of(Stream, **{**stream, **more})],
     )
@@ -171,7 +188,7 @@ def test_time_in_which_the_consumer_was_not_there_does_not_count() -> None:
     for second in range(1, 9):
         spent = of(TimeSpent, seconds=second, user_seconds=max(0, second - 5), idle_seconds=min(5, second))
         waits = of(Waits, reading=second - 5, production=second - 5)
-        state = status(second, 0)
+        state = status(second, second)
         (worker,), (stream,) = state.workers, state.streams
         streams = [replace(stream, waits=waits)] if second > 5 else []
         state = replace(state, workers=[replace(worker, spent=spent)], streams=streams)

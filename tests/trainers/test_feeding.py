@@ -21,6 +21,9 @@ from msgspec.structs import replace
 
 import penstock
 from penstock._measure.feeding_summary import figures_of_training
+from penstock._transport import daemon_status
+from penstock_proto.status.status_shape import Status
+from penstock_proto.status.verdict import verdict
 from tests.conftest import Serve
 from tests.fakes.fault_proxy import FaultProxy
 from tests.proto.test_status_history import status
@@ -263,8 +266,41 @@ def test_the_figures_of_two_daemons_are_not_compared() -> None:
     first, last, renewed = (
         replace(status(second, second, client=here), id=daemon) for second, daemon in ((1, "a"), (9, "a"), (9, "b"))
     )
-    assert figures_of_training(first, last, "train", None, 0.5)
-    assert figures_of_training(first, renewed, "train", None, 0.5) is None
+    found = figures_of_training([first, last], "train", None, 0.5)
+    assert found is not None
+    assert found.consumer_cpu == 0.5
+    answers: list[Status] = []
+    for state in (first, last, renewed):
+        answers = [*daemon_status.thinned(state, answers), state]
+    assert answers == [renewed]
+    assert figures_of_training(answers, "train", None, 0.5) is None
+
+
+def test_statuses_of_a_long_training_are_spread_over_its_time() -> None:
+    answers: list[Status] = []
+    for second in range(1, 1000):
+        state = status(second, second)
+        answers = [*daemon_status.thinned(state, answers), state]
+        assert len(answers) <= daemon_status.MOST
+    times = [state.seconds for state in answers]
+    assert (times[0], times[-1]) == (1, 999)
+    assert max(later - earlier for earlier, later in pairwise(times)) < 600
+
+
+def test_a_training_whose_workers_were_scaled_is_judged_by_the_time_since() -> None:
+    here = f"{socket.gethostname()}:{os.getpid()}"
+
+    def state(second: int, workers: int) -> Status:
+        made = status(second, second, client=here, waits={"production": 0.9})
+        return replace(made, workers=[replace(made.workers[0], number=number) for number in range(workers)])
+
+    early, late = [state(second, 2) for second in (1, 20)], [state(second, 4) for second in (30, 60)]
+    found = figures_of_training([*early, *late], "train", None, 0.0)
+    assert found is not None
+    assert (len(found.workers), found.seconds) == (4, 30)
+    found = figures_of_training([*early, late[0]], "train", None, 0.0)
+    assert found is not None
+    assert "the number of workers went from 2 to 4" in verdict(found).text
 
 
 def test_a_connections_stats_say_why_its_consumer_waited(serve: Serve) -> None:

@@ -9,7 +9,9 @@ import pytest
 from penstock._measure.feeding_summary import summary
 from penstock._measure.step_waits import StepWaits, Waits, spread
 from penstock._state.hand_overs import MOST, HandOver, HandOvers
-from penstock_proto.status.figures import Figures, WorkerShares
+from penstock_proto.status.figures import Figures
+from tests.fakes import figures as fakes
+from tests.fakes.figures import worker
 
 
 def handed(*times: float) -> list[HandOver]:
@@ -128,26 +130,11 @@ def test_what_nobody_consumes_is_forgotten() -> None:
     assert len(overs.take(2 * MOST)) == MOST
 
 
-FIGURES = Figures(
-    url="tcp://127.0.0.1:5555/train",
-    transport="local",
-    consumer="host:1",
-    seconds=10.0,
-    batches=1000,
-    samples=32000,
-    nbytes=5e9,
-    first_batch_seconds=0.0,
-    waiting=0.4,
-    receiving=0.0,
-    step=0.6,
-    workers=(WorkerShares(0, 0.95, 0.05, 0.1, 0.0), WorkerShares(1, 0.95, 0.05, 0.1, 0.0)),
-    daemon_cpu=0.1,
-    consumer_cpu=0.0,
-    cpus=8,
-    lanes=16,
+FIGURES = dataclasses.replace(
+    fakes.FIGURES, workers=(worker(0, 0.95, idle=0.05, cpu=0.1), worker(1, 0.95, idle=0.05, cpu=0.1)), lanes=16
 )
 WAITING = Waits(seconds=10, steps=100, ready=40, production=4)
-IDLE = dataclasses.replace(FIGURES, workers=(WorkerShares(0, 0.5, 0.5, 0.1, 0.0), WorkerShares(1, 0.5, 0.5, 0.1, 0.0)))
+IDLE = dataclasses.replace(FIGURES, workers=(worker(0, 0.5, idle=0.5, cpu=0.1), worker(1, 0.5, idle=0.5, cpu=0.1)))
 
 
 @pytest.mark.parametrize(
@@ -160,10 +147,15 @@ IDLE = dataclasses.replace(FIGURES, workers=(WorkerShares(0, 0.5, 0.5, 0.1, 0.0)
             "the trainer waited 4 s of 10 s for data (40 %), and would be up to 1.7 times as fast without waiting; 40 "
             "% of the steps found a batch ready. Workers are busy 95 %, add workers (2 -> 4)",
         ),
-        (WAITING, IDLE, 0.9, "Workers are busy 100 %, add workers (2 -> 4)"),  # workers were idle during validation
+        (WAITING, IDLE, 0.9, "Workers are busy 50 %, add workers (2 -> 4)"),  # workers were idle during validation
         (WAITING, None, 0.9, "40 % of the steps found a batch ready"),
         (dataclasses.replace(WAITING, production=1, transfer=3), FIGURES, 0.9, "The network, which carries 500 MB/s"),
-        (dataclasses.replace(WAITING, production=1, handoff=3), FIGURES, 0.9, "this process had no CPU to take them"),
+        (
+            dataclasses.replace(WAITING, production=1, handoff=3),
+            FIGURES,
+            0.9,
+            "Batches were there, and the trainer",
+        ),
         (
             Waits(seconds=10, steps=100, ready=100),
             None,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock_proto.messages import ScaleHostsRequest, ScaleRequest
-from penstock_proto.status.figures import Figures, WorkerShares
+from penstock_proto.status.figures import CpuUse, Figures, WorkerShares
 from penstock_proto.status.status_history import History
 from penstock_proto.status.verdict import verdict
 from penstock_server.coordinator.model.workers import Workers
@@ -82,10 +82,12 @@ class Model:
         cpu = min(1.0, rate / (self.each * here)) * self.cpu
         shares = tuple(WorkerShares(n, 0.9 * busy, 1 - busy, cpu, 0.0) for n in range(here))
         waiting = 1 - rate / self.demand
+        free = max(0.0, self.idle_cpus - cpu * here)
         return Figures(
             url="", transport="local", consumer="NumPy", seconds=LOOKED, batches=round(1000 * rate * LOOKED), samples=1,
             nbytes=1, first_batch_seconds=0, waiting=waiting, receiving=0, step=1 - waiting, workers=shares,
             daemon_cpu=0.05, consumer_cpu=0, cpus=self.cpus, lanes=self.lanes, slots=1000,
+            machine=CpuUse(self.cpus, self.cpus, free, free, 0.0),
         )  # fmt: skip
 
     def run(self, seconds: float) -> list[int]:
@@ -95,8 +97,7 @@ class Model:
             self.now += 1
             if self.now < self.decides.since + LOOKED:
                 continue
-            used = sum(worker.cpu for worker in self.figures().workers)
-            decision = self.decides.decide(self.now, self.workers, {KEY: self.figures()}, self.idle_cpus - used)
+            decision = self.decides.decide(self.now, self.workers, {KEY: self.figures()})
             if decision is not None:
                 assert decision.workers != self.workers
                 self.workers = decision.workers
@@ -158,7 +159,7 @@ def test_a_step_is_not_judged_before_the_new_workers_have_lanes() -> None:
     idle = tuple(WorkerShares(n, 0.9 if n < 2 else 0.0, 0.0 if n < 2 else 1.0, 0.5, 0.0) for n in range(4))
     before = dataclasses.replace(Model().figures(), workers=idle)
     for now in range(20, 400):
-        assert model.decides.decide(now, 4, {KEY: before}, 16) is None
+        assert model.decides.decide(now, 4, {KEY: before}) is None
     model.now = 400
     assert model.run(60) == [8]
 
@@ -210,9 +211,9 @@ def test_one_worker_stays() -> None:
 def test_while_nobody_reads_nothing_changes_and_calm_is_not_counted() -> None:
     decides = AutoWorkers(8)
     model = Model(workers=8, demand=1)
-    assert decides.decide(100, 8, {KEY: model.figures()}, 8) is None
-    assert decides.decide(150, 8, {}, 8) is None
-    assert decides.decide(170, 8, {KEY: model.figures()}, 8) is None
+    assert decides.decide(100, 8, {KEY: model.figures()}) is None
+    assert decides.decide(150, 8, {}) is None
+    assert decides.decide(170, 8, {KEY: model.figures()}) is None
 
 
 @pytest.mark.parametrize(
@@ -222,9 +223,9 @@ def test_where_workers_are_not_the_limit_none_are_added(change: dict[str, object
     figures = dataclasses.replace(Model().figures(), **change)  # type: ignore[arg-type]
     if limit == "memory":
         shares = tuple(WorkerShares(n, 0.3, 0.7, 0.3, 0.0) for n in range(2))
-        figures = dataclasses.replace(figures, workers=shares)
+        figures = dataclasses.replace(figures, workers=shares, ahead=0.7)
     assert verdict(figures).limit == limit
-    assert AutoWorkers(8).decide(100, 2, {KEY: figures}, 8) is None
+    assert AutoWorkers(8).decide(100, 2, {KEY: figures}) is None
 
 
 @settings(max_examples=25)

@@ -23,6 +23,8 @@ from .._transport.daemon_status import DaemonStatus
 from .feeding_summary import figures_of_training, summary
 from .step_waits import StepWaits, Waits
 
+ASK_EVERY = 5.0
+"""Seconds between two questions for the daemon's status, at the beginning of a step."""
 PATIENCE = 2.0
 """Most seconds that the end of the training waits for the daemon's last status."""
 QUICK = 0.002
@@ -130,6 +132,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
                 if got is not None:  # the first one waits for the iteration to begin
                     self.train.add(_of_next(now - asked, before, self._waited()))
                 got = now
+                self._ask_at_times(now)
                 yield batch
                 del batch
         finally:
@@ -163,6 +166,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
                 self._found_sources(validation=False)
                 self._count(self._train.asks(now, self._steps))
             self._number = batch
+            self._ask_at_times(now)
             if self._began is None and not self._train.skip:
                 self._began, self._thread_had_waited = now, self._thread_waited()
 
@@ -241,6 +245,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
         self._shown = self._began = self._validated = None
         self._asked_in_vain = self._thread_had_waited = self._trained = 0.0
         self._fitting = False
+        self._ask_at = 0.0
 
     def _begin(self) -> None:
         """Watch all streams that `fit` may read, and ask their daemons for the first status."""
@@ -250,7 +255,14 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
                 status = DaemonStatus(handoff.url, handoff.keys)
             handoff.hand_overs = overs
             self._streams.append(_Stream(handle.info.name, handle.rank, handoff, overs, status))
+        self._cpu, self._began_at = time.process_time(), time.monotonic()
         self._ask()
+
+    def _ask_at_times(self, now: float) -> None:
+        """Ask for a status if the last question was `ASK_EVERY` seconds ago, or before the first batch."""
+        if now >= self._ask_at and self.train.steps:
+            self._ask()
+            self._ask_at = now + ASK_EVERY
 
     def _ask(self) -> None:
         for stream in self._streams:
@@ -306,8 +318,8 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
             return None
         stream.status.ask()
         stream.status.wait(PATIENCE)
-        first, last = stream.status.first, stream.status.latest
-        return figures_of_training(first, last, stream.feed, stream.rank, self.train.waiting)
+        cpu = (time.process_time() - self._cpu) / max(1e-9, time.monotonic() - self._began_at)
+        return figures_of_training(stream.status.answers, stream.feed, stream.rank, cpu)
 
 
 def _of_next(seconds: float, before: tuple[float, float], after: tuple[float, float]) -> Waits:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+from collections.abc import Sequence
 
-from penstock_proto.status.figures import Figures, WorkerShares, number, percent
-from penstock_proto.status.status_history import Span, figures_of
+from penstock_proto.status.figures import Figures, number, percent
+from penstock_proto.status.span import Span, figures_of, keyed
+from penstock_proto.status.status_history import best_span
 from penstock_proto.status.status_shape import Status
 from penstock_proto.status.verdict import WAITS, verdict
 
@@ -50,54 +52,56 @@ def summary(sums: Waits, figures: Figures | None, *, fits: bool, asked_in_vain: 
     return f"{cost}; {percent(ready)} of the steps found a batch ready{f'. {why}' if why else ''}"
 
 
-def figures_of_training(
-    first: Status | None, last: Status | None, feed: str, rank: int | None, waiting: float
-) -> Figures | None:
-    """Return a consumer's figures between two statuses, or None if these lack them or come from different daemons.
+def figures_of_training(answers: Sequence[Status], feed: str, rank: int | None, cpu: float) -> Figures | None:
+    """Return the figures of this process as a consumer, or None if the daemon's statuses lack them.
 
     Args:
-        first: the earlier status, or None.
-        last: the later one, or None.
+        answers: statuses of one daemon.
         feed: the name of the feed.
         rank: the rank of the consumer, which is in this process, or None.
-        waiting: the share of its time that the trainer really waits.
+        cpu: how many CPUs this process used, on average.
     """
-    if first is None or last is None or first.id != last.id:
+    if not answers:
         return None
-    span, here = Span(first, last), f"{socket.gethostname()}:{os.getpid()}"
-    for key, stream in span.after.items():
-        mine = stream.client.partition(" ")[0] == here and (stream.feed, stream.rank) == (feed, rank)
-        if mine and (seen := figures_of(span, key)) is not None:
-            return dataclasses.replace(seen, waiting=waiting, step=1 - waiting)
+    last, here = answers[-1], f"{socket.gethostname()}:{os.getpid()}"
+    spans = [Span(first, last) for first in answers[:-1]]
+    for key, stream in keyed(last).items():
+        if stream.client.partition(" ")[0] != here or (stream.feed, stream.rank) != (feed, rank):
+            continue
+        span = best_span(spans, key)
+        seen = None if span is None else figures_of(span, key)
+        if seen is not None:
+            return dataclasses.replace(seen, consumer_cpu=cpu)
     return None
+
+
+def _as_the_trainer_saw(seen: Figures, sums: Waits) -> Figures:
+    """Return the figures with what only the trainer knows: how long it really waited, and where its batch was then."""
+    waited = max(sums.waited, 1e-9)
+    made_late = sums.production > 0.5 * waited
+    return dataclasses.replace(
+        seen,
+        waiting=sums.waiting,
+        step=1 - sums.waiting,
+        # The daemon does not see small slabs wait in the kernel's buffers.
+        sending_share=1.0 if sums.transfer > 0.5 * waited else seen.sending_share,
+        handing_share=sums.handoff / waited,
+        unmade=sums.waiting if made_late else seen.unmade,
+        # Workers are idle while the training pauses, as during a validation. That does not matter to its waits.
+        reading=max((worker.busy for worker in seen.workers), default=1.0) if made_late else seen.reading,
+    )
 
 
 def _cause(sums: Waits, figures: Figures | None) -> str:
     """Return a sentence on what limits the training."""
-    if sums.waiting >= WAITS and sums.handoff > 0.5 * sums.waited:
-        return "Batches were there: TensorFlow's threads or this process had no CPU to take them"
-    if figures is None:
-        if sums.waiting < WAITS:
-            return "The trainer is the bottleneck"
-        if sums.transfer > 0.5 * sums.waited:
-            return "The network is the limit"
-        return ""
-    if sums.transfer > 0.5 * sums.waited:  # the daemon does not see small slabs wait in the kernel's buffers
-        figures = dataclasses.replace(figures, sending_share=1.0)
-    found = verdict(figures)
-    if found.limit in ("transport", "pace") and sums.production > 0.5 * sums.waited and figures.sending_share < 0.5:
-        found = verdict(_without_pauses(figures))
-    return found.cause[0].upper() + found.cause[1:]
-
-
-def _without_pauses(figures: Figures) -> Figures:
-    """Return the figures without the time in which even the busiest worker was idle, as during a validation."""
-    most = max((worker.busy for worker in figures.workers), default=0.0) or 1.0
-    workers = (
-        WorkerShares(one.number, one.generating / most, 1 - one.busy / most, one.cpu / most, one.cpu_wait / most)
-        for one in figures.workers
-    )
-    return dataclasses.replace(figures, workers=tuple(workers))
+    if figures is not None:
+        found = verdict(_as_the_trainer_saw(figures, sums)).cause
+        return found[0].upper() + found[1:]
+    if sums.waiting < WAITS:
+        return "The trainer is the bottleneck"
+    if sums.handoff > 0.5 * sums.waited:
+        return "Batches were there, and the trainer's process did not take them"
+    return "The network is the limit" if sums.transfer > 0.5 * sums.waited else ""
 
 
 def _seconds(value: float) -> str:

@@ -18,20 +18,29 @@ TIMEOUT = 5.0
 """Seconds that an answer may take."""
 
 
+MOST = 16
+"""Most answers that are kept."""
+
+
 class DaemonStatus:
-    """The first and the latest status of the daemon that serves a feed.
+    """The statuses of the daemon that serves a feed.
 
     Attributes:
-        first, latest: the first and the latest answer; None before there is one.
+        answers: the answers of the latest daemon at the URL, at most `MOST`, the earliest first. If there were more,
+            they are some that are spread over the time, the first and the latest among them.
     """
 
     def __init__(self, url: str, keys: ClientKeys | None) -> None:
         """`url`: the URL of a feed, `tcp://HOST:PORT/FEED`. `keys`: the client's, for a daemon that requires keys."""
-        self.first: Status | None = None
-        self.latest: Status | None = None
+        self.answers: list[Status] = []
         self._url = url
         self._keys = keys
         self._thread: threading.Thread | None = None
+
+    @property
+    def latest(self) -> Status | None:
+        """The latest answer; None before there is one."""
+        return self.answers[-1] if self.answers else None
 
     def ask(self) -> None:
         """Ask for the status and return at once. Do nothing while an earlier answer is still due."""
@@ -53,5 +62,10 @@ class DaemonStatus:
             finally:
                 dealer.close(0)
             if found is not None:
-                self.latest = found
-                self.first = self.first or found
+                self.answers = [*thinned(found, self.answers), found]
+
+
+def thinned(new: Status, kept: list[Status]) -> list[Status]:
+    """Return those of the answers to keep beside a new one: of the same daemon, and half if they are too many."""
+    kept = [status for status in kept if status.id == new.id]
+    return kept if len(kept) < MOST else kept[::2]

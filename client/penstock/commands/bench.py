@@ -18,15 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock_proto import EndOfStream
-from penstock_proto.spec import leaf_list
+from penstock_proto import EndOfStream, PenstockError
 from penstock_proto.status.figures import Figures, joined
-from penstock_proto.status.status_history import lanes_of, worker_shares
+from penstock_proto.status.span import Span, figures_of
 from penstock_proto.status.status_shape import Status
 
 from .._adapters.connection import Connection, connect
 from .._transport.ragged import Ragged
-from .host_cpu import CpuTimes, cpu_times
 from .reading import Reading, epochs
 
 SLICES = 10
@@ -150,7 +148,6 @@ class _Moment:
     stats: dict[str, Any]
     state: Status
     cpu: float
-    host: CpuTimes | None
     at: float
 
 
@@ -167,7 +164,7 @@ def _slices(
 
     def now() -> _Moment:
         state = status(url)
-        return _Moment(connection.stats(), state, time.process_time(), cpu_times(), time.monotonic())
+        return _Moment(connection.stats(), state, time.process_time(), time.monotonic())
 
     count = max(1, min(SLICES, int(seconds / SHORTEST)))
     past, taken_so_far = 0.0, 0
@@ -187,24 +184,22 @@ def _slices(
 
 
 def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Moment) -> Figures:
-    stats, state = after.stats, after.state
+    """Return the figures of a slice: what the daemon's two statuses say, and what was measured here.
+
+    Raises:
+        PenstockError: the status has too many consumers to show this one.
+    """
+    stats, name = after.stats, connection.info.name
     waited = stats["wait_seconds"] - before.stats["wait_seconds"]
     waiting = min(taken.taking, waited)
     coming = stats["waits"]["transfer"] - before.stats["waits"]["transfer"]
-    apart = state.seconds - before.state.seconds
-    feed = next(feed for feed in state.feeds if feed.name == connection.info.name)
-    workers = tuple(worker_shares(before.state, state))
-    consumer_cpu = (after.cpu - before.cpu) / (after.at - before.at)
-    daemon_cpu = (state.cpu_seconds - before.state.cpu_seconds) / apart
-    other_cpu = stolen = None
-    if stats["transport"] == "local" and before.host is not None and after.host is not None:
-        here = (after.host.busy - before.host.busy) / (after.at - before.at)
-        other_cpu = max(0.0, here - sum(worker.cpu for worker in workers) - consumer_cpu - daemon_cpu)
-        stolen = (after.host.stolen - before.host.stolen) / (after.at - before.at)
-    memory, info = state.memory, connection.info
-    client = f"{socket.gethostname()}:{os.getpid()}"
-    own = [one for one in state.streams if (one.feed, one.client) == (info.name, client)]
-    return Figures(
+    span, here = Span(before.state, after.state), f"{socket.gethostname()}:{os.getpid()}"
+    own = (key for key, one in span.after.items() if (one.feed, one.client) == (name, here))
+    seen = next((found for key in own if (found := figures_of(span, key, least=0.0)) is not None), None)
+    if seen is None:
+        raise PenstockError("the daemon has so many consumers that its status does not show this one", feed=name)
+    return dataclasses.replace(
+        seen,
         url=_url(connection),
         transport=stats["transport"],
         consumer="",
@@ -216,20 +211,7 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         waiting=waiting / taken.seconds,
         receiving=(taken.taking - waiting) / taken.seconds,
         step=taken.step / taken.seconds,
-        workers=workers,
-        daemon_cpu=daemon_cpu,
-        consumer_cpu=consumer_cpu,
-        cpus=state.cpus,
-        lanes=lanes_of(feed),
-        others=max(0, len(state.streams) + state.more_streams - 1),
-        other_cpu=other_cpu,
-        stolen=stolen,
-        fast=info.order == "fast",
-        whole_batches=info.batch_size is None,
-        bytes_only=all(leaf.dtype in ("bool", "int8", "uint8") for leaf in leaf_list(info.spec)),
-        memory_full=2 * memory.reserved >= memory.allowed,
-        slots=own[0].production.slots if own else None,
-        memory=memory.allowed,
+        consumer_cpu=(after.cpu - before.cpu) / (after.at - before.at),
         sending_share=min(1.0, coming / waited) if waited > 0 else 0.0,
     )
 

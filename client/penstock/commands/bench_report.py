@@ -39,8 +39,10 @@ def rows(seen: Figures) -> Iterator[tuple[str, str]]:
     if seen.slices:
         rates = sorted(part.rate for part in seen.slices)
         yield "spread", f"{number(rates[0])} to {number(rates[-1])} batches/s in {len(rates)} parts of the time"
-    if seen.other_cpu is not None and seen.stolen is not None:
-        yield "other work", f"{percent(seen.other_cpu)} of a CPU on this host, {percent(seen.stolen)} stolen"
+    if seen.machine is not None:
+        stolen = f", {percent(seen.machine.stolen)} stolen" if seen.machine.stolen >= 0.01 else ""
+        other = f"{percent(seen.other_cpu)} of a CPU by other work"
+        yield "its host", f"{seen.machine.idle:.1f} of {count(seen.machine.count, 'CPU')} idle, {other}{stolen}"
     if seen.others:
         yield "others", f"{count(seen.others, 'other consumer')} of this daemon: its figures include them"
     if seen.cached is not None:

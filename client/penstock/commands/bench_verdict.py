@@ -86,9 +86,11 @@ def _shares(slices: Sequence[Figures]) -> dict[str, float]:
 
 def _others(seen: Figures) -> str:
     """Return a sentence about other work of the host, or an empty string."""
-    found = []
+    found, machine = [], seen.machine
+    if machine is None:
+        return ""
     if is_busy_with_others(seen):
-        found.append(f"other work on this host used {seen.other_cpu:.1f} of its {count(seen.cpus, 'CPU')}")
-    if seen.stolen is not None and seen.stolen >= STOLEN * seen.cpus:
-        found.append(f"its hypervisor gave {seen.stolen:.1f} to other hosts")
+        found.append(f"other work on the daemon's host used {seen.other_cpu:.1f} of its {count(machine.count, 'CPU')}")
+    if machine.stolen >= STOLEN * machine.count:
+        found.append(f"its hypervisor gave {machine.stolen:.1f} to other hosts")
     return f" Meanwhile {' and '.join(found)}: measure again when it is idle." if found else ""

@@ -91,6 +91,7 @@ class Feed(Struct, frozen=True, kw_only=True):
     batches: Annotated[int | None, figure("Batches of an epoch. None if unknown.")]
     samples: Annotated[int | None, figure("Samples of an epoch. None if unknown.")]
     turn: Annotated[int, figure("Batches that a lane gives in a row, at most.")]
+    stripe: Annotated[int, figure("Batches of several lanes that share a slot; 1 if each turn has a slot.")]
     lanes: Annotated[int, figure("Lanes of an epoch.")]
     order: Annotated[str, figure("`exact` or `fast`.")]
     splits: Annotated[int | None, figure("Splits of an epoch. None if each epoch lists its own, or has no end.")]
@@ -101,6 +102,7 @@ class Feed(Struct, frozen=True, kw_only=True):
     on_error: Annotated[str, figure("What happens if user code raises: `raise`, `retry` or `skip`.")]
     consumers: Annotated[int, figure("Consumers that have a stream of the feed open.", "penstock_feed_consumers")]
     slots: Annotated[int, figure("Slots that the streams of the feed hold now.", "penstock_feed_slots")]
+    made: Annotated[int, figure("Batches that workers have made.", "penstock_feed_made_batches_total")]
     sent: Annotated[Sent, figure("How much was sent.")]
     errors: Annotated[
         int,

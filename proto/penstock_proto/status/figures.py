@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 COMPUTES = 0.5
 """A worker that spends less than this share of its busy time on a CPU, or waiting for one, mostly waits for I/O."""
@@ -13,8 +15,12 @@ COMPUTES = 0.5
 @dataclass(frozen=True, slots=True)
 class WorkerShares:
     """How a worker spent its time, as shares: `generating`, `idle`, `cpu_wait` (ready to run, but without a CPU); the
-    rest is collating. `cpu` is the share in which it ran on a CPU. `name`: its name in the status, if that is not its
-    number.
+    rest is collating. `cpu` is the share in which it ran on a CPU.
+
+    Attributes:
+        name: its name in the status, if that is not its number.
+        host: the joined host that it runs on; None: that of the daemon.
+        awaited: the share of the consumers' waits for production in which the next batch was this worker's.
     """
 
     number: int
@@ -23,6 +29,8 @@ class WorkerShares:
     cpu: float
     cpu_wait: float
     name: str = ""
+    host: str | None = None
+    awaited: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -33,6 +41,35 @@ class WorkerShares:
     def collating(self) -> float:
         """The share in which it checked, copied and reported samples."""
         return max(0.0, 1 - self.idle - self.generating - self.cpu_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """How many CPUs of the daemon's host did what, on average.
+
+    Attributes:
+        count: CPUs that the daemon may run on.
+        allowed: how many of them its cgroups' quotas allow, rounded up.
+        idle: how many of them were idle.
+        free: how many more the daemon and its workers could have used: idle ones that their cgroups' quotas allow.
+        stolen: how many a hypervisor gave to other hosts.
+    """
+
+    count: int
+    allowed: int
+    idle: float
+    free: float
+    stolen: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """A joined host: its CPUs (None if unknown), and the share of the waits for production in which the next batch was
+    one of its workers'."""
+
+    name: str
+    cpus: int | None
+    awaited: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +90,7 @@ class Figures:
         lanes: how many workers can work on an epoch at once; None: any number.
         others: other consumers that the daemon had at the end.
         cached: batches/s of the same consumer from memory, if that was measured.
-        other_cpu: CPUs of this host that other work used, on average; None if the daemon may be on another host.
-        stolen: CPUs of this host that a hypervisor gave to other hosts; likewise.
+        machine: the CPUs of the daemon's host; None if unknown.
         fast: whether the feed has `order="fast"`.
         whole_batches: whether the feed has `batch_size=None`.
         bytes_only: whether all dtypes of the feed have one byte.
@@ -62,11 +98,28 @@ class Figures:
         tcp_asked: whether the user asked for TCP.
         slots: slots in which batches of the stream can be made at once; None if unknown.
         memory: bytes that the daemon may use for batches; None if unknown.
-        ranks_share, sending_share: the shares of the consumer's waits in which it waits for other ranks, and in which a
-            batch is on its way to it, or its connection takes no more.
+        turn, stripe: batches that a lane gives in a row, and batches of the stream that share a slot, or 1.
+        splits: splits of an epoch; None if each epoch lists its own, or for an indexable feed.
+        made, sent: how many batches of the feed workers made, and how many its consumers were sent.
+        reading: the share of the time in which the consumer read an epoch.
+        unmade: the share of its reading time in which it had nothing to take, as the daemon sees it.
+        ranks_share, sending_share, handing_share: the shares of the consumer's waits in which it waits for other ranks;
+            in which a batch is on its way to it, or its connection takes no more; and in which a batch is in its
+            process already.
+        listing, interrupted, without_lane, ahead: parts of its waits for production, as shares of them; see
+            stream_status.Waits.
         slow_rank: the rank that others wait for most, or None.
-        without_makers: whether the daemon has no worker that makes batches, and waits for hosts to join.
         holding_up: the share of its time in which other ranks wait for this consumer.
+        without_makers: whether the daemon has no worker that makes batches, and waits for hosts to join.
+        began: whether the consumer had a batch before the measurement.
+        workers_before, workers_after: how many workers there were that make batches, at the beginning and at the end.
+            They differ from `workers` if some came, went or were replaced.
+        starting: what the workers do that are not ready, such as "importing scenes.py:feed (12 s)".
+        ended: how many times a worker ended by itself and was replaced.
+        stopped: names of the workers that a signal has stopped.
+        awaited_at: the split at which the worker was whose batches were awaited most; empty if unknown.
+        cache_filling: whether splits were written to a cache, which later epochs read.
+        hosts: the hosts that have joined.
         slices: the measurements of consecutive parts of the time that make up this one.
     """
 
@@ -88,8 +141,7 @@ class Figures:
     lanes: int | None
     others: int = 0
     cached: float | None = None
-    other_cpu: float | None = None
-    stolen: float | None = None
+    machine: CpuUse | None = None
     fast: bool = False
     whole_batches: bool = False
     bytes_only: bool = False
@@ -97,11 +149,32 @@ class Figures:
     tcp_asked: bool = False
     slots: int | None = None
     memory: int | None = None
+    turn: int = 1
+    stripe: int = 1
+    splits: int | None = None
+    made: int = 0
+    sent: int = 0
+    reading: float = 1.0
+    unmade: float = 1.0
     ranks_share: float = 0.0
     sending_share: float = 0.0
+    handing_share: float = 0.0
+    listing: float = 0.0
+    interrupted: float = 0.0
+    without_lane: float = 0.0
+    ahead: float = 0.0
     slow_rank: int | None = None
-    without_makers: bool = False
     holding_up: float = 0.0
+    without_makers: bool = False
+    began: bool = True
+    workers_before: int = 0
+    workers_after: int = 0
+    starting: tuple[str, ...] = ()
+    ended: int = 0
+    stopped: tuple[str, ...] = ()
+    awaited_at: str = ""
+    cache_filling: bool = False
+    hosts: tuple[HostUse, ...] = ()
     slices: tuple[Figures, ...] = ()
 
     @property
@@ -141,19 +214,60 @@ class Figures:
 
     @property
     def short_of_slots(self) -> bool:
-        """Whether slots allow fewer batches at once than workers could make. One slot is kept for the next in order."""
-        return self.slots is not None and max(1, self.slots - 1) < self.usable
+        """Whether slots allow fewer batches at once than workers could make. One slot is kept for the next in order.
+        (All workers fill a stripe. But they need one beside that which the consumer reads.)"""
+        at_once = 2 if self.stripe > 1 else self.usable
+        return self.slots is not None and max(1, self.slots - 1) < at_once
 
     @property
-    def wait_for_io(self) -> bool:
+    def at_work(self) -> float:
+        """The share of the time, while the consumer reads, in which the workers that can work on the feed do so."""
+        return sum(worker.busy for worker in self.workers) / max(1, self.usable) / max(self.reading, 0.01)
+
+    @property
+    def most_awaited(self) -> WorkerShares:
+        """The worker whose batches are awaited most."""
+        return max(self.workers, key=lambda worker: worker.awaited)
+
+    @property
+    def makes_ahead(self) -> float:
+        """How many batches workers make for each that is sent. 1 if the difference is less than a batch of each."""
+        return self.made / max(1, self.sent) if self.made - self.sent >= len(self.workers) else 1.0
+
+    @property
+    def turn_seconds(self) -> float:
+        """About how long a worker takes for a turn; 0 if unknown."""
+        return self.turn * sum(worker.busy for worker in self.workers) * self.seconds / self.made if self.made else 0.0
+
+    @property
+    def waits_for_io(self) -> bool:
         """Whether workers mostly wait for something other than a CPU."""
         return sum(one.cpu + one.cpu_wait for one in self.workers) < COMPUTES * sum(one.busy for one in self.workers)
 
     @property
-    def cpus_wanted(self) -> float:
-        """CPUs of the daemon's host that the feed uses or lacks. Over TCP the consumer may be on another host."""
+    def cpus_used(self) -> float:
+        """CPUs that workers and daemon use, and the consumer, unless it may be on another host (over TCP)."""
         consumer = self.consumer_cpu if self.transport == "local" else 0.0
-        return sum(worker.cpu + worker.cpu_wait for worker in self.workers) + self.daemon_cpu + consumer
+        return sum(worker.cpu for worker in self.workers) + self.daemon_cpu + consumer
+
+    @property
+    def cpus_lacked(self) -> float:
+        """How many of the daemon's own workers, on average, could run and had no CPU."""
+        return sum(worker.cpu_wait for worker in self.workers if worker.host is None)
+
+    @property
+    def other_cpu(self) -> float:
+        """CPUs of the daemon's host that other work uses; 0 if unknown."""
+        if self.machine is None:
+            return 0.0
+        elsewhere = sum(worker.cpu for worker in self.workers if worker.host is not None)
+        return max(0.0, self.machine.count - self.machine.idle - self.machine.stolen - self.cpus_used + elsewhere)
+
+
+_MEANS = (
+    "waiting receiving step daemon_cpu consumer_cpu reading unmade ranks_share sending_share handing_share listing "
+    "interrupted without_lane ahead holding_up"
+).split()
 
 
 def joined(slices: Sequence[Figures]) -> Figures:
@@ -174,24 +288,36 @@ def joined(slices: Sequence[Figures]) -> Figures:
             share(lambda w: w.cpu),
             share(lambda w: w.cpu_wait),
             next(worker.name for worker in slices[-1].workers if worker.number == number),
+            next(worker.host for worker in slices[-1].workers if worker.number == number),
+            share(lambda w: w.awaited),
         )
 
+    def machine() -> CpuUse | None:
+        seen = [(part.machine, part.seconds) for part in slices if part.machine is not None]
+        if not seen:
+            return None
+        use = {
+            name: sum(getattr(one, name) * weight for one, weight in seen) / sum(weight for _, weight in seen)
+            for name in ("idle", "free", "stolen")
+        }
+        return CpuUse(seen[-1][0].count, seen[-1][0].allowed, **use)
+
     lived = set.intersection(*({worker.number for worker in part.workers} for part in slices))
-    here = all(part.other_cpu is not None for part in slices)
+    means: dict[str, Any] = {name: mean(attrgetter(name)) for name in _MEANS}
     return dataclasses.replace(
         slices[-1],
         seconds=seconds,
         batches=sum(part.batches for part in slices),
         samples=sum(part.samples for part in slices),
         nbytes=sum(part.nbytes for part in slices),
-        waiting=mean(lambda part: part.waiting),
-        receiving=mean(lambda part: part.receiving),
-        step=mean(lambda part: part.step),
-        sending_share=mean(lambda part: part.sending_share),
-        daemon_cpu=mean(lambda part: part.daemon_cpu),
-        consumer_cpu=mean(lambda part: part.consumer_cpu),
-        other_cpu=mean(lambda part: part.other_cpu or 0.0) if here else None,
-        stolen=mean(lambda part: part.stolen or 0.0) if here else None,
+        made=sum(part.made for part in slices),
+        sent=sum(part.sent for part in slices),
+        ended=sum(part.ended for part in slices),
+        began=slices[0].began,
+        workers_before=slices[0].workers_before,
+        cache_filling=any(part.cache_filling for part in slices),
+        machine=machine(),
+        **means,
         workers=tuple(map(worker, sorted(lived))),
         slices=(),
     )

@@ -18,6 +18,7 @@ from msgspec import Struct
 from ..declarations import figure
 from .feed_status import Feed
 from .host_status import Host
+from .machine_status import Machine
 from .stream_status import Stream
 from .worker_status import Worker
 
@@ -72,6 +73,7 @@ class Status(Struct, frozen=True, kw_only=True):
         float,
         figure("CPU time of the daemon's own process, without its workers.", "penstock_daemon_cpu_seconds_total"),
     ]
+    machine: Annotated[Machine, figure("The CPUs of its host.")]
     ready: Annotated[bool, figure("Whether all feeds can be consumed.", "penstock_daemon_ready")]
     malformed: Annotated[
         int,

@@ -14,6 +14,24 @@ class Waits(FeedWaits, frozen=True, kw_only=True):
     """How one consumer spent its time, in seconds."""
 
     holding_up: Annotated[float, figure("Seconds in which other ranks waited for this one.")]
+    listing: Annotated[float, figure("The part of `production` in which the splits of the epoch were not known.")]
+    interrupted: Annotated[
+        float,
+        figure(
+            "The part of `production` in which nobody made the next batch: its lane waited after an error or the end "
+            "of a worker, or no worker was ready."
+        ),
+    ]
+    without_lane: Annotated[
+        float, figure("Seconds of `production`, times the share of the workers that had no lane to work on.")
+    ]
+    ahead: Annotated[
+        float,
+        figure(
+            "Seconds of `production`, times the share of the workers that had made all that there were slots for, and "
+            "waited for an earlier batch."
+        ),
+    ]
 
 
 class Production(Struct, frozen=True, kw_only=True):

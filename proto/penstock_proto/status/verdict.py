@@ -1,13 +1,21 @@
-"""The verdict on a measured feed: says in words what limits it. No I/O.
+"""The verdict on a measured feed: says what limits it, and what would help. No I/O.
 
-`verdict` interprets one set of figures, measured by `penstock bench`, the daemon, or a trainer.
+`verdict` judges one set of figures, measured by `penstock bench`, the daemon, or a trainer. If its consumer waits, the
+rules of `RULES` are tried in turn, and the first that fits names the limit. advice.py has the words.
+
+The order of the rules follows what the figures can prove. First comes what is no matter of speed: there are no workers,
+or they start, end or changed. Then come the ways between worker and trainer, whose waits the daemon tells apart. Then
+come the CPUs, because without them no other figure means much. At last comes what workers do while the consumer waits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .figures import Figures, count, number, percent, size
+from . import advice
+from .advice import Cause
+from .figures import Figures, percent
 
 WAITS = 0.1
 """A consumer that waits for less than this share of its time counts as not waiting."""
@@ -16,20 +24,23 @@ BUSY = 0.8
 """A worker or daemon that is busy for at least this share of the time counts as always busy. Short pauses are
 normal."""
 
-EVEN = 0.8
-"""If one worker is less than this fraction as busy as another, the work is divided unevenly."""
+IDLE = 0.2
+"""Workers that are idle for at least this share of the consumer's waits could make the batches that it waits for."""
 
-ALL_CPUS = 0.85
-"""If work needs at least this share of a host's CPUs, the CPUs are the limit."""
+SCARCE = 0.15
+"""CPUs are scarce if the feed could use less than this share of them in addition."""
 
 OTHERS = 0.2
 """Reports mention other work if it uses at least this share of a host's CPUs."""
 
-FEW = 10
-"""With fewer batches than this, a connection's rate is unknown."""
-
 MOSTLY = 0.5
 """A cause that makes up at least this share of a consumer's waits is the limit."""
+
+AHEAD = 1.5
+"""If workers make this many batches for each that is sent, batches wait for their place in the order."""
+
+LONG_TURN = 1.0
+"""Seconds of work of a turn from which on it counts as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,283 +48,211 @@ class Verdict:
     """What limits the speed of a consumer.
 
     Attributes:
-        limit: "consumer", "ranks", "workers", "cpus", "memory", "lanes", "generator", "collating", "daemon",
-            "transport" or "pace".
+        limit: a key of `NAMES`.
         headline: the verdict in half a sentence, such as "the trainer waits 31 % of the time: ...".
         cause: its last part, which does not say how long the consumer waits.
         text: some sentences, with advice.
+        gain: how many times as fast the consumer could be, at most, if it took the advice; None if unknown.
     """
 
     limit: str
     headline: str
     cause: str
     text: str
+    gain: float | None = None
 
 
 def verdict(seen: Figures) -> Verdict:
     """Return the limit of the speed according to these figures, and what that means."""
     if seen.waiting < WAITS:
-        cause = _bottleneck(seen)
-        return Verdict("consumer", cause, cause, _keeps_up(seen))
-    limit, cause, text = _limit(seen)
-    return Verdict(limit, f"the trainer waits {percent(seen.waiting)} of the time: {cause}", cause, text)
+        cause = advice.bottleneck(seen, spare=_spare(seen), held_up=seen.holding_up >= WAITS)
+        return Verdict("consumer", cause, cause, advice.keeps_up(seen, held_up=seen.holding_up >= WAITS))
+    found = next(found for rule in RULES if (found := rule(seen)) is not None)
+    gain = None if found.most is None else min(found.most, 1 / max(0.01, 1 - seen.waiting))
+    few, text = f"{found.few}, {found.fix}" if found.fix else found.few, found.text
+    if gain is not None and gain >= 1 + WAITS:
+        few += f" for up to {gain:.1f}x"
+        text += f" The consumer could be up to {gain:.1f} times as fast."
+    return Verdict(found.limit, f"the trainer waits {percent(seen.waiting)} of the time: {few}", few, text, gain)
 
 
-def _limit(seen: Figures) -> tuple[str, str, str]:
-    """Return why a consumer waits: the limit, a few words, and some sentences."""
-    if seen.slow_rank is not None and seen.ranks_share >= MOSTLY:
-        return "ranks", f"rank {seen.slow_rank} is slower, and all ranks go on together", _slow_rank(seen)
-    if seen.transport == "tcp" and seen.sending_share >= MOSTLY:
-        return _connection(seen)
-    if seen.without_makers:
-        return (
-            "workers",
-            "no worker makes batches until a host joins",
-            "No worker makes batches, as the daemon has none and no host has joined: run `penstock join` on a host, or "
-            "give the daemon workers (penstock scale).",
-        )
-    if not seen.workers:
-        return (
-            "workers",
-            "workers end and are started again",
-            "No worker ran for the whole time: the daemon's log says why workers end and are started again.",
-        )
-    busy = [worker for worker in seen.workers if worker.busy >= BUSY]
-    if seen.cpus_wanted >= ALL_CPUS * seen.cpus:
-        return "cpus", f"{_cpus(seen)} {'is' if seen.cpus == 1 else 'are'} busy", _no_cpus(seen)
-    uneven = len(busy) < seen.usable and sum(worker.busy for worker in seen.workers) < BUSY * seen.usable
-    if uneven and seen.short_of_slots:
-        return (
-            "memory",
-            f"there is memory for {_slots(seen)} in production, too little for {_workers(seen)}",
-            _memory(seen),
-        )
-    apart = min(worker.busy for worker in seen.workers) < EVEN * max(worker.busy for worker in seen.workers)
-    if busy and apart and sum(worker.busy for worker in seen.workers) < BUSY * len(seen.workers):
-        text = _uneven(seen, len(busy))
-        return "lanes", text[0].lower() + text[1:].partition(". ")[0].partition(", so no")[0], text
-    if busy and seen.generating >= seen.collating:
-        text = f"The generator is the limit: {_each(seen)}. {_more_workers(seen)}"
-        return "generator", _busy(seen), text
-    if busy:
-        return (
-            "collating",
-            f"{_busy(seen)}; they mostly copy samples into batches",
-            f"Collating, the copying of samples into batches, is the limit: {_each(seen)}. Yield few, large NumPy "
-            f"arrays of the spec's dtypes{'' if seen.whole_batches else _SAMPLES}. {_more_workers(seen)}",
-        )
-    if seen.daemon_cpu >= BUSY:
-        return (
-            "daemon",
-            f"the daemon's own process is busy {percent(seen.daemon_cpu)}",
-            f"The daemon's own process is the limit at {number(seen.rate)} batches/s: workers and consumer wait for "
-            "it. Make batches larger.",
-        )
-    if seen.idle_while_waiting < WAITS:
-        return "pace", f"batches or steps take unevenly long, while workers are idle {percent(seen.idle)}", _pace(seen)
-    if seen.transport == "tcp":
-        return _round_trips(seen)
-    return (
-        "transport",
-        f"the hand-over, while workers are idle {percent(seen.idle)}",
-        f"The hand-over is the limit: workers are idle for {percent(seen.idle)} of the time while the consumer "
-        f"waits. {'Give the daemon more --memory, so that workers get ahead, or m' if seen.memory_full else 'M'}ake "
-        "batches larger.",
-    )
+# --- there are no workers, or not the same ones ---
 
 
-def _connection(seen: Figures) -> tuple[str, str, str]:
-    # A few batches do not show a connection's rate, and other consumers may have received some of them.
-    rate = f"{number(seen.megabytes)} MB/s" if seen.batches >= FEW and not seen.others else ""
-    return (
-        "transport",
-        f"the network{rate and ', which carries '}{rate}",
-        f"The connection to the consumer is the limit{rate and ' at '}{rate}: it takes no more, or a batch is "
-        f"coming, in {percent(seen.sending_share)} of the time for which the consumer waits. "
-        f"{'' if seen.bytes_only else 'Send smaller dtypes (uint8, not float32), or '}"
-        f"{'R' if seen.bytes_only else 'r'}un the daemon on the trainer's host, which reads shared memory"
-        f"{_ASKED if seen.tcp_asked else ''}.",
-    )
+def _no_makers(seen: Figures) -> Cause | None:
+    return advice.no_makers() if seen.without_makers else None
 
 
-def _round_trips(seen: Figures) -> tuple[str, str, str]:
-    return (
-        "transport",
-        f"the hand-over over TCP, while workers are idle {percent(seen.idle)}",
-        f"The hand-over over TCP is the limit: workers are idle for {percent(seen.idle)} of the time while the "
-        f"consumer waits, and the connection is busy in {percent(seen.sending_share)} of its waits. Make batches "
-        "larger, or run the daemon on the trainer's host, which reads shared memory"
-        f"{_ASKED if seen.tcp_asked else ''}.",
-    )
+def _start(seen: Figures) -> Cause | None:
+    if seen.interrupted >= MOSTLY:
+        return None
+    if not seen.began or 2 * len(seen.starting) >= max(1, seen.workers_after):
+        return advice.start(seen)
+    return None
 
 
-def _pace(seen: Figures) -> str:
-    more = "; more --memory lets workers get further ahead" if seen.memory_full else ""
-    return (
-        f"Nothing is always the limit: the consumer waits for {percent(seen.waiting)} of the time, and workers are "
-        f"idle for {percent(seen.idle)}, mostly at other times. Some batches or some steps take longer than others, or "
-        f"it has just begun to read{more}."
-    )
+def _workers_end(seen: Figures) -> Cause | None:
+    if seen.stopped:
+        return advice.stopped(seen)
+    if not seen.workers or (seen.ended and seen.interrupted >= IDLE):
+        return advice.workers_end()
+    return advice.retries() if seen.interrupted >= MOSTLY else None
 
 
-def _slow_rank(seen: Figures) -> str:
-    return (
-        f"Rank {seen.slow_rank} is the limit: this rank waits for {percent(seen.waiting)} of the time, mostly for rank "
-        f"{seen.slow_rank}, which has batches and does not take them. All ranks get a round together. Look at the step "
-        "of that rank, its host and its connection."
-    )
+def _workers_changed(seen: Figures) -> Cause | None:
+    return advice.workers_changed(seen) if seen.workers_before != seen.workers_after else None
 
 
-def _memory(seen: Figures) -> str:
-    of = "" if seen.memory is None else f" of its {size(seen.memory)}"
-    return (
-        f"Memory is the limit: the daemon has {_slots(seen)}{of} for batches of this stream in production, too few for "
-        f"{_workers(seen)}. Give it more --memory, or make batches smaller (Feed(batch_size=), Feed(turn=1))."
-    )
+# --- between workers and trainer ---
 
 
-def _slots(seen: Figures) -> str:
-    slots = max(1, (seen.slots or 0) - 1)
-    return f"{slots} {'slot' if slots == 1 else 'slots'}"
+def _slow_rank(seen: Figures) -> Cause | None:
+    return advice.slow_rank(seen) if seen.slow_rank is not None and seen.ranks_share >= MOSTLY else None
 
 
-def _workers(seen: Figures) -> str:
-    return count(len(seen.workers), "worker")
+def _network(seen: Figures) -> Cause | None:
+    return advice.network(seen) if seen.transport == "tcp" and seen.sending_share >= MOSTLY else None
 
 
-def _bottleneck(seen: Figures) -> str:
-    if seen.holding_up >= WAITS:
-        return f"the trainer is the bottleneck: other ranks wait for it {percent(seen.holding_up)} of the time"
-    if not seen.workers:
-        return "the trainer is the bottleneck"
-    need = max(
-        sum(worker.busy for worker in seen.workers) / max(1, seen.usable), seen.cpus_wanted / seen.cpus, seen.daemon_cpu
-    )
-    could = 1 / max(need, 0.01)
-    if could < 1 + WAITS:
-        return "the trainer is the bottleneck, and the loader has little to spare"
-    return (
-        f"the trainer is the bottleneck: the loader could give {could:.0f}x"
-        if could >= 10
-        else (f"the trainer is the bottleneck: the loader could give {could:.1f}x")
-    )
+def _taking(seen: Figures) -> Cause | None:
+    return advice.taking(seen) if seen.handing_share >= MOSTLY else None
 
 
-def _busy(seen: Figures) -> str:
-    """Return in a few words how busy workers are and what to do."""
-    busy = f"workers are busy {percent(sum(worker.busy for worker in seen.workers) / len(seen.workers))}"
-    workers, more = len(seen.workers), _next(seen)
-    if more is not None:
-        return f"{busy}, add workers ({workers} -> {more})"
-    if seen.lanes is not None and seen.lanes <= workers:
-        return f"{busy}, and more of them need more lanes than {seen.lanes}"
-    return f"{busy}, and as many as CPUs"
+# --- the CPUs ---
 
 
-def _keeps_up(seen: Figures) -> str:
-    if seen.holding_up >= WAITS:
-        return (
-            f"This rank is the limit: the other ranks wait for it {percent(seen.holding_up)} of the time, as all ranks "
-            "get a round together. Look at its step, its host and its connection."
-        )
-    if seen.step >= seen.receiving:
-        return (
-            f"The loader keeps up: the consumer waits for {percent(seen.waiting)} of the time. A faster loader would "
-            "save no more than that."
-        )
-    return (
-        f"The loader is faster than the consumer can receive: with {seen.consumer} this process takes "
-        f"{number(seen.rate)} batches/s. If that is too slow, make batches larger."
-    )
+def _cpus(seen: Figures) -> Cause | None:
+    machine = seen.machine
+    if seen.hosts:
+        lacking = sum(worker.cpu + worker.cpu_wait for worker in seen.workers) >= (1 - SCARCE) * seen.cpus
+        return advice.no_cpus(seen, quota=False, others=False) if lacking else None
+    if machine is None or machine.free >= SCARCE * machine.allowed:
+        return None
+    if seen.waits_for_io and seen.cpus_used < (1 - SCARCE) * machine.allowed:
+        return None  # workers hardly need CPUs, whoever uses them
+    if seen.other_cpu > max(OTHERS * machine.allowed, seen.cpus_used):
+        return advice.other_work(seen)
+    within_quota = machine.idle - machine.free >= SCARCE * machine.allowed
+    return advice.no_cpus(seen, quota=within_quota, others=is_busy_with_others(seen))
 
 
-def _no_cpus(seen: Figures) -> str:
-    text = f"The CPUs are the limit: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
-    if is_busy_with_others(seen):
-        return f"{text}, and other work uses them too. More workers would not help."
-    lacked = sum(worker.cpu_wait for worker in seen.workers)
-    if lacked < seen.generating + seen.collating:  # otherwise it is unclear where the rest of the time went
-        heaviest = "in the generator" if seen.generating >= seen.collating else "collating"
-        text += f", and workers spend most of their working time {heaviest}"
-    return f"{text}. More workers would not help: make the work cheaper, or serve the feed from a host with more CPUs."
+def _kept_from_cpus(seen: Figures) -> Cause | None:
+    """Find workers that could run and do not, although CPUs are idle. Nothing else can be said about their speed."""
+    lacked, busy = seen.cpus_lacked, sum(worker.busy for worker in seen.workers if worker.host is None)
+    return advice.kept_from_cpus(seen) if seen.machine is not None and lacked >= MOSTLY * busy > 0 else None
+
+
+def _daemon(seen: Figures) -> Cause | None:
+    return advice.daemon(seen) if seen.daemon_cpu >= BUSY and seen.generating < BUSY * seen.usable else None
+
+
+# --- what workers do while the consumer waits ---
+
+
+def _hand_over(seen: Figures) -> Cause | None:
+    """Find a consumer that waits although batches are on their way to it, as far as the daemon sees."""
+    return advice.hand_over(seen) if seen.unmade < MOSTLY * seen.waiting else None
+
+
+def _listing(seen: Figures) -> Cause | None:
+    return advice.listing(seen) if seen.listing >= MOSTLY else None
+
+
+def _lanes(seen: Figures) -> Cause | None:
+    uneven = advice.uneven_lanes(seen) and (seen.ahead >= IDLE or seen.makes_ahead >= 1 + IDLE)
+    return advice.lanes(seen) if uneven or seen.without_lane >= max(IDLE, seen.ahead) else None
+
+
+def _memory(seen: Figures) -> Cause | None:
+    return advice.memory(seen) if seen.ahead >= IDLE and seen.short_of_slots else None
+
+
+def _order(seen: Figures) -> Cause | None:
+    if seen.ahead < IDLE and seen.makes_ahead < AHEAD:
+        return None
+    if seen.turn > 1 and seen.turn_seconds >= LONG_TURN:
+        return advice.long_turns(seen)
+    slow_host = max(seen.hosts, key=lambda host: host.awaited, default=None)
+    if slow_host is not None and slow_host.awaited >= MOSTLY and any(one.host is None for one in seen.workers):
+        return advice.slow_host(seen, slow_host)
+    if seen.usable > 1 and seen.most_awaited.awaited >= max(MOSTLY, AHEAD / seen.usable):
+        return advice.slow_lane(seen)
+    return advice.order(seen)
+
+
+def _making(seen: Figures) -> Cause | None:
+    if seen.at_work < BUSY and not WAITS <= seen.idle_while_waiting < IDLE:
+        return None
+    return advice.generator(seen) if seen.generating >= seen.collating else advice.collating(seen)
+
+
+def _pace(seen: Figures) -> Cause | None:
+    return advice.pace(seen) if seen.idle_while_waiting < WAITS else None
+
+
+def _unknown(seen: Figures) -> Cause:
+    """Refuse to name a cause. A false one is worse."""
+    return advice.unknown(seen)
+
+
+RULES: tuple[Callable[[Figures], Cause | None], ...] = (
+    _no_makers,
+    _start,
+    _workers_end,
+    _workers_changed,
+    _slow_rank,
+    _network,
+    _taking,
+    _cpus,
+    _kept_from_cpus,
+    _daemon,
+    _hand_over,
+    _listing,
+    _lanes,
+    _memory,
+    _order,
+    _making,
+    _pace,
+    _unknown,
+)
 
 
 def is_busy_with_others(seen: Figures) -> bool:
-    """Return whether other work uses much of the CPUs of the feed's host."""
-    return seen.other_cpu is not None and seen.other_cpu >= OTHERS * seen.cpus
+    """Return whether other work uses much of the CPUs of the daemon's host."""
+    return seen.machine is not None and seen.other_cpu >= OTHERS * seen.machine.allowed
 
 
-def _uneven(seen: Figures, busy: int) -> str:
-    text = f"Only {busy} of {len(seen.workers)} workers {'is' if busy == 1 else 'are'} busy: "
-    if seen.lanes is not None and seen.lanes < len(seen.workers):
-        return text + (
-            f"the feed has {count(seen.lanes, 'lane')}, so no more can work at once. Use more splits and "
-            "Feed(lanes=), or fewer workers."
-        )
-    if seen.fast:
-        return text + "their lanes take longer. Make splits smaller and similar in size."
-    return text + (
-        "their lanes take longer, and batches come in order. Make splits smaller and similar in size, or use "
-        'Feed(order="fast"), which sends batches when they are ready.'
-    )
-
-
-def _each(seen: Figures) -> str:
-    workers = len(seen.workers)
-    each = f", {number(seen.rate / workers)} each" if workers > 1 else ""
-    return f"{count(workers, 'worker')} {'makes' if workers == 1 else 'make'} {number(seen.rate)} batches/s{each}"
-
-
-def _next(seen: Figures) -> int | None:
-    """Return how many workers to try next, or None if more would not help."""
-    workers = len(seen.workers)
-    if seen.lanes is not None and seen.lanes <= workers:
+def _spare(seen: Figures) -> float | None:
+    """Return how many times as much the loader could give, or None if unknown."""
+    if not seen.workers:
         return None
-    if workers >= seen.cpus and not seen.wait_for_io:
-        return None
-    return 2 * workers if seen.lanes is None else _divisor_above(seen.lanes, workers)
+    ahead = seen.sent / seen.made if seen.made > seen.sent else 1.0  # they also make batches for later
+    need = [ahead * sum(worker.busy for worker in seen.workers) / max(1, seen.usable), seen.daemon_cpu]
+    if seen.machine is not None:
+        need.append(ahead * seen.cpus_used / max(0.01, seen.cpus_used + seen.machine.free))
+    return 1 / max(*need, 0.01)
 
-
-def _more_workers(seen: Figures) -> str:
-    """Return advice on the number of workers, if all workers are busy and CPUs are left."""
-    more = _next(seen)
-    if seen.lanes is not None and seen.lanes <= len(seen.workers):
-        return f"More workers need more splits and Feed(lanes=): it has {count(seen.lanes, 'lane')}."
-    if more is None:
-        return (
-            f"There are as many workers as CPUs already: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed. Make the "
-            "work cheaper, or serve the feed from a host with more CPUs."
-        )
-    text = f"Add workers: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
-    if seen.wait_for_io:
-        text += ", and workers mostly wait for something else (files, network), so use more workers than CPUs"
-    if seen.lanes is not None:
-        text += f". Best are divisors of its {seen.lanes} lanes, such as {more}"
-    return text + "."
-
-
-_SAMPLES = " for each sample, or whole batches with batch_size=None"
-
-_ASKED = " without --transport tcp"
 
 NAMES = {
     "consumer": "the consumer",
-    "ranks": "a slow rank",
+    "start": "a start that is not over",
     "workers": "workers that end",
+    "ranks": "a slow rank",
+    "transport": "the connection to the consumer",
+    "taking": "the trainer's own process",
     "cpus": "the CPUs",
-    "memory": "the memory for batches",
+    "other work": "other work on the daemon's host",
+    "daemon": "the daemon's own process",
+    "listing": "listing the splits",
     "lanes": "too few busy lanes",
+    "memory": "the memory for batches",
+    "turn": "long turns",
+    "split": "a slow split or worker",
+    "host": "a slow host",
+    "order": "the order of batches",
     "generator": "the generator",
     "collating": "collating",
-    "daemon": "the daemon's own process",
-    "transport": "the connection to the consumer",
     "pace": "an uneven pace",
+    "unknown": "something that the figures do not show",
 }
-
-
-def _divisor_above(lanes: int, count: int) -> int:
-    return next(number for number in range(count + 1, lanes + 1) if lanes % number == 0)
-
-
-def _cpus(seen: Figures) -> str:
-    return f"the {count(seen.cpus, 'CPU')} of the daemon's host"
+"""What each limit is called in a sentence."""

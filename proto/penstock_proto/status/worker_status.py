@@ -31,6 +31,11 @@ class Worker(WorkerReport, frozen=True, kw_only=True, forbid_unknown_fields=Fals
         int | None,
         figure("Memory of the worker's process; shared pages count in part (PSS).", "penstock_worker_memory_bytes"),
     ]
+    awaited_seconds: Annotated[
+        float,
+        figure("Seconds that consumers have waited for its batches.", "penstock_worker_awaited_seconds_total"),
+    ]
+    awaited_at: Annotated[str | None, figure("The split at which it was in most of these seconds, of late.")]
     processes: Annotated[
         int, figure("Processes that user code runs in it, up to 100. 0 for joined hosts, where nobody counts them.")
     ]

@@ -9,6 +9,7 @@ There the lower part learns at its start who hears it: `Supervisor.start` and `D
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from penstock_proto import PenstockError
@@ -38,6 +39,7 @@ from ..shared_memory.arena import Arena
 from ..shared_memory.kept import KeptBatches
 from ..shared_memory.slots import Slots
 from ..status.current_status import CurrentStatus
+from ..status.doing import split_of
 from ..status.waits import Looks
 from ..workers.long_calls import LongCalls
 from ..workers.own_workers import OwnWorkers
@@ -165,7 +167,8 @@ class Parts:
         # status
         arena = Arena()
         malformed = Malformed()
-        self.looks = Looks(coordinator, table, router.unsent_bytes, joined.unfetched, joined.awaited)
+        doing = partial(split_of, supervisor.workers, joined)
+        self.looks = Looks(coordinator, table, router.unsent_bytes, joined.unfetched, joined.awaited, doing)
         self.status = CurrentStatus(
             coordinator,
             daemon=lifecycle,

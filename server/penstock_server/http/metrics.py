@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from penstock_proto.declarations import Figure, figures
 from penstock_proto.status.feed_status import Cache, Feed
 from penstock_proto.status.host_status import Host
-from penstock_proto.status.status_history import WAITS
+from penstock_proto.status.span import WAITS
 from penstock_proto.status.status_shape import HostEngine, Status
 from penstock_proto.status.worker_status import Worker
 

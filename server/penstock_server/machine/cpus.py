@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+from penstock_proto.status.machine_status import Machine
 
 from .cgroups import CGROUPS, OWN, Quota, quotas
 
 STAT = Path("/proc/stat")
+_IDLE, _IOWAIT, _STEAL = 4, 5, 8
+"""Columns of a line of /proc/stat; see proc(5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +24,49 @@ class CpuReading:
 
     Attributes:
         seconds: the time of the reading, on any clock that only goes forward.
-        idle: idle seconds of the CPUs that this process may run on, added up.
+        count: how many CPUs this process may run on.
+        idle: idle seconds of these CPUs, added up.
+        stolen: seconds that the hypervisor has given to other hosts, likewise.
         quotas: its cgroups' quotas, by folder.
     """
 
     seconds: float
+    count: int
     idle: float
+    stolen: float
     quotas: dict[Path, Quota]
+
+
+class FreeCpus:
+    """Adds up the CPU time that this process and its children could have used beyond what they used.
+
+    Args:
+        clock: returns the time in seconds.
+        read: returns the counters; see `read`.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, read: Callable[[float], CpuReading] | None = None
+    ) -> None:
+        self._clock = clock
+        self._read = read or _read_own
+        self._sum = 0.0
+        self._since = self._read(clock())
+        self._first = self._since
+
+    def now(self) -> Machine:
+        """Return the CPUs of this host, and how much of them was left since this object was made."""
+        reading = self._read(self._clock())
+        seconds = reading.seconds - self._since.seconds
+        free = self._sum + (idle(self._since, reading) * seconds if seconds > 0 else 0.0)
+        if seconds >= 1:
+            self._sum, self._since = free, reading
+        return Machine(
+            count=reading.count,
+            idle_seconds=round(reading.idle - self._first.idle, 3),
+            free_seconds=round(free, 3),
+            stolen_seconds=round(reading.stolen - self._first.stolen, 3),
+        )
 
 
 def usable(root: Path = CGROUPS, own: Path = OWN) -> int:
@@ -37,34 +79,42 @@ def usable(root: Path = CGROUPS, own: Path = OWN) -> int:
 def read(seconds: float, root: Path = CGROUPS, own: Path = OWN, stat: Path = STAT) -> CpuReading:
     """Read the counters at the time `seconds`. `stat`: the statistics of the system; the rest is as for
     `cgroups.limits`."""
-    return CpuReading(seconds, _idle_seconds(stat, seconds), quotas(root, own))
+    own_cpus = os.sched_getaffinity(0)
+    return CpuReading(seconds, len(own_cpus), *_idle_and_stolen(stat, seconds, own_cpus), quotas(root, own))
+
+
+def _read_own(seconds: float) -> CpuReading:
+    return read(seconds)
 
 
 def idle(before: CpuReading, after: CpuReading) -> float:
     """Return how many CPUs could have done more for this process between two readings, on average.
 
     For a quota, that is the CPU time that its cgroup has not used, scaled down by the share of periods that used it up
-    early.
+    early. If nobody knows what the cgroup has used, only that share counts.
     """
     seconds = after.seconds - before.seconds
     left = [(after.idle - before.idle) / seconds]
     for folder in before.quotas.keys() & after.quotas.keys():
         first, last = before.quotas[folder], after.quotas[folder]
-        if first.used is None or last.used is None:
-            continue
         periods, throttled = last.periods - first.periods, last.throttled - first.throttled
-        unused = last.cpus - (last.used - first.used) / seconds
+        used = 0.0 if first.used is None or last.used is None else (last.used - first.used) / seconds
+        unused = last.cpus - used
         left.append(unused * (1 - throttled / periods if periods > 0 else 1))
     return max(0.0, min(left))
 
 
-def _idle_seconds(stat: Path, seconds: float) -> float:
-    """Return the idle seconds of the CPUs that this process may run on. Waiting for a disk counts as idle. If the
-    statistics cannot be read, all CPUs count as idle."""
-    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+def _idle_and_stolen(stat: Path, seconds: float, own: Collection[int]) -> tuple[float, float]:
+    """Return the idle seconds of these CPUs, and those that the hypervisor gave to others. Waiting for a disk counts as
+    idle. If the statistics cannot be read, all CPUs count as idle."""
+    names = {f"cpu{number}" for number in own}
     try:
         rows = {words[0]: words for line in stat.read_text().splitlines() if (words := line.split())}
     except OSError:
-        return seconds * len(names)
+        return seconds * len(names), 0.0
     found = [rows[name] for name in names if name in rows] or [rows["cpu"]]
-    return sum(int(row[4]) + int(row[5]) for row in found) / os.sysconf("SC_CLK_TCK")
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (
+        sum(int(row[_IDLE]) + int(row[_IOWAIT]) for row in found) / ticks,
+        sum(int(row[_STEAL]) for row in found if len(row) > _STEAL) / ticks,
+    )

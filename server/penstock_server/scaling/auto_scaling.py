@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-
-from penstock_proto.status.status_history import WINDOW
 
 from ..coordinator.view import WorkersView
 from ..machine import cpus
@@ -33,7 +30,6 @@ class AutoScaling:
         self._scaling = scaling
         self._workers = workers
         self._decides = AutoWorkers(cpus.usable())
-        self._readings: deque[cpus.CpuReading] = deque(maxlen=1 + round(WINDOW))  # one reading a second
 
     def off(self) -> None:
         """Stop adjusting the number of workers."""
@@ -46,19 +42,13 @@ class AutoScaling:
         if not self.on:
             return
         now = status.seconds
-        self._readings.append(cpus.read(now))
         if self._workers.leaving:
             self._decides.changed(now)
             return
         before, seen = len(self._workers.scaled), status.figures(self._decides.since, LOOKED)
-        decision = self._decides.decide(now, before, seen, self._idle_cpus())
+        decision = self._decides.decide(now, before, seen)
         if decision is not None:
             _, after = self._scaling.scale(decision.workers, why=decision.why)
             self._decides.changed(now)
             if after < decision.workers:
                 self._decides.limit(after)
-
-    def _idle_cpus(self) -> float:
-        """Return how many CPUs were idle, on average, in the time that the figures cover."""
-        kept = [reading for reading in self._readings if reading.seconds >= self._decides.since]
-        return cpus.idle(kept[0], kept[-1]) if len(kept) >= 2 else 0.0

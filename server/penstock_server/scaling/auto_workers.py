@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock_proto.status.figures import Figures, percent
-from penstock_proto.status.status_history import Key
+from penstock_proto.status.span import Key
 from penstock_proto.status.verdict import BUSY, WAITS, verdict
 
 LOOKED = 5.0
@@ -106,9 +106,7 @@ class AutoWorkers:
         """Note that the daemon cannot have more than `workers` workers."""
         self._most = workers
 
-    def decide(
-        self, now: float, workers: int, seen: Mapping[Key, Figures], idle_cpus: float, coming: int = 0
-    ) -> Decision | None:
+    def decide(self, now: float, workers: int, seen: Mapping[Key, Figures], coming: int = 0) -> Decision | None:
         """Return how many workers there should be, or None for no change.
 
         Args:
@@ -116,7 +114,6 @@ class AutoWorkers:
             workers: how many of the counted workers make batches.
             seen: the figures of each stream that was read, measured from `since` or later, over LOOKED seconds or more.
                 All workers have run for that time.
-            idle_cpus: how many of the CPUs that the daemon may use were idle in that time, on average.
             coming: how many further workers were requested and are not there yet.
         """
         if not seen:
@@ -135,7 +132,7 @@ class AutoWorkers:
                 return back
         if wanting:
             self._calm_since = None
-            return self._more(now, workers, seen, wanting, idle_cpus)
+            return self._more(now, workers, seen, wanting)
         return self._fewer(now, workers, seen)
 
     def _wait_for(self, now: float, workers: int, coming: int, *, waits: bool) -> Decision | None:
@@ -173,7 +170,6 @@ class AutoWorkers:
         workers: int,
         seen: Mapping[Key, Figures],
         wanting: list[Figures],
-        idle_cpus: float,
     ) -> Decision | None:
         most = min(self._most, self._no_more) if now < self._no_more_until else self._most
         for figures in wanting:
@@ -185,7 +181,7 @@ class AutoWorkers:
             wanted = min(2.0, 1 / max(0.01, 1 - figures.waiting)) * _at_work(figures.lanes, here)
             limit = here + most - workers
             if not self._brings_cpus:
-                limit = min(limit, _fitting(figures, idle_cpus))
+                limit = min(limit, _fitting(figures))
             fitting = [count for count in counts if here < count <= limit]
             if fitting:
                 target = next((count for count in fitting if _at_work(figures.lanes, count) >= wanted), fitting[-1])
@@ -226,13 +222,13 @@ def _rate(seen: Mapping[Key, Figures]) -> float:
     return sum(figures.rate for figures in seen.values())
 
 
-def _fitting(figures: Figures, idle_cpus: float) -> int:
+def _fitting(figures: Figures) -> int:
     """Return how many workers the CPUs have room for, if each uses as much as now. Workers that mostly wait for
     something else always have room."""
-    if figures.wait_for_io:
+    if figures.waits_for_io:
         return len(figures.workers) + PER_CPU * figures.cpus
     each = sum(worker.cpu + worker.cpu_wait for worker in figures.workers) / len(figures.workers)
-    free = min(figures.cpus - figures.cpus_wanted, idle_cpus)
+    free = 0.0 if figures.machine is None else figures.machine.free
     return len(figures.workers) + max(0, math.ceil(free / max(each, 0.01) - 0.5))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -106,7 +105,7 @@ class HostScaling:
             return
         seen = status.figures(self._decides.since, LOOKED)
         coming = engine.hosts - working
-        decision = self._decides.decide(now, working * each, seen, math.inf, coming * each)
+        decision = self._decides.decide(now, working * each, seen, coming * each)
         if decision is not None:
             self._scale(engine, decision.workers // each, f": {decision.why}")
             self._decides.changed(now)

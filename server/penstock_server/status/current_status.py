@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from penstock_proto.messages import VERSION
 from penstock_proto.status.figures import Figures
-from penstock_proto.status.status_history import History, Key
+from penstock_proto.status.span import Key
+from penstock_proto.status.status_history import History
 from penstock_proto.status.status_shape import HostEngine, Status
 from penstock_proto.status.worker_status import Worker
 
@@ -103,6 +104,7 @@ class CurrentStatus:
         another container."""
         self._started = time.monotonic()
         self._history = History()
+        self._cpus = cpus.FreeCpus()
         self._text = status.Text(self.shown)
 
     @property
@@ -150,6 +152,7 @@ class CurrentStatus:
             seconds=round(self.seconds, 3),
             cpus=cpus.usable(),
             cpu_seconds=time.process_time(),
+            machine=self._cpus.now(),
             ready=self._feeds.ready,
             malformed=self._malformed.count,
             greeted=len(table.greeted),
@@ -184,8 +187,10 @@ class CurrentStatus:
                 leaving=worker.number in workers.leaving,
                 makes_batches=worker.number not in workers.idle,
                 memory=self._memory.of(worker.pid),
+                awaited=self._looks.of_worker(worker.number),
+                awaited_at=self._looks.awaited_at(worker.number),
             )
 
     def _workers_of_hosts(self) -> Iterator[Worker]:
         for host in self._hosts:
-            yield from status.of_workers_of(host, self._coordinator.workers.leaving)
+            yield from status.of_workers_of(host, self._coordinator.workers.leaving, self._looks)

@@ -34,7 +34,7 @@ from ..shared_memory.arena import Arena
 from ..worker_state.cache_usage import CacheUsages
 from ..workers.worker_handle import WorkerHandle
 from .json_text import json_text
-from .waits import Waits
+from .waits import Looks, Waits
 
 AnyWaits = TypeVar("AnyWaits", bound=FeedWaits)
 
@@ -153,6 +153,7 @@ def of_feed(
         batches=feed.info.batches,
         samples=feed.info.samples,
         turn=feed.info.turn,
+        stripe=feed.info.stripe,
         lanes=feed.info.lanes,
         order=feed.info.order,
         splits=feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
@@ -161,6 +162,7 @@ def of_feed(
         on_error=feed.plan.on_error,
         consumers=sum(len(stream.consumers) for stream in own),
         slots=sum(len(stream.slots) for stream in own),
+        made=feed.made,
         sent=Sent(batches=feed.sent.batches, samples=feed.sent.samples, bytes=feed.sent.nbytes),
         errors=feed.errors,
         replays=feed.replays,
@@ -191,9 +193,16 @@ def reported(worker: WorkerHandle, number: int) -> WorkerReport:
 
 
 def of_worker(
-    worker: WorkerHandle, *, leaving: bool = False, makes_batches: bool = True, memory: int | None = None
+    worker: WorkerHandle,
+    *,
+    leaving: bool = False,
+    makes_batches: bool = True,
+    memory: int | None = None,
+    awaited: float = 0.0,
+    awaited_at: str | None = None,
 ) -> Worker:
-    """Describe a worker of the daemon, its activity, and the memory of its process in bytes."""
+    """Describe a worker of the daemon, its activity, the memory of its process in bytes, how many seconds consumers
+    have waited for its batches, and the split at which it was then."""
     return Worker(
         **asdict(reported(worker, worker.number)),
         name=str(worker.number),
@@ -201,6 +210,8 @@ def of_worker(
         makes_batches=makes_batches,
         leaving=leaving,
         memory=memory,
+        awaited_seconds=round(awaited, 3),
+        awaited_at=awaited_at,
         processes=0 if worker.pid is None else _processes_of(worker.pid),
     )
 
@@ -210,8 +221,9 @@ def _processes_of(worker: int) -> int:
     return sum(not orphans.has_ended(pid) for pid in found)
 
 
-def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[Worker]:
-    """Describe the workers of a joined host, as the host has reported them."""
+def of_workers_of(host: JoinedHost, leaving: Collection[int], looks: Looks) -> list[Worker]:
+    """Describe the workers of a joined host, as the host has reported them. `looks` knows how consumers waited for
+    them."""
     return [
         Worker(
             **asdict(_as_of_now(*host.said[worker], ready=worker in host.there)),
@@ -220,6 +232,8 @@ def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[Worker]:
             makes_batches=True,
             leaving=worker in leaving,
             memory=host.view.memory.get(worker),
+            awaited_seconds=round(looks.of_worker(worker), 3),
+            awaited_at=looks.awaited_at(worker),
             processes=0,
         )
         for worker in sorted(host.workers & host.said.keys())

@@ -4,6 +4,9 @@ If a consumer reads an epoch and has taken everything that it was sent, it waits
 its connection takes no more bytes at the moment, it waits for the network. That does not count if enough bytes have
 gone through for a batch that the consumer could take: a slow consumer has some batches while others come. The times are
 counters, like those of workers: for shares, take the difference of two statuses.
+
+A wait for production has reasons of its own. Some workers may have nothing to do at that moment: they have no lane, or
+have made all that there are slots for, and a batch before that is not ready.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from ..consumers.session import Session
 from ..consumers.session_table import SessionTable
 from ..coordinator import CoordinatorView
 from ..coordinator.model.consumer import Consumer
+from ..coordinator.stream.stream_view import StreamView
 
 EVERY = 0.1
 """Seconds between two looks."""
@@ -23,6 +27,9 @@ EVERY = 0.1
 BUFFERS = 16 << 20
 """Most bytes that kernels and proxies between the daemon and a consumer hold. Linux allows 4 MiB for sending and 6 MiB
 for receiving, unless it is configured otherwise."""
+
+_VOTES = 50
+"""Most looks by which a split can be ahead of others. So another one can take its place in as many."""
 
 _MOST = 1.0
 """Most seconds that one look counts for. If a look comes later, the daemon itself was blocked."""
@@ -38,6 +45,11 @@ class Waits:
         ranks: seconds in which it had nothing to take, because its batch waited for other ranks.
         sending: seconds in which its connection took no more, and it may have had nothing to take.
         holding_up: seconds in which other ranks waited for it.
+        listing: the part of `production` in which the splits of the epoch were not known.
+        interrupted: the part in which nobody made the next batch: its lane waited after an error or the end of a
+            worker, or no worker was ready.
+        without_lane: seconds of `production`, times the share of the workers that had no lane to work on.
+        ahead: seconds of `production`, times the share of the workers that had made all that there were slots for.
     """
 
     reading: float = 0.0
@@ -45,6 +57,10 @@ class Waits:
     ranks: float = 0.0
     sending: float = 0.0
     holding_up: float = 0.0
+    listing: float = 0.0
+    interrupted: float = 0.0
+    without_lane: float = 0.0
+    ahead: float = 0.0
 
     def add(self, seconds: float, cause: str) -> None:
         """Count `seconds` of reading. `cause`: the wait in that time, or ""."""
@@ -58,6 +74,24 @@ class Waits:
         return self.production + self.ranks + self.sending
 
 
+class Majority:
+    """The name that made up most of those seen of late, found in one pass (Boyer and Moore's majority vote, 1981).
+
+    Attributes:
+        name: the name; None if none has a majority.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._votes = 0
+
+    def add(self, name: str) -> None:
+        """See a name."""
+        if not self._votes:
+            self.name = name
+        self._votes = min(_VOTES, self._votes + 1) if name == self.name else self._votes - 1
+
+
 class Looks:
     """The times of all consumers and workers, added up look by look.
 
@@ -67,6 +101,7 @@ class Looks:
         unsent: returns how many bytes wait for a connection over TCP.
         unfetched: returns how many bytes wait at a host, given by its number, for the connections of consumers.
         awaited: called with each worker for whose batch a consumer has waited, and with the seconds.
+        split_of: returns the split that a worker reads now, if it reads one.
     """
 
     def __init__(
@@ -76,13 +111,17 @@ class Looks:
         unsent: Callable[[bytes], int],
         unfetched: Callable[[int], int],
         awaited: Callable[[int, float], None],
+        split_of: Callable[[int], str | None],
     ) -> None:
         self._coordinator = coordinator
         self._table = table
         self._unsent = unsent
         self._unfetched = unfetched
         self._awaited = awaited
+        self._split_of = split_of
         self._waits: dict[int, Waits] = {}
+        self._of_workers: dict[int, float] = {}
+        self._splits: dict[int, Majority] = {}
         self._of_feeds: dict[str, Waits] = {}
         self._looked = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -94,6 +133,15 @@ class Looks:
     def of_feed(self, name: str) -> Waits:
         """Return the waits of all consumers of a feed, including those that are gone. `holding_up` is not counted."""
         return self._of_feeds.get(name, Waits())
+
+    def of_worker(self, worker: int) -> float:
+        """Return how many seconds consumers have waited for batches of this worker."""
+        return self._of_workers.get(worker, 0.0)
+
+    def awaited_at(self, worker: int) -> str | None:
+        """Return the split at which the worker was in most of these seconds, of late; None if there is no such one."""
+        majority = self._splits.get(worker)
+        return None if majority is None else majority.name
 
     def start(self) -> None:
         """Look regularly from now on, on the running loop."""
@@ -113,6 +161,9 @@ class Looks:
         opened = self._table.by_consumer
         for gone in self._waits.keys() - opened.keys():
             del self._waits[gone]
+        for worker in self._of_workers.keys() - set(self._coordinator.workers.numbers):
+            del self._of_workers[worker]
+            self._splits.pop(worker, None)
         slow: set[int] = set()
         for number, session in opened.items():
             consumer = self._coordinator.consumers.get(number)
@@ -133,11 +184,30 @@ class Looks:
             slow = stream.holding_up
             slow = () if consumer in slow else slow
             cause = "ranks" if slow else "production"
-            if not slow and (worker := stream.awaited_worker) is not None:
-                self._awaited(worker, seconds)
+            if not slow:
+                self._look_at_production(stream, both[0], seconds)
         for waits in both:
             waits.add(seconds, cause)
         return [other.number for other in slow]
+
+    def _look_at_production(self, stream: StreamView, waits: Waits, seconds: float) -> None:
+        """Count the time of a wait for production by its reasons."""
+        if stream.listing:
+            waits.listing += seconds
+            return
+        if stream.interrupted:
+            waits.interrupted += seconds
+        if (worker := stream.awaited_worker) is not None:
+            self._of_workers[worker] = self.of_worker(worker) + seconds
+            if (split := self._split_of(worker)) is not None:
+                self._splits.setdefault(worker, Majority()).add(split)
+            self._awaited(worker, seconds)
+        workers = self._coordinator.workers
+        ready = set(workers.makers) - workers.away - workers.leaving
+        idle = ready.difference(*(other.view.at_work for other in self._coordinator.streams.values()))
+        ahead = sum(map(stream.has_work_for, idle))
+        waits.ahead += seconds * ahead / max(1, len(ready))
+        waits.without_lane += seconds * (len(idle) - ahead) / max(1, len(ready))
 
     def _waits_for_network(self, session: Session) -> bool:
         """Return whether its connections take no more bytes, and the first slab under way may not have arrived

@@ -63,6 +63,7 @@ class ServedFeed:
 
     Attributes:
         skipped, skipped_count: the latest splits that were left out in any stream, and the number of all that were.
+        made: how many batches workers have made.
         sent: counts what all consumers were sent.
         errors: how often user code raised in a run.
         replays: how often a run began at a restart record: a worker died, a lane moved, or a consumer resumed.
@@ -75,6 +76,7 @@ class ServedFeed:
         self.static_splits = static_splits
         self.skipped: deque[Skipped] = deque(maxlen=100)
         self.skipped_count = 0
+        self.made = 0
         self.sent = SentTotals()
         self.errors = 0
         self.replays = 0

@@ -135,6 +135,7 @@ class Production(ABC):
             return
         lane = epoch.lane(turn.key)
         if made.batches:
+            self.feed.made += made.batches
             if not turn.striped and self._stays(turn.fillers[0][0], turn.base):
                 self._keep_recipe(epoch, turn, lane, made.batches)
             turn.made += made.batches

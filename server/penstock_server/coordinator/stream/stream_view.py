@@ -9,6 +9,7 @@ from ..delivery.delivery import Delivery
 from ..delivery.outlet import Outlet
 from ..model.consumer import Consumer
 from ..model.feeds import ServedFeed
+from ..model.workers import VACANT
 from ..order.epoch import Epoch
 from ..production.rank_placing import Placing
 
@@ -59,7 +60,38 @@ class StreamView:
         """The worker that makes the next turn in the order; None if any turn may be next, or no worker makes it now."""
         order = self._epochs[0].order if self._epochs else None
         turn = None if order is None else order.awaited
-        return turn.fillers[0][0] if turn is not None and turn.fillers else None
+        worker = turn.fillers[0][0] if turn is not None and turn.fillers else VACANT
+        return None if worker == VACANT else worker
+
+    @property
+    def listing(self) -> bool:
+        """Whether the next batch cannot be made yet, because the splits of its epoch are not known."""
+        return not self._epochs or self._epochs[0].order is None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether nobody makes the next turn in the order: its lane waits after an error or the end of a worker, or no
+        worker is ready."""
+        epoch = self._epochs[0] if self._epochs else None
+        turn = None if epoch is None or epoch.order is None else epoch.order.awaited
+        if epoch is None or turn is None or turn.lane < 0:
+            return False
+        if turn.fillers:
+            return turn.fillers[0][0] == VACANT
+        return turn.key in epoch.lanes and epoch.lanes[turn.key].waits
+
+    @property
+    def at_work(self) -> set[int]:
+        """The workers that make batches for this stream now."""
+        lanes = (lane for epoch in self._epochs for lane in epoch.lanes.values())
+        return {lane.run[0] for lane in lanes if lane.run is not None and lane.busy}
+
+    def has_work_for(self, worker: int) -> bool:
+        """Whether there is more to make for this worker as soon as there is a slot for it: a lane that it makes or that
+        nobody makes yet, or a range of an indexable feed."""
+        if self._feed.plan.length is not None:
+            return any(epoch.order is not None and epoch.order.more for epoch in self._epochs)
+        return any(epoch.loads[worker] or epoch.live > epoch.loads.total() for epoch in self._epochs)
 
     def lanes_of(self, workers: Collection[int]) -> int:
         """Return how many lanes these workers make now; 0 for a feed that is made in ranges."""
