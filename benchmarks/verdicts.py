@@ -129,7 +129,7 @@ SITUATIONS = [
     Situation("other work, sleeping feed", "generator", replace(SLOW, load=6), replace(SLOW, load=6, workers=4), 1.6),
     Situation("quota", "cpus", replace(COMPUTES, workers=2, quota=0.5), replace(COMPUTES, workers=2)),
     Situation("pinned workers", "unknown", Setup("pinned_feed", 4), Setup("computes_feed", 4)),
-    Situation("first batch takes a minute", "start", Setup("late_feed")),
+    Situation("first batch takes half a minute", "start", Setup("long_first_batch")),
     Situation("scaled a second ago", "unknown", replace(SLOW, during=_scale(8))),
     Situation("stopped worker", "workers", replace(SLOW, during=_stop_a_worker)),
     Situation("workers die", "workers", Setup("dying", 4)),
@@ -137,7 +137,6 @@ SITUATIONS = [
     Situation("slow splits=", "listing", Setup("slow_listing", 2), Setup("quick_listing", 2), 2),
     Situation("cold cache", "generator", Setup("cached")),
     Situation("slow host", "host", replace(SLOW, slow_host=0.1)),
-    Situation("no worker", "workers", replace(SLOW, workers=0)),
 ]
 
 

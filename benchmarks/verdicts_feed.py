@@ -32,6 +32,10 @@ def slow(split: int) -> Iterator[np.ndarray]:
     return sleeping(0.02)
 
 
+def very_slow(split: int) -> Iterator[np.ndarray]:
+    return sleeping(0.5)
+
+
 def computes(split: int) -> Iterator[np.ndarray]:
     return computing(0.005)
 
@@ -75,11 +79,6 @@ def arrays(split: int) -> Iterator[tuple[np.ndarray, ...]]:
     batch = tuple(np.zeros((32, 64), np.float64) for _ in range(4))
     while True:
         yield batch
-
-
-def late(split: int) -> Iterator[np.ndarray]:
-    time.sleep(60)
-    yield np.zeros(8, np.float32)
 
 
 def dies(split: int) -> Iterator[np.ndarray]:
@@ -142,7 +141,7 @@ large_batches = Feed(large, splits=MANY, batch_size=4)
 quick_feed = Feed(quick, splits=MANY, batch_size=4)
 python_numbers = Feed(numbers, splits=MANY, batch_size=32)
 whole_batches = Feed(arrays, splits=MANY, batch_size=None)
-late_feed = Feed(late, splits=MANY, batch_size=1)
+long_first_batch = Feed(very_slow, splits=MANY, batch_size=64)
 dying = Feed(dies, splits=MANY, batch_size=4, on_error="retry")
 raising = Feed(raises, splits=MANY, batch_size=4, on_error="retry")
 slow_listing = Feed(few, splits=listed, batch_size=4)

@@ -47,5 +47,14 @@ def connect(connection: socket.socket, name: str, users: Collection[int] | None)
 
 def user(connection: socket.socket) -> int:
     """Return the uid of the user at the other end, which connected or listens."""
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid) & 0xFFFFFFFF
+    return _credentials(connection)[1] & 0xFFFFFFFF
+
+
+def process(connection: socket.socket) -> int:
+    """Return the pid of the process at the other end, when it connected; 0 if it is not in this pid namespace."""
+    return _credentials(connection)[0]
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid

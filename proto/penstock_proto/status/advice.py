@@ -228,8 +228,7 @@ def other_work(seen: Figures) -> Cause:
         "other work",
         few,
         f"Other work on the daemon's host is the limit: {few[0].lower()}{few[1:]}, and the feed gets "
-        f"{seen.cpus_used:.1f}. (A trainer on this host counts as other work.) End it, or serve the feed from another "
-        "host. More workers would not help.",
+        f"{seen.cpus_used:.1f}. End it, or serve the feed from another host. More workers would not help.",
         "end it",
         min(seen.machine.allowed, seen.cpus_used + seen.cpus_lacked) / max(0.05, seen.cpus_used),
     )

@@ -197,7 +197,7 @@ def figures_of(span: Span, key: Key, least: float = LEAST) -> Figures | None:
         step=1 - waiting,
         workers=span.workers,
         daemon_cpu=(last.cpu_seconds - first.cpu_seconds) / span.seconds,
-        consumer_cpu=0.0,
+        consumer_cpu=_cpu_between(span.before[key], stream) / span.seconds,
         cpus=last.cpus + sum(host.cpus or 0 for host in last.hosts),
         lanes=lanes_of(feed),
         others=len(last.streams) + last.more_streams - 1,
@@ -231,6 +231,12 @@ def figures_of(span: Span, key: Key, least: float = LEAST) -> Figures | None:
         cache_filling=span.cache_fills(feed),
         hosts=tuple(_hosts(span)),
     )
+
+
+def _cpu_between(before: Stream, after: Stream) -> float:
+    if before.cpu_seconds is None or after.cpu_seconds is None:
+        return 0.0
+    return after.cpu_seconds - before.cpu_seconds
 
 
 def _hosts(span: Span) -> Iterator[HostUse]:

@@ -65,6 +65,9 @@ class Stream(Struct, frozen=True, kw_only=True):
     error: Annotated[str | None, figure("Why the stream has failed.")]
     unsent: Annotated[bool, figure("Whether bytes wait for its connection over TCP.")]
     waits: Annotated[Waits, figure("How it spent its time.")]
+    cpu_seconds: Annotated[
+        float | None, figure("CPU time of the consumer's process; None unless it shares memory with the daemon.")
+    ]
     waiting: Annotated[
         float | None,
         figure(

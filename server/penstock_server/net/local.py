@@ -52,12 +52,14 @@ class LocalPeer:
 
     Attributes:
         trusted: whether it belongs to the daemon's own user or to root, who may stop and scale the daemon.
+        pid: its process when it connected; 0 if that is not visible here.
     """
 
     def __init__(
         self,
         connection: socket.socket,
         trusted: bool,
+        pid: int,
         on_data: Callable[[LocalPeer, bytes], None],
         on_end: Callable[[LocalPeer], None],
         on_opened: Callable[[LocalPeer], None],
@@ -70,6 +72,7 @@ class LocalPeer:
             self.nonce = secrets.token_bytes(16)
             self._page[ledger.NONCE] = self.nonce
             self.trusted = trusted
+            self.pid = pid
             self._known: dict[int, arena.Memfd] = {}
             self._on_data = on_data
             self._on_opened = on_opened
@@ -196,7 +199,9 @@ class Listener:
             connection.close()
             return
         try:
-            peer = LocalPeer(connection, trusted, self._on_data, self._ended, self._opened)
+            peer = LocalPeer(
+                connection, trusted, unix_address.process(connection), self._on_data, self._ended, self._opened
+            )
             self.peers.add(peer)
             self._waiting[peer] = time.monotonic()
             self._said = False

@@ -29,7 +29,7 @@ from ..coordinator.model.consumer import Consumer
 from ..coordinator.model.feeds import ServedFeed
 from ..coordinator.stream.stream import Stream
 from ..hosts.joined_host import JoinedHost
-from ..machine import orphans
+from ..machine import orphans, process_stat
 from ..shared_memory.arena import Arena
 from ..worker_state.cache_usage import CacheUsages
 from ..workers.worker_handle import WorkerHandle
@@ -322,6 +322,7 @@ def _stream(
         error=_short(stream.error),
         unsent=unsent,
         waits=_rounded(waits, stream_status.Waits),
+        cpu_seconds=None if session.peer is None else process_stat.cpu_seconds(session.peer.pid),
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock_proto.messages import Doing, TimeSpent
 
+from ..machine import process_stat
 from ..machine.caught_signals import catches
 from ..net.peer import Peer
 from ..worker_state import activity, stacks
@@ -106,7 +107,7 @@ class WorkerHandle:
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped the process. SIGCONT would continue it."""
-        return self.pid is not None and _fields(self.pid)[:1] == ["T"]
+        return self.pid is not None and process_stat.fields(self.pid)[:1] == ["T"]
 
     def unread(self, last: Activity) -> float:
         """Return how many seconds a message has lain unread, as far as the calls of this method have seen.
@@ -258,16 +259,7 @@ def _empty(connection: socket.socket) -> None:
 
 def _cpu_seconds(pid: int) -> tuple[float, float]:
     """Return the seconds that a process had a CPU, and that its main thread waited for one; 0 if unknown."""
-    had = wanted = 0.0
+    had, wanted = process_stat.cpu_seconds(pid) or 0.0, 0.0
     with contextlib.suppress(OSError, IndexError):  # it has ended
-        fields = _fields(pid)
-        had = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, see proc(5)
         wanted = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9  # a kernel may be built without it
     return had, wanted
-
-
-def _fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on, see proc(5); none if the process has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
