@@ -125,7 +125,7 @@ def another_rank(url: str, step: float) -> Iterator[None]:
     [
         ("quick", 0.05, {}, False, "The trainer is the bottleneck"),
         ("slow", 0.0, {}, True, "Workers are busy"),
-        ("one_lane", 0.0, {}, True, "Only 1 of 2 workers is busy: the feed has 1 lane"),
+        ("one_lane", 0.0, {}, True, "The feed has 1 split for 2 workers, give it more splits"),
         ("wide", 0.0, {"throttled": True}, True, "The network, which carries"),
         ("large", 0.0, {"workers": 4, "memory": "60M"}, True, "slots in production, too little for 4 workers"),
         ("quick", 0.0, {"ranks": 2}, True, "Rank 1 is slower"),
@@ -271,20 +271,23 @@ def test_the_figures_of_two_daemons_are_not_compared() -> None:
     assert found.consumer_cpu == 0.5
     answers: list[Status] = []
     for state in (first, last, renewed):
-        answers = [*daemon_status.thinned(state, answers), state]
+        answers = [*daemon_status.kept(state, answers), state]
     assert answers == [renewed]
     assert figures_of_training(answers, "train", None, 0.5) is None
 
 
-def test_statuses_of_a_long_training_are_spread_over_its_time() -> None:
+def test_of_a_long_training_two_statuses_are_kept_for_each_number_of_workers() -> None:
     answers: list[Status] = []
-    for second in range(1, 1000):
-        state = status(second, second)
-        answers = [*daemon_status.thinned(state, answers), state]
-        assert len(answers) <= daemon_status.MOST
-    times = [state.seconds for state in answers]
-    assert (times[0], times[-1]) == (1, 999)
-    assert max(later - earlier for earlier, later in pairwise(times)) < 600
+    for second in range(1000):
+        made = status(second, second)
+        state = replace(made, workers=[replace(made.workers[0], number=n) for n in range(2 if second < 500 else 4)])
+        answers = [*daemon_status.kept(state, answers), state]
+    assert [state.seconds for state in answers] == [0, 1, 499, 500, 999], "the first has no batch yet"
+    for second in range(1000, 1100):  # one comes and goes
+        made = status(second, second)
+        state = replace(made, workers=[replace(made.workers[0], number=n) for n in range(4 + second % 2)])
+        answers = [*daemon_status.kept(state, answers), state]
+    assert [state.seconds for state in answers] == [*range(1100 - daemon_status.MOST, 1100)]
 
 
 def test_a_training_whose_workers_were_scaled_is_judged_by_the_time_since() -> None:

@@ -9,6 +9,7 @@ import time
 from penstock_proto import PenstockError
 from penstock_proto.security.keys import ClientKeys
 from penstock_proto.status import asking
+from penstock_proto.status.span import Span
 from penstock_proto.status.status_shape import Status
 
 from .address import parse
@@ -26,8 +27,8 @@ class DaemonStatus:
     """The statuses of the daemon that serves a feed.
 
     Attributes:
-        answers: the answers of the latest daemon at the URL, at most `MOST`, the earliest first. If there were more,
-            they are some that are spread over the time, the first and the latest among them.
+        answers: the answers of the latest daemon at the URL, the earliest first: two for each time in which its workers
+            were the same, at most `MOST` in all.
     """
 
     def __init__(self, url: str, keys: ClientKeys | None) -> None:
@@ -62,10 +63,23 @@ class DaemonStatus:
             finally:
                 dealer.close(0)
             if found is not None:
-                self.answers = [*thinned(found, self.answers), found]
+                self.answers = [*kept(found, self.answers), found]
 
 
-def thinned(new: Status, kept: list[Status]) -> list[Status]:
-    """Return those of the answers to keep beside a new one: of the same daemon, and half if they are too many."""
-    kept = [status for status in kept if status.id == new.id]
-    return kept if len(kept) < MOST else kept[::2]
+def kept(new: Status, answers: list[Status]) -> list[Status]:
+    """Return those of the answers to keep beside a new one: the first and the last of each time in which the workers
+    were the same and no consumer got its first batch."""
+    if answers and answers[-1].id != new.id:
+        return []
+    if len(answers) > 1 and _goes_on(answers[-2], answers[-1]) and _goes_on(answers[-1], new):
+        return answers[:-1]
+    return answers[1 - MOST :]
+
+
+def _goes_on(first: Status, last: Status) -> bool:
+    span = Span(first, last)
+    return (
+        span.same_workers
+        and span.before.keys() == span.after.keys()
+        and all(bool(one.handed) == bool(span.after[key].handed) for key, one in span.before.items())
+    )
