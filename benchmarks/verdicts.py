@@ -125,7 +125,7 @@ SITUATIONS = [
     Situation("uneven steps", "pace", Setup("large_batches", 2, ("--memory", "160M"), burst=60, rest=2.0)),
     Situation("slow network", "transport", Setup("quick_feed", throttle=20_000_000), Setup("quick_feed"), 2),
     Situation("slow rank", "ranks", replace(SLOW, steps=(0.0, 0.4)), replace(SLOW, steps=(0.0, 0.0)), 2),
-    Situation("other work", "other work", replace(COMPUTES, load=6), COMPUTES),
+    Situation("other work", "contention", replace(COMPUTES, load=6), COMPUTES),
     Situation("other work, sleeping feed", "generator", replace(SLOW, load=6), replace(SLOW, load=6, workers=4), 1.6),
     Situation("quota", "cpus", replace(COMPUTES, workers=2, quota=0.5), replace(COMPUTES, workers=2)),
     Situation("pinned workers", "unknown", Setup("pinned_feed", 4), Setup("computes_feed", 4)),
@@ -214,7 +214,7 @@ def _served(setup: Setup, folder: Path) -> Iterator[tuple[subprocess.Popen[Any],
             command = ["sh", "-c", f'echo $$ > "{group}/cgroup.procs"; exec "$@"', "sh", *command]
         env = {**os.environ, "CACHE": str(folder)}
         daemon = stack.enter_context(
-            _process([*command, "--bind", "tcp://127.0.0.1:0", "--log-level", "error"], stdout=subprocess.PIPE, env=env)
+            _process([*command, "--bind", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, env=env)
         )
         assert daemon.stdout is not None
         url = daemon.stdout.readline().split()[1]
@@ -223,7 +223,7 @@ def _served(setup: Setup, folder: Path) -> Iterator[tuple[subprocess.Popen[Any],
         if setup.slow_host is not None:
             endpoint = url.rpartition("/")[0]
             join = [*PENSTOCK, "join", endpoint, f"{FEEDS}:{setup.feed}", "--workers", "2"]
-            stack.enter_context(_process(join, env={**env, "SLOW": str(setup.slow_host)}))
+            stack.enter_context(_process(join, stderr=subprocess.DEVNULL, env={**env, "SLOW": str(setup.slow_host)}))
             while not any(host["state"] == "working" for host in _status(url)["hosts"]):
                 time.sleep(0.2)
         if setup.throttle is not None:

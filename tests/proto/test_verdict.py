@@ -51,7 +51,7 @@ SITUATIONS: list[tuple[str, dict[str, Any], str, str]] = [
     (
         "busy machine",
         {"workers": (worker(0, 0.3, cpu=0.3, lacking=0.6),) * 2, "machine": machine(free=0.0)},
-        "other work",
+        "contention",
         "other work uses 1.2 of the 2 CPUs of the daemon's host, and the feed gets 0.8",
     ),
     (

@@ -1,7 +1,8 @@
 """The verdict on a measured feed: says what limits it, and what would help. No I/O.
 
 `verdict` judges one set of figures, measured by `penstock bench`, the daemon, or a trainer. If its consumer waits, the
-rules of `RULES` are tried in turn, and the first that fits names the limit. advice.py has the words.
+rules of `RULES` are tried in turn, and the first that fits names the limit. advice.py and production_advice.py have the
+words.
 
 The order of the rules follows what the figures can prove. First comes what is no matter of speed: there are no workers,
 or they start, end or changed. Then come the ways between worker and trainer, whose waits the daemon tells apart. Then
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import advice
+from . import advice, production_advice
 from .advice import Cause
 from .figures import Figures, percent
 
@@ -155,44 +156,44 @@ def _hand_over(seen: Figures) -> Cause | None:
 
 
 def _listing(seen: Figures) -> Cause | None:
-    return advice.listing(seen) if seen.listing >= MOSTLY else None
+    return production_advice.listing(seen) if seen.listing >= MOSTLY else None
 
 
 def _lanes(seen: Figures) -> Cause | None:
-    uneven = advice.uneven_lanes(seen) and (seen.ahead >= IDLE or seen.makes_ahead >= 1 + IDLE)
-    return advice.lanes(seen) if uneven or seen.without_lane >= max(IDLE, seen.ahead) else None
+    uneven = production_advice.uneven_lanes(seen) and (seen.ahead >= IDLE or seen.makes_ahead >= 1 + IDLE)
+    return production_advice.lanes(seen) if uneven or seen.without_lane >= max(IDLE, seen.ahead) else None
 
 
 def _memory(seen: Figures) -> Cause | None:
-    return advice.memory(seen) if seen.ahead >= IDLE and seen.short_of_slots else None
+    return production_advice.memory(seen) if seen.ahead >= IDLE and seen.short_of_slots else None
 
 
 def _order(seen: Figures) -> Cause | None:
     if seen.ahead < IDLE and seen.makes_ahead < AHEAD:
         return None
     if seen.turn > 1 and seen.turn_seconds >= LONG_TURN:
-        return advice.long_turns(seen)
+        return production_advice.long_turns(seen)
     slow_host = max(seen.hosts, key=lambda host: host.awaited, default=None)
     if slow_host is not None and slow_host.awaited >= MOSTLY and any(one.host is None for one in seen.workers):
-        return advice.slow_host(seen, slow_host)
+        return production_advice.slow_host(seen, slow_host)
     if seen.usable > 1 and seen.most_awaited.awaited >= max(MOSTLY, AHEAD / seen.usable):
-        return advice.slow_lane(seen)
-    return advice.order(seen)
+        return production_advice.slow_lane(seen)
+    return production_advice.order(seen)
 
 
 def _making(seen: Figures) -> Cause | None:
     if seen.at_work < BUSY and not WAITS <= seen.idle_while_waiting < IDLE:
         return None
-    return advice.generator(seen) if seen.generating >= seen.collating else advice.collating(seen)
+    return production_advice.generator(seen) if seen.generating >= seen.collating else production_advice.collating(seen)
 
 
 def _pace(seen: Figures) -> Cause | None:
-    return advice.pace(seen) if seen.idle_while_waiting < WAITS else None
+    return production_advice.pace(seen) if seen.idle_while_waiting < WAITS else None
 
 
 def _unknown(seen: Figures) -> Cause:
     """Refuse to name a cause. A false one is worse."""
-    return advice.unknown(seen)
+    return production_advice.unknown(seen)
 
 
 RULES: tuple[Callable[[Figures], Cause | None], ...] = (
@@ -241,7 +242,7 @@ NAMES = {
     "transport": "the connection to the consumer",
     "taking": "the trainer's own process",
     "cpus": "the CPUs",
-    "other work": "other work on the daemon's host",
+    "contention": "other work on the daemon's host",
     "daemon": "the daemon's own process",
     "listing": "listing the splits",
     "lanes": "too few busy lanes",
