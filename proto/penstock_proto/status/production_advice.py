@@ -15,8 +15,8 @@ def listing(seen: Figures) -> Cause:
     """The splits of the epoch are not known."""
     return Cause(
         "listing",
-        f"the splits are being listed in {percent(seen.listing)} of its waits",
-        f"Listing the splits is the limit: in {percent(seen.listing)} of its waits the next epoch's splits are not "
+        f"the splits are being listed in {percent(seen.listing)} of the waits",
+        f"Listing the splits is the limit: in {percent(seen.listing)} of the waits the next epoch's splits are not "
         "known yet. Make splits=() quicker, or give a list that is the same in all epochs.",
     )
 
@@ -101,7 +101,7 @@ def slow_lane(seen: Figures) -> Cause:
     """One worker makes most of the batches that the consumer waits for."""
     worker = seen.most_awaited
     name, at = worker.name or str(worker.number), f", at split {seen.awaited_at}" if seen.awaited_at else ""
-    few = f"worker {name} makes the next batch in {percent(worker.awaited)} of its waits"
+    few = f"worker {name} makes the next batch in {percent(worker.awaited)} of the waits"
     return Cause(
         "split",
         few + at,
@@ -118,7 +118,7 @@ def slow_host(seen: Figures, host: HostUse) -> Cause:
     workers = [worker for worker in seen.workers if worker.host == host.name]
     used = sum(worker.cpu for worker in workers)
     of = "" if host.cpus is None else f" of {count(host.cpus, 'CPU')}"
-    few = f"host {host.name} makes the next batch in {percent(host.awaited)} of its waits"
+    few = f"host {host.name} makes the next batch in {percent(host.awaited)} of the waits"
     return Cause(
         "host",
         few,
@@ -131,14 +131,17 @@ def slow_host(seen: Figures, host: HostUse) -> Cause:
 
 def order(seen: Figures) -> Cause:
     """Batches are ready, and the next one in order is not."""
-    few = f"batches come in order, and workers are ahead of the next one {percent(seen.ahead)} of its waits"
-    fast = "" if seen.fast else ', or use Feed(order="fast"), which sends batches when they are ready'
+    few = f"batches come in order, and workers are ahead of the next one {percent(seen.ahead)} of the waits"
+    fixes = ["give the daemon more --memory, so that workers get further ahead"] if seen.memory_full else []
+    if not seen.fast:
+        fixes.append('use Feed(order="fast"), which sends batches when they are ready')
+    fixes.append("make samples similar in cost")
+    advice = ", or ".join(fixes)
     return Cause(
         "order",
         few,
-        f"The order is the limit: {few}. Batches take unevenly long. Give the daemon more --memory, so that workers "
-        f"get further ahead{fast}.",
-        "give the daemon more --memory",
+        f"The order is the limit: {few}. Batches take unevenly long: {advice}.",
+        fixes[0].partition(",")[0],
         _if_even(seen),
     )
 
