@@ -168,7 +168,7 @@ def hand_over(seen: Figures) -> Cause:
             "transport",
             "the hand-over over TCP, while batches are ready",
             f"The hand-over over TCP is the limit: batches are ready while the consumer waits, and the connection is "
-            f"busy in {percent(seen.sending_share)} of its waits. Make batches larger, or run the daemon on the "
+            f"busy in {percent(seen.sending_share)} of the waits. Make batches larger, or run the daemon on the "
             f"trainer's host, which reads shared memory{_asked(seen)}.",
         )
     return Cause(
@@ -185,7 +185,7 @@ def taking(seen: Figures) -> Cause:
     return Cause(
         "taking",
         "batches were there, and the trainer's process did not take them",
-        f"Batches were in the trainer's process in {percent(seen.handing_share)} of its waits: its threads had no CPU "
+        f"Batches were in the trainer's process in {percent(seen.handing_share)} of the waits: its threads had no CPU "
         "to take them, or other Python code held the GIL. Look at callbacks and at code between steps.",
     )
 
