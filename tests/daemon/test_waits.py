@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +33,8 @@ class View:
     at_work: set[int] = field(default_factory=lambda: {7})
     lanes: set[int] = field(default_factory=lambda: {7, 8})
 
-    def has_work_for(self, worker: int) -> bool:
-        return worker in self.lanes
+    def with_work(self, workers: Collection[int]) -> int:
+        return len(self.lanes.intersection(workers))
 
 
 def looking(view: View, *others: View, split: str | None = "a.h5") -> tuple[Looks, Any, list[tuple[int, float]]]:

@@ -123,6 +123,7 @@ class Looks:
         self._of_workers: dict[int, float] = {}
         self._splits: dict[int, Majority] = {}
         self._of_feeds: dict[str, Waits] = {}
+        self._idle: tuple[int, set[int]] | None = None
         self._looked = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -165,6 +166,7 @@ class Looks:
             del self._of_workers[worker]
             self._splits.pop(worker, None)
         slow: set[int] = set()
+        self._idle = None
         for number, session in opened.items():
             consumer = self._coordinator.consumers.get(number)
             if consumer is not None and consumer.reading:
@@ -202,12 +204,20 @@ class Looks:
             if (split := self._split_of(worker)) is not None:
                 self._splits.setdefault(worker, Majority()).add(split)
             self._awaited(worker, seconds)
-        workers = self._coordinator.workers
-        ready = set(workers.makers) - workers.away - workers.leaving
-        idle = ready.difference(*(other.view.at_work for other in self._coordinator.streams.values()))
-        ahead = sum(map(stream.has_work_for, idle))
-        waits.ahead += seconds * ahead / max(1, len(ready))
-        waits.without_lane += seconds * (len(idle) - ahead) / max(1, len(ready))
+        ready, idle = self._workers()
+        ahead = stream.with_work(idle)
+        waits.ahead += seconds * ahead / max(1, ready)
+        waits.without_lane += seconds * (len(idle) - ahead) / max(1, ready)
+
+    def _workers(self) -> tuple[int, set[int]]:
+        """Return how many workers can make batches now, and which of them make none, for any stream. The same for all
+        consumers of a look."""
+        if self._idle is None:
+            workers = self._coordinator.workers
+            ready = set(workers.makers) - workers.away - workers.leaving
+            busy = (stream.view.at_work for stream in self._coordinator.streams.values())
+            self._idle = len(ready), ready.difference(*busy)
+        return self._idle
 
     def _waits_for_network(self, session: Session) -> bool:
         """Return whether its connections take no more bytes, and the first slab under way may not have arrived

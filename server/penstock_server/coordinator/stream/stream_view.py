@@ -86,12 +86,15 @@ class StreamView:
         lanes = (lane for epoch in self._epochs for lane in epoch.lanes.values())
         return {lane.run[0] for lane in lanes if lane.run is not None and lane.busy}
 
-    def has_work_for(self, worker: int) -> bool:
-        """Whether there is more to make for this worker as soon as there is a slot for it: a lane that it makes or that
-        nobody makes yet, or a range of an indexable feed."""
+    def with_work(self, workers: Collection[int]) -> int:
+        """Return for how many of these workers there is more to make as soon as there is a slot for it: a lane that
+        they make or that nobody makes yet, or a range of an indexable feed."""
+        epochs = self._epochs
         if self._feed.plan.length is not None:
-            return any(epoch.order is not None and epoch.order.more for epoch in self._epochs)
-        return any(epoch.loads[worker] or epoch.live > epoch.loads.total() for epoch in self._epochs)
+            more = any(epoch.order is not None and epoch.order.more for epoch in epochs)
+        else:
+            more = any(epoch.live > epoch.loads.total() for epoch in epochs)
+        return len(workers) if more else sum(any(epoch.loads[worker] for epoch in epochs) for worker in workers)
 
     def lanes_of(self, workers: Collection[int]) -> int:
         """Return how many lanes these workers make now; 0 for a feed that is made in ranges."""
