@@ -100,8 +100,8 @@ SITUATIONS: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("uneven batches", {"ahead": 0.4, "workers": IDLE}, "order", 'or use Feed(order="fast")'),
     ("uneven batches, memory", {"ahead": 0.4, "workers": IDLE, "memory_full": False}, "order", "long: use Feed(order="),
-    ("slow generator", {}, "generator", "100 batches/s, 50 each. Add workers: of the 2 CPUs of the daemon's host, 0.8"),
-    ("slow generator, 16 lanes", {}, "generator", "divisors of its 16 lanes, such as 4"),
+    ("slow generator", {}, "generator", "100 batches/s, 50 each. Add workers (2 -> 4): of the 2 CPUs of the daemon's"),
+    ("slow generator, 16 lanes", {}, "generator", "use more workers than CPUs. Best are divisors of its 16 lanes."),
     (
         "slow indexable feed",
         {"lanes": None},

@@ -268,11 +268,11 @@ def _more_workers(seen: Figures) -> str:
             f"There are as many workers as CPUs already: {cpus}, {seen.cpus_used:.1f} are used. Make the work cheaper, "
             "or serve the feed from a host with more CPUs."
         )
-    text = f"Add workers: {cpus}, {seen.cpus_used:.1f} are used"
+    text = f"Add workers ({len(seen.workers)} -> {more}): {cpus}, {seen.cpus_used:.1f} are used"
     if seen.waits_for_io:
         text += ", and workers mostly wait for something else (files, network), so use more workers than CPUs"
     if seen.lanes is not None:
-        text += f". Best are divisors of its {seen.lanes} lanes, such as {more}"
+        text += f". Best are divisors of its {count(seen.lanes, 'lane')}"
     return text + "."
 
 
