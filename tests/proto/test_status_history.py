@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict, replace
 
-from penstock_proto.messages import TimeSpent
+from penstock_proto.messages import Machine, TimeSpent
 from penstock_proto.status.feed_status import Feed, FeedWaits, Sent
 from penstock_proto.status.host_status import Host
-from penstock_proto.status.machine_status import Machine
 from penstock_proto.status.span import LEAST
 from penstock_proto.status.status_history import WINDOW, History
 from penstock_proto.status.status_shape import Memory, Status

@@ -18,6 +18,12 @@ SENDING = {"transport": "tcp", "sending_share": 0.6}
 SLOW_STEPS = {"waiting": 0.2, "step": 0.8, "workers": (worker(0, 0.1, idle=0.85, cpu=0.1),) * 2}
 HOST = (worker(0, 0.9), worker(1_000_000, 0.9, awaited=0.5, host="b"), worker(1_000_001, 0.9, awaited=0.4, host="b"))
 
+ON_HOSTS: dict[str, Any] = {
+    "workers": (worker(0, 0.9, cpu=0.85), worker(1_000_000, 0.9, cpu=0.85, host="b")),
+    "hosts": (HostUse("b", machine(free=0.2, count=4), 0.0), HostUse("idle", machine(free=4.0, count=4), 0.0)),
+    "cpus": 6,
+}
+
 SITUATIONS: list[tuple[str, dict[str, Any], str, str]] = [
     # the trainer does not wait
     ("slow trainer", {"waiting": 0.05, "step": 0.9, "receiving": 0.05}, "consumer", "The loader keeps up"),
@@ -68,8 +74,14 @@ SITUATIONS: list[tuple[str, dict[str, Any], str, str]] = [
         "have no CPU 75 % of the time, although 7.0 of the 8 CPUs of the daemon's host are idle",
     ),
     ("busy daemon", {"workers": IDLE, "daemon_cpu": 0.9}, "daemon", "at 100 batches/s"),
-    ("busy hosts", {"workers": COMPUTING, "hosts": (HostUse("b", 2, 0.0),)}, "cpus", "the 2 CPUs of all hosts"),
+    ("busy hosts", {**ON_HOSTS, "machine": machine(**BUSY)}, "cpus", "of the 6 CPUs of all hosts, the feed uses 1.9"),
     # what workers do
+    (
+        "one idle host",
+        {**ON_HOSTS, "machine": machine(free=1.0)},
+        "generator",
+        "Add workers (2 -> 3): of the 6 CPUs of all hosts",
+    ),
     ("slow splits=", {"listing": 0.7}, "listing", "in 70 % of the waits the next epoch's splits are not known"),
     ("one lane", {"lanes": 1, "without_lane": 0.5}, "lanes", "Only 1 of 2 workers is busy: the feed has 1 lane, so"),
     ("one split", {"lanes": 1, "splits": 1, "without_lane": 0.5}, "lanes", "the feed has 1 split, so no more can work"),
@@ -94,9 +106,9 @@ SITUATIONS: list[tuple[str, dict[str, Any], str, str]] = [
     ("slow split, full memory", {"ahead": 0.5, "workers": (worker(0, 0.9, awaited=0.9), *IDLE)}, "split", "worker 0"),
     (
         "slow host",
-        {"ahead": 0.5, "cpus": 8, "workers": HOST, "hosts": (HostUse("b", 4, 0.9),)},
+        {"ahead": 0.5, "cpus": 8, "workers": HOST, "hosts": (HostUse("b", machine(free=0.1, count=4), 0.9),)},
         "host",
-        "host b makes the next batch in 90 % of the waits, and others are ahead. Its 2 workers use 1.0 of 4 CPUs",
+        "in 90 % of the waits, and others are ahead. Its 2 workers use 1.0 of 4 CPUs; 0.1 are idle",
     ),
     ("uneven batches", {"ahead": 0.4, "workers": IDLE}, "order", 'or use Feed(order="fast")'),
     ("uneven batches, memory", {"ahead": 0.4, "workers": IDLE, "memory_full": False}, "order", "long: use Feed(order="),

@@ -243,6 +243,17 @@ class TimeSpent(Struct, frozen=True, forbid_unknown_fields=True):
     ]
 
 
+class Machine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The CPUs of a host. Times are counted since the daemon, or the host, was started, and added up over CPUs."""
+
+    count: Annotated[Count, figure("CPUs that Penstock may run on, without regard to quotas of its cgroups.")]
+    idle_seconds: Annotated[float, figure("Seconds in which they were idle.")]
+    free_seconds: Annotated[
+        float, figure("CPU seconds that Penstock could have used in addition: idle ones that quotas allow.")
+    ]
+    stolen_seconds: Annotated[float, figure("Seconds that the hypervisor gave to other hosts.")]
+
+
 class WorkerReport(Struct, frozen=True, forbid_unknown_fields=True):
     """The figures of a worker that its own host knows. Those that the head adds are in status/worker_status.py."""
 
@@ -264,7 +275,7 @@ class HostReport(Message, frozen=True):
     `workers`: some of its workers, in turn if there are many. `memory`: bytes of its slots, out of `allowed` bytes.
     `unsent`: bytes that wait for the connection to the head. `unfetched`: bytes that consumers asked for, and that wait
     for their connections. `lent`: bytes that consumers on the host's machine have borrowed since it joined. `cpus`: how
-    many CPUs its processes may use.
+    many CPUs its processes may use. `machine`: how busy its CPUs are.
     """
 
     workers: Annotated[tuple[WorkerReport, ...], Meta(max_length=64)]
@@ -274,6 +285,7 @@ class HostReport(Message, frozen=True):
     cpus: Count
     unfetched: Count = 0
     lent: Count = 0
+    machine: Machine | None = None
 
 
 FromHost: TypeAlias = (

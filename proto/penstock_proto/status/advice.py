@@ -196,7 +196,7 @@ def taking(seen: Figures) -> Cause:
 def no_cpus(seen: Figures, *, quota: bool, others: bool) -> Cause:
     """The feed uses the CPUs up. `quota`: a cgroup's quota is the limit. `others`: other work uses many of them."""
     assert seen.machine is not None
-    cpus = all_cpus(seen)
+    cpus = _own_cpus(seen)
     used = f"of {cpus}, workers, daemon{' and trainer' if seen.consumer_cpu else ''} use {seen.cpus_used:.1f}"
     if quota:
         return Cause(
@@ -205,7 +205,7 @@ def no_cpus(seen: Figures, *, quota: bool, others: bool) -> Cause:
             f"The CPU quota of the daemon's container (its cgroup) is the limit: {used}, while "
             f"{seen.machine.idle:.1f} CPUs of the host are idle. Raise the quota; more workers would not help.",
         )
-    few = f"{cpus} {'is' if seen.cpus == 1 else 'are'} busy"
+    few = f"{cpus} {'is' if seen.machine.allowed == 1 else 'are'} busy"
     text = f"The CPUs are the limit: {used}"
     if others:
         return Cause("cpus", few, f"{text}, and other work {seen.other_cpu:.1f}. More workers would not help.")
@@ -216,6 +216,16 @@ def no_cpus(seen: Figures, *, quota: bool, others: bool) -> Cause:
         "cpus",
         few,
         f"{text}. More workers would not help: make the work cheaper, or serve the feed from a host with more CPUs.",
+    )
+
+
+def no_cpus_on_hosts(seen: Figures) -> Cause:
+    """The CPUs of all hosts are used up."""
+    return Cause(
+        "cpus",
+        f"{all_cpus(seen)} are busy",
+        f"The CPUs are the limit: on no host with workers is one idle; of {all_cpus(seen)}, the feed uses "
+        f"{seen.cpus_used:.1f}. More workers would not help: make the work cheaper, or let another host join.",
     )
 
 

@@ -64,11 +64,11 @@ class CpuUse:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """A joined host: its CPUs (None if unknown), and the share of the waits for production in which the next batch was
-    one of its workers'."""
+    """A joined host: how its CPUs were used (None if unknown), and the share of the waits for production in which the
+    next batch was one of its workers'."""
 
     name: str
-    cpus: int | None
+    machine: CpuUse | None
     awaited: float
 
 
@@ -249,6 +249,19 @@ class Figures:
         """CPUs that workers and daemon use, and the consumer, unless it may be on another host (over TCP)."""
         consumer = self.consumer_cpu if self.transport == "local" else 0.0
         return sum(worker.cpu for worker in self.workers) + self.daemon_cpu + consumer
+
+    @property
+    def places(self) -> list[CpuUse | None]:
+        """The CPUs of each host that has workers; None for those of which they are unknown."""
+        names = {worker.host for worker in self.workers}
+        own = [self.machine] if None in names else []
+        return own + [host.machine for host in self.hosts if host.name in names]
+
+    @property
+    def free_cpus(self) -> float | None:
+        """How many CPUs the hosts that have workers could give in addition; None if unknown."""
+        known = [place.free for place in self.places if place is not None]
+        return sum(known) if known and len(known) == len(self.places) else None
 
     @property
     def cpus_lacked(self) -> float:

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from ..declarations import figure
+from ..messages import Machine
 
 
 class HostMemory(Struct, frozen=True, kw_only=True):
@@ -72,6 +73,7 @@ class Host(Struct, frozen=True, kw_only=True):
         figure("Bytes of batches that the network has not taken from the host yet.", "penstock_host_unsent_bytes"),
     ]
     cpus: Annotated[int | None, figure("CPUs that the host's workers may use.", "penstock_host_cpus")]
+    machine: Annotated[Machine | None, figure("How busy its CPUs are.")]
     rates: Annotated[HostRates, figure("Averages of the last `window_seconds`.")] = HostRates(bytes=0.0)
     awaited: Annotated[
         float | None,

@@ -117,7 +117,7 @@ def slow_host(seen: Figures, host: HostUse) -> Cause:
     """A host makes most of the batches that the consumer waits for."""
     workers = [worker for worker in seen.workers if worker.host == host.name]
     used = sum(worker.cpu for worker in workers)
-    of = "" if host.cpus is None else f" of {count(host.cpus, 'CPU')}"
+    of = "" if host.machine is None else f" of {count(host.machine.allowed, 'CPU')}; {host.machine.free:.1f} are idle"
     few = f"host {host.name} makes the next batch in {percent(host.awaited)} of the waits"
     return Cause(
         "host",
@@ -244,9 +244,9 @@ def _next(seen: Figures) -> int | None:
     if seen.lanes is not None and seen.lanes <= workers:
         return None
     most = GROWTH * workers
-    if seen.machine is not None and not seen.hosts:
+    if seen.free_cpus is not None:
         each = sum(worker.cpu + worker.cpu_wait for worker in seen.workers) / workers
-        fitting = workers + int(seen.machine.free / max(each, 0.01) + 0.25)
+        fitting = workers + int(seen.free_cpus / max(each, 0.01) + 0.25)
         most = min(most, max(fitting, 2 * workers) if seen.waits_for_io else fitting)
     wanted = min(most, max(workers + 1, math.ceil(workers / max(0.01, 1 - seen.waiting) - 0.1)))
     if wanted <= workers:

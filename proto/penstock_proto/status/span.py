@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import asdict
 
+from ..messages import Machine
 from .feed_status import Feed, Sent
 from .figures import CpuUse, Figures, HostUse, WorkerShares
 from .status_shape import Status
@@ -120,19 +121,15 @@ class Span:
         before, after = self.before[key].waits, self.after[key].waits
         return Waits(**{name: value - getattr(before, name) for name, value in asdict(after).items()})
 
-    @property
-    def cpus(self) -> CpuUse | None:
-        """How the CPUs of the daemon's host were used; None if no time has passed."""
-        first, last = self.first.machine, self.last.machine
-        if self.seconds <= 0:
+    def cpu_use(self, first: Machine | None, last: Machine | None, allowed: int | None) -> CpuUse | None:
+        """Return how the CPUs of a host were used; None if that is unknown. `allowed`: how many quotas allow."""
+        if first is None or last is None or allowed is None or self.seconds <= 0:
             return None
-        return CpuUse(
-            last.count,
-            self.last.cpus,
-            (last.idle_seconds - first.idle_seconds) / self.seconds,
-            (last.free_seconds - first.free_seconds) / self.seconds,
-            (last.stolen_seconds - first.stolen_seconds) / self.seconds,
+        idle, free, stolen = (
+            max(0.0, getattr(last, name) - getattr(first, name)) / self.seconds
+            for name in ("idle_seconds", "free_seconds", "stolen_seconds")
         )
+        return CpuUse(last.count, allowed, idle, free, stolen)
 
     def _earlier(self, feed: Feed) -> Feed | None:
         return next((one for one in self.first.feeds if one.name == feed.name), None)
@@ -201,7 +198,7 @@ def figures_of(span: Span, key: Key, least: float = LEAST) -> Figures | None:
         cpus=last.cpus + sum(host.cpus or 0 for host in last.hosts),
         lanes=lanes_of(feed),
         others=len(last.streams) + last.more_streams - 1,
-        machine=span.cpus,
+        machine=span.cpu_use(first.machine, last.machine, last.cpus),
         fast=feed.order == "fast",
         whole_batches=feed.batch_size is None,
         bytes_only=set(re.findall(r"\b([a-z]+[0-9]*)\[", feed.spec)) <= {"bool", "int8", "uint8"},
@@ -240,11 +237,13 @@ def _cpu_between(before: Stream, after: Stream) -> float:
 
 
 def _hosts(span: Span) -> Iterator[HostUse]:
-    before = {(host.name, host.address): host.awaited_seconds for host in span.first.hosts}
+    earlier = {(host.name, host.address): host for host in span.first.hosts}
     waited = span.waited_for_production
     for host in span.last.hosts:
-        awaited = host.awaited_seconds - before.get((host.name, host.address), 0.0)
-        yield HostUse(host.name, host.cpus, min(1.0, max(0.0, awaited) / waited) if waited > 0 else 0.0)
+        before = earlier.get((host.name, host.address))
+        awaited = host.awaited_seconds - (0.0 if before is None else before.awaited_seconds)
+        use = None if before is None else span.cpu_use(before.machine, host.machine, host.cpus)
+        yield HostUse(host.name, use, min(1.0, max(0.0, awaited) / waited) if waited > 0 else 0.0)
 
 
 def _in_both(first: Status, last: Status) -> Iterator[tuple[int, Worker]]:

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Struct
 
 from ..declarations import figure
+from ..messages import Machine
 from .feed_status import Feed
 from .host_status import Host
-from .machine_status import Machine
 from .stream_status import Stream
 from .worker_status import Worker
 

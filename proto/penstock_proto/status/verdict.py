@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from . import advice, production_advice
 from .advice import Cause
-from .figures import Figures, percent
+from .figures import CpuUse, Figures, percent
 
 WAITS = 0.1
 """A consumer that waits for less than this share of its time counts as not waiting."""
@@ -123,11 +123,10 @@ def _taking(seen: Figures) -> Cause | None:
 
 
 def _cpus(seen: Figures) -> Cause | None:
-    machine = seen.machine
     if seen.hosts:
-        lacking = sum(worker.cpu + worker.cpu_wait for worker in seen.workers) >= (1 - SCARCE) * seen.cpus
-        return advice.no_cpus(seen, quota=False, others=False) if lacking else None
-    if machine is None or machine.free >= SCARCE * machine.allowed:
+        return advice.no_cpus_on_hosts(seen) if _all_scarce(seen) else None
+    machine = seen.machine
+    if machine is None or not _scarce(machine):
         return None
     if seen.waits_for_io and seen.cpus_used < (1 - SCARCE) * machine.allowed:
         return None  # workers hardly need CPUs, whoever uses them
@@ -135,6 +134,15 @@ def _cpus(seen: Figures) -> Cause | None:
         return advice.other_work(seen)
     within_quota = machine.idle - machine.free >= SCARCE * machine.allowed
     return advice.no_cpus(seen, quota=within_quota, others=is_busy_with_others(seen))
+
+
+def _scarce(machine: CpuUse) -> bool:
+    return machine.free < SCARCE * machine.allowed
+
+
+def _all_scarce(seen: Figures) -> bool:
+    """Return whether CPUs are scarce on every host that has workers."""
+    return not seen.waits_for_io and all(machine is not None and _scarce(machine) for machine in seen.places)
 
 
 def _kept_from_cpus(seen: Figures) -> Cause | None:

@@ -116,6 +116,7 @@ class Membership:
         self._list = memoryview(b"")
         """The list of splits that is being received."""
         self._reported = 0
+        self._cpus = cpus.FreeCpus()
         bugs = Bugs()
         self._shown = ShownWorkers(link.send, self._numbers, supervisor, bugs)
         self._sampling = Sampling(link.send, self._numbers, supervisor, folder, bugs)
@@ -366,6 +367,7 @@ class Membership:
             cpus=cpus.usable(),
             unfetched=unfetched,
             lent=lent,
+            machine=self._cpus.now(),
         )
         self._link.send(codec.encode(report))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_proto.status.machine_status import Machine
+from penstock_proto.messages import Machine
 
 from .cgroups import CGROUPS, OWN, Quota, quotas
 

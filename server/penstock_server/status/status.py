@@ -267,6 +267,7 @@ def of_host(host: JoinedHost, streams: Iterable[Stream]) -> Host:
         memory=None if report is None else HostMemory(used=report.memory, allowed=report.allowed),
         unsent_bytes=None if report is None else report.unsent,
         cpus=None if report is None else report.cpus,
+        machine=None if report is None else report.machine,
     )
 
 
