@@ -90,6 +90,16 @@ class Cycle(Endless):
 
 cycle = Feed(Cycle, method="generate", args=(60,), segment=20, samples=60, batch_size=8)
 
+class Batches:
+    def generate(self):
+        order = np.random.permutation(200)
+        while True:
+            for rows in np.split(order, 20):
+                yield rows, np.random.random(len(rows))
+
+cycle_batches = Feed(Batches, method="generate", segment=7, batch_size=None)
+cycle_rows = Feed(Batches, method="generate", segment=70, batch_size=None, rebatch=16)
+
 class OwnSeed:
     def __init__(self, seed):
         self.rng = np.random.RandomState(seed)
@@ -506,9 +516,13 @@ def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: C
 
 def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -> None:
     cycle = check("feeds.py:cycle").finding("segments")
-    assert re.match(r"the first 60 samples of an epoch have only [34]\d different ones, and a plain", cycle["what"])
+    assert re.match(r"60 samples of an epoch have only [34]\d different ones, and a plain", cycle["what"])
     assert "as splits=" in cycle["fix"]
     assert "; or give segment=60. With other segments" in cycle["fix"]
+    for feed, one_pass in {"cycle_batches": 20, "cycle_rows": 200}.items():  # a batch is another one each time, and its rows are not
+        lost = check(f"feeds.py:{feed}").finding("segments")
+        assert re.match(r"200 rows of an epoch have only 1\d\d different ones, and a plain", lost["what"])
+        assert f"; or give segment={one_pass}. With other segments" in lost["fix"]
     own_seed = check("feeds.py:own_seed").finding("epochs")
     assert "each epoch has the same samples in the same order, and in a plain loop over one object" in own_seed["what"]
     assert "let the constructor take `epoch`" in own_seed["fix"]

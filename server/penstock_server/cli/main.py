@@ -196,8 +196,8 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
     world.enter_path()
 
     def on_ready(url: str) -> None:
-        with line.aside():
-            click.echo(f"ready {url}")
+        line.show("")  # nothing is waited for any longer
+        click.echo(f"ready {url}")
 
     try:
         config = _config(targets, given)

@@ -162,7 +162,7 @@ class _Collector:
     def _second(self, name: str, first: Outcome, recording: Recording, hash_seed: str) -> Outcome:
         assert first.done is not None
         assert first.looked is not None
-        self._tell("reading again", 0.5)
+        self._tell("importing again", 0.5)
         task = self._task(
             name,
             order=messages.BACKWARDS,
@@ -172,7 +172,9 @@ class _Collector:
         )
 
         def heard(report: messages.Report) -> None:
-            if isinstance(report, messages.Progress):
+            if isinstance(report, messages.Imported):
+                self._tell("reading again", 0.5)
+            elif isinstance(report, messages.Progress):
                 self._tell("reading again", 0.5 + 0.4 * report.samples / recording.samples)
 
         (outcome,) = finish(self._run(task, hash_seed, heard))
@@ -184,9 +186,14 @@ class _Collector:
         assert first.looked is not None
         if first.imported.plan.length is not None:
             return None
-        self._tell("comparing with a plain loop", 0.9)
+        self._tell("importing again", 0.9)
         task = self._task("plain", order=messages.PLAIN, seconds=_PLAIN_SECONDS, spec=first.looked.spec)
-        (outcome,) = finish(self._run(task, "0"))
+
+        def heard(report: messages.Report) -> None:
+            if isinstance(report, messages.Imported):
+                self._tell("comparing with a plain loop", 0.9)
+
+        (outcome,) = finish(self._run(task, "0", heard))
         return None if outcome.done is None else outcome.done.carried
 
     def _finish(self, task: messages.Task) -> Outcome:

@@ -212,14 +212,14 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
 
 
 def _lost(carried: Carried) -> Finding:
-    count = carried.compared
+    count, unit = carried.compared, carried.unit
     if carried.kind == "segments":
         a_pass = f"segment={carried.one_pass}" if carried.one_pass else "a segment= of one pass over the data"
         return Finding(
             WARNING,
             "segments",
-            f"the first {count} samples of an epoch have only {count - carried.different} different ones, and a plain "
-            f"loop over the generator yields {count}: each segment starts the generator again, so samples come twice "
+            f"{count} {unit} of an epoch have only {count - carried.different} different ones, and a plain "
+            f"loop over the generator yields {count}: each segment starts the generator again, so {unit} come twice "
             "and others are left out",
             fix="give what the generator goes through as splits= (files, or ranges of rows), or serve an object with "
             f"__len__ and __getitem__, and let shuffle= shuffle; or give {a_pass}. With other segments, a generator "
@@ -229,7 +229,7 @@ def _lost(carried: Carried) -> Finding:
         WARNING,
         "epochs",
         f"each epoch has the same samples in the same order, and in a plain loop over one object {carried.different} "
-        f"of {count} samples differ from one pass to the next: the feed makes the object again for each split and "
+        f"of {count} {unit} differ from one pass to the next: the feed makes the object again for each split and "
         "epoch, and its own random generator begins again with it",
         fix="draw from random or numpy.random, which are seeded for each split and epoch, or let the constructor take "
         "`epoch` and add it to the seed. If only the order differs, shuffle= can shuffle",

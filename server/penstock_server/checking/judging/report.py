@@ -136,7 +136,8 @@ def _splits(plan: FeedPlan, count: int | None) -> str:
     if plan.length is not None:
         return f", {_number(plan.length, 'item')}"
     if plan.endless:
-        return f", endless, segments of {_number(plan.segment or 0, 'sample')}"
+        what = "batch" if plan.batch_size is None else "sample"
+        return f", endless, segments of {_number(plan.segment or 0, what)}"
     return "" if count is None else f", {_number(count, plan.piece)}"
 
 

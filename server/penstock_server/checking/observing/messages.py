@@ -157,15 +157,17 @@ class Carried(Struct, frozen=True):
 
     Attributes:
         kind: "segments" or "epochs": where the feed loses it.
-        compared: how many samples were compared.
+        compared: how many samples were compared, or rows of batches.
         different: how many of them came twice in the segments, or differed in a second pass of the plain loop.
-        one_pass: samples after which the plain loop has gone through its data, if it has come so far; otherwise 0.
+        one_pass: the `segment=` with which the plain loop goes through its data once, if it has come so far; otherwise 0.
+        unit: "samples" or "rows".
     """
 
     kind: str
     compared: int
     different: int
     one_pass: int = 0
+    unit: str = "samples"
 
 
 class Done(Struct, frozen=True, tag=True):

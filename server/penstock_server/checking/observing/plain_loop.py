@@ -2,21 +2,26 @@
 
 A feed makes the object again for each segment, split and epoch. So what the object carries from one sample, or from one
 epoch, to the next is lost: an order that it shuffles once, or a random generator of its own. Only samples of the source
-are compared, before `transform`.
+are compared, before `transform`. Batches that a generator makes are compared row by row: a loader that shuffles its rows
+makes other batches of them each time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from ...feed.combined.feed_kinds import generator_call, kind_of
 from ...feed.combined.mixed import is_mix
 from ...feed.combined.zipped import Zipped
 from ...feed.objects.endless_items import EndlessItems
 from ...feed.objects.torch_iterable import TorchIterable
+from ...worker.batch.rebatching import BatchRows, NoRows
 from ...worker.batch.sample_spec import DIGEST, digests_of
 from ...worker.isolation.randomness import GlobalRandomness, GlobalState, generator, seeds
 from ...worker.reading.loaded_feed import LoadedFeed
@@ -25,7 +30,10 @@ from .messages import Carried
 EPOCHS, SEGMENTS = "epochs", "segments"
 
 _MOST = 4096
-"""Samples of a loop to compare, at most."""
+"""Samples or rows of a loop to compare, at most."""
+
+_OF_A_SEGMENT = 512
+"""Of one segment at most so many: samples come twice only in different ones."""
 
 _FEWEST = 8
 """Fewer samples would agree or differ by chance."""
@@ -59,7 +67,10 @@ class _Loops:
     def __init__(self, feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomness, until: float) -> None:
         self._call = generator_call(feed.declared)
         self._seed = feed.plan.seed
-        self._shuffles = feed.plan.shuffle > 0
+        self._makes_batches = feed.plan.batch_size is None or feed.declared.rebatch is not None
+        self._counts_batches = feed.plan.batch_size is None
+        """Whether `segment=` and `shuffle=` count batches."""
+        self._shuffles_samples = feed.plan.shuffle > 0 and not self._counts_batches
         self._splits = splits
         self._randomness = randomness
         self._until = until
@@ -67,13 +78,22 @@ class _Loops:
 
     def segments(self, segment: int) -> Carried | None:
         """Compare one long run with the segments of an epoch."""
-        plain = list(self._read(self._start(0, 0), _MOST, self._part_of_time(2)))
+        begins: list[int] = []
+        plain = list(self._read(self._start(0, 0), _MOST, self._part_of_time(2), begins=begins))
         reads: list[tuple[int, bytes]] = []
         for number in range(len(self._splits)):
             if len(reads) >= len(plain) or time.monotonic() > self._until:
                 break
-            reads += enumerate(self._read(self._start(number, 0), segment, self._until))
-        return lost_by_segments(plain, reads)
+            most = _OF_A_SEGMENT if self._counts_batches else min(segment, _OF_A_SEGMENT)
+            batches = segment if self._counts_batches else None
+            reads += enumerate(self._read(self._start(number, 0), most, self._until, batches=batches))
+        found = lost_by_segments(plain, reads)
+        if found is None or not self._makes_batches:
+            return found
+        one_pass = found.one_pass
+        if self._counts_batches:
+            one_pass = begins.index(one_pass) if one_pass in begins else 0
+        return replace(found, unit="rows", one_pass=one_pass)
 
     def epochs(self) -> Carried | None:
         """Compare two passes over one object with the feed's first two epochs of a split."""
@@ -86,10 +106,10 @@ class _Loops:
         count = min(map(len, (second, *epochs)))
         if count < _FEWEST or epochs[0][:count] != epochs[1][:count] or first[:count] == second[:count]:
             return None
-        if self._shuffles and sorted(first) == sorted(second):
+        if self._shuffles_samples and sorted(first) == sorted(second):
             return None  # only the order is lost
         different = sum(one != other for one, other in zip(first, second, strict=False))
-        return Carried(EPOCHS, count, different)
+        return Carried(EPOCHS, count, different, unit="rows" if self._makes_batches else "samples")
 
     def _start(self, index: int, epoch: int) -> Any:
         """Make the object, or the arguments, and return a function that starts a pass over it."""
@@ -102,16 +122,43 @@ class _Loops:
         start = variables.run(self._call.prepare, wanted)
         return lambda: variables.run(start)
 
-    def _read(self, start: Any, most: int, until: float) -> Iterator[bytes]:
+    def _read(
+        self, start: Any, most: int, until: float, *, batches: int | None = None, begins: list[int] | None = None
+    ) -> Iterator[bytes]:
+        """Yield the digests of the samples of a pass, or of the rows of its batches.
+
+        Args:
+            start: starts the pass.
+            most: this many of them, at most.
+            until: when to stop (monotonic).
+            batches: read this many batches, at most.
+            begins: receives the numbers of the rows with which batches begin.
+        """
         samples = start()
         try:
-            for sample in itertools.islice(samples, most):
+            read = itertools.islice(samples, batches)
+            for sample in itertools.islice(self._rows(read, begins), most):
                 yield digests_of(sample)
                 if time.monotonic() > until:
                     break
         finally:
             if hasattr(samples, "close"):
                 samples.close()
+
+    def _rows(self, samples: Iterator[Any], begins: list[int] | None) -> Iterator[Any]:
+        """Yield samples, and instead of batches their rows."""
+        if not self._makes_batches:
+            yield from samples
+            return
+        count = 0
+        for batch in samples:
+            if begins is not None:
+                begins.append(count)
+            rows = [batch]
+            with contextlib.suppress(NoRows):  # a batch of another kind is compared as a whole
+                rows = list(BatchRows(iter(rows)))
+            count += len(rows)
+            yield from rows
 
     def _part_of_time(self, parts: int) -> float:
         now = time.monotonic()
