@@ -13,6 +13,9 @@ from typing import Any
 
 _WITH_PARAMS = re.compile(r"(?P<target>.+?:[^\W\d]\w*)\?(?P<params>\{.*\})", re.DOTALL)
 
+SENT = "<object>:"
+"""What the target of a feed begins with that the trainer sends to its workers as a pickle."""
+
 MOST = 64 * 1024
 """Most bytes of a target with its parameters. They are a word of command lines, and Linux allows 128 KiB."""
 
@@ -49,5 +52,7 @@ def split_params(target: str) -> tuple[str, dict[str, Any] | None]:
 
 def shown_call(target: str) -> str:
     """Return a target as messages show it."""
+    if target.startswith(SENT):
+        return f"the feed {target.removeprefix(SENT)}"
     name, params = split_params(target)
     return name if params is None else f"{name}({', '.join(f'{key}={value!r}' for key, value in params.items())})"

@@ -519,7 +519,7 @@ def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -
     assert re.match(r"60 samples of an epoch have only [34]\d different ones, and a plain", cycle["what"])
     assert "as splits=" in cycle["fix"]
     assert "; or give segment=60. With other segments" in cycle["fix"]
-    for feed, one_pass in {"cycle_batches": 20, "cycle_rows": 200}.items():  # a batch is another one each time, and its rows are not
+    for feed, one_pass in {"cycle_batches": 20, "cycle_rows": 200}.items():  # no batch comes twice, but its rows do
         lost = check(f"feeds.py:{feed}").finding("segments")
         assert re.match(r"200 rows of an epoch have only 1\d\d different ones, and a plain", lost["what"])
         assert f"; or give segment={one_pass}. With other segments" in lost["fix"]

@@ -20,7 +20,7 @@ import msgspec
 
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import ErrorReport
-from penstock_proto.params import shown_call, split_params
+from penstock_proto.params import SENT, shown_call, split_params
 from penstock_proto.text import one_line
 from penstock_proto.world import VARIABLE, World, interpreter
 
@@ -110,23 +110,27 @@ class PrivateDaemon:
 
     def _ready(self, spec: str, watch: Callable[[], None] | None) -> str:
         announcer = Announcer(f"the private daemon of {shown_call(spec)}")
-        while True:
-            announcer.say(self._phase)
-            try:
-                said = self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C works
-            except queue.Empty:
-                if watch is not None:
-                    watch()
-                continue
-            if isinstance(said, str):
-                return said
-            if said is not None:
-                raise said
-            status = self._process.wait()
-            raise StartError(
-                f"the private daemon for {shown_call(spec)!r} ended with status {status} before it was ready; see its "
-                f"messages on stderr, or run `penstock serve {split_params(spec)[0]}`"
-            )
+        try:
+            while True:
+                announcer.say(self._phase)
+                try:
+                    said = self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C works
+                    break
+                except queue.Empty:
+                    if watch is not None:
+                        watch()
+        finally:
+            announcer.close()
+        if isinstance(said, str):
+            return said
+        if said is not None:
+            raise said
+        status = self._process.wait()
+        seen = "" if spec.startswith(SENT) else f", or run `penstock serve {split_params(spec)[0]}`"
+        raise StartError(
+            f"the private daemon for {shown_call(spec)!r} ended with status {status} before it was ready; see its "
+            f"messages on stderr{seen}"
+        )
 
     def _read(self) -> None:
         stdout = self._process.stdout

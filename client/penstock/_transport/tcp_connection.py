@@ -76,7 +76,15 @@ class TcpConnection:
             PenstockError: the daemon refused: no such feed, another version. Or it could not start.
         """
         waiting = Waiting(self._address, self.keys, patience)
+        try:
+            answer = self._greeted(patience, watch, waiting)
+        finally:
+            waiting.close()
+        if not isinstance(answer, Welcome):
+            raise ProtocolError(f"the daemon at {self.endpoint} answered Hello with {type(answer).__name__}")
+        return answer
 
+    def _greeted(self, patience: Patience, watch: Callable[[], None] | None, waiting: Waiting) -> ServerMessage:
         def look() -> None:
             if watch is not None:
                 watch()
@@ -111,8 +119,6 @@ class TcpConnection:
                     raise
                 said = f"{self.endpoint} is not a Penstock daemon: {error}"
                 raise Unreachable(said) from None
-        if not isinstance(answer, Welcome):
-            raise ProtocolError(f"the daemon at {self.endpoint} answered Hello with {type(answer).__name__}")
         return answer
 
     def ask(self, message: ClientMessage, deadline: float, watch: Callable[[], None] | None) -> ServerMessage:

@@ -1,4 +1,5 @@
-"""A wait for a daemon: asks one that does not answer Hello how far it is, and says in the log what the wait is for."""
+"""A wait for a daemon: asks one that does not answer Hello how far it is, and says what the wait is for, in the log or
+below the cell of a notebook."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 from penstock_proto.security.keys import ClientKeys
 from penstock_proto.status.readiness import Patience
 from penstock_proto.transport.urls import Address
+
+from .notebook import NotebookBar
 
 if TYPE_CHECKING:
     from .daemon_status import DaemonStatus
@@ -25,7 +28,8 @@ logger = logging.getLogger("penstock")
 
 
 class Announcer:
-    """Says in the log what a wait is for: after `SAY_AFTER` seconds, then at longer and longer intervals.
+    """Says what a wait is for, once it takes `SAY_AFTER` seconds: in the log at longer and longer intervals, or in a
+    notebook with a bar. Call `close` at the end.
 
     Args:
         what: the thing that somebody waits for.
@@ -35,13 +39,22 @@ class Announcer:
         self._what = what
         self._began = time.monotonic()
         self._at = self._began + SAY_AFTER
+        self._bar = NotebookBar()
 
     def say(self, phase: str) -> None:
         """Say that the wait is for `phase`, if it is time. Call it often."""
         now = time.monotonic()
-        if now >= self._at and phase:
-            self._at = now + min(SAY_AGAIN, now - self._began)
-            logger.warning("waiting for %s: %s", self._what, phase)
+        if now < self._at or not phase:
+            return
+        if self._bar.works:
+            self._bar.show(f"{self._what}: {phase}")
+            return
+        self._at = now + min(SAY_AGAIN, now - self._began)
+        logger.warning("waiting for %s: %s", self._what, phase)
+
+    def close(self) -> None:
+        """Take back what is still shown."""
+        self._bar.close()
 
 
 class Waiting:
@@ -73,6 +86,10 @@ class Waiting:
             self._patience.heard(state)
             self._phase = state.phase
         self._announcer.say(self._phase)
+
+    def close(self) -> None:
+        """End the wait."""
+        self._announcer.close()
 
     def on_nobody(self, error: OSError) -> None:
         """Note that nobody answers there."""

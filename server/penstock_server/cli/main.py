@@ -188,7 +188,10 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
 
     private = options["until_stdin_closes"]
     line = Line(private=private)
-    line.log_to(log_format.configure(log_level, form))
+    handler = log_format.configure(log_level, form)
+    if private and log_level == "warning":  # an interactive session, which shows what it raises
+        handler.addFilter(lambda record: record.__dict__.get("event") != "split_failed")
+    line.log_to(handler)
     given = given_for(DaemonConfig, options)
     of_factory = taken(options)
     targets = with_given(targets_of(feeds, options), of_factory)

@@ -8,13 +8,17 @@ goes to the workers in the trainer's world (penstock_proto/world.py). Only proce
 from __future__ import annotations
 
 import inspect
+import io
 import linecache
 import os
 import pickle
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from penstock_proto import StartError, distribution
+from penstock_proto.params import SENT
 from penstock_proto.text import printable
 from penstock_proto.value_text import shown
 from penstock_proto.world import Carried
@@ -22,25 +26,23 @@ from penstock_proto.world import Carried
 if TYPE_CHECKING:
     from ..feed.feed import Feed
 
-_PREFIX = "<object>:"
-
 _carried: Carried | None = None
 """What the trainer of this worker has pickled."""
 
 
 def is_pickled_target(target: str) -> bool:
     """Return whether `target` names a feed that was pickled."""
-    return target.startswith(_PREFIX)
+    return target.startswith(SENT)
 
 
 def target_for(name: str) -> str:
     """Return the target of a pickled feed with this name."""
-    return f"{_PREFIX}{name}"
+    return f"{SENT}{name}"
 
 
 def name_of(target: str) -> str:
     """Return the name of the feed that was pickled."""
-    return target.removeprefix(_PREFIX)
+    return target.removeprefix(SENT)
 
 
 def pack(feed: Feed) -> Carried:
@@ -50,7 +52,7 @@ def pack(feed: Feed) -> Carried:
         StartError: it cannot be pickled; the message says why.
     """
     try:
-        import cloudpickle
+        dumps = _pickler()
     except ImportError:
         raise StartError(
             f"a feed of a notebook, or of a function, needs cloudpickle: run {distribution.pip_install('server')}"
@@ -61,15 +63,16 @@ def pack(feed: Feed) -> Carried:
             "stand for other code the next time: write the feed to a module (in a notebook: begin its cell with "
             '`%%writefile feeds.py`), and open "feeds.py:feed"'
         )
+    files: set[str] = set()
     try:
-        data = cloudpickle.dumps(feed)
+        data = dumps(feed, files)
     except Exception as error:
-        culprit = next(_culprits(feed, cloudpickle.dumps), "")
+        culprit = next(_culprits(feed, dumps), "")
         raise StartError(
             f"the feed cannot be sent to worker processes: {culprit}{printable(f'{type(error).__name__}: {error}')}. "
             "Make or open this in the generator, or give workers=0, which sends nothing"
         ) from error
-    return Carried(data, {name: lines for name, lines in _lines() if name.encode(errors="replace") in data})
+    return Carried(data, {_shown_file(name): lines for name, lines in _lines() if name in files})
 
 
 def keep(carried: Carried) -> None:
@@ -110,6 +113,40 @@ def dumps(value: Any) -> bytes:
         return found
 
 
+def _pickler() -> Callable[[Any, set[str]], bytes]:
+    """Return a function that pickles a value as cloudpickle does, and adds the files of its code to a set. Code of
+    notebook cells is renamed: its file has the number of the cell, as in the notebook's own tracebacks.
+
+    Raises:
+        ImportError: cloudpickle is not installed.
+    """
+    from cloudpickle import CloudPickler
+
+    reduce_code = CloudPickler.dispatch_table[CodeType]
+
+    def dumps(value: Any, files: set[str]) -> bytes:
+        def reduce(code: CodeType) -> Any:
+            files.add(code.co_filename)
+            return reduce_code(code.replace(co_filename=_shown_file(code.co_filename)))
+
+        class Pickler(CloudPickler):
+            dispatch_table = CloudPickler.dispatch_table.new_child({CodeType: reduce})  # read when it is made
+
+        buffer = io.BytesIO()
+        Pickler(buffer).dump(value)
+        return buffer.getvalue()
+
+    return dumps
+
+
+def _shown_file(name: str) -> str:
+    """Return the file of some code as tracebacks show it: for a notebook's cell `Cell In[5]`, where IPython has a
+    temporary file that does not exist."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    label = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(name)
+    return name if label is None else " ".join(label)
+
+
 def _lines() -> Iterator[tuple[str, list[str]]]:
     """Yield the names and the lines of sources that are in no file, such as cells."""
     for name, entry in list(linecache.cache.items()):
@@ -117,7 +154,7 @@ def _lines() -> Iterator[tuple[str, list[str]]]:
             yield name, entry[2]
 
 
-def _culprits(feed: Feed, pickled: Any) -> Iterator[str]:
+def _culprits(feed: Feed, dumps: Callable[[Any, set[str]], bytes]) -> Iterator[str]:
     """Yield the variables of the feed's functions that cannot be pickled, as the beginning of a message."""
     options = {"transform": feed.transform, "splits": feed.splits, "args": feed.args, "kwargs": feed.kwargs}
     functions = [feed.generate, *(feed.transform if isinstance(feed.transform, list | tuple) else [feed.transform])]
@@ -125,17 +162,18 @@ def _culprits(feed: Feed, pickled: Any) -> Iterator[str]:
         if inspect.isfunction(function):
             variables = inspect.getclosurevars(function)
             for name, value in {**variables.globals, **variables.nonlocals}.items():
-                if not _can_be_pickled(value, pickled):
-                    place = f"{os.path.basename(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
+                if not _can_be_pickled(value, dumps):
+                    code = function.__code__
+                    place = f"{os.path.basename(_shown_file(code.co_filename))}:{code.co_firstlineno}"
                     yield f"{function.__name__} ({place}) uses {name} = {shown(value)}. "
     for name, value in options.items():
-        if not _can_be_pickled(value, pickled):
+        if not _can_be_pickled(value, dumps):
             yield f"{name}={shown(value)}. "
 
 
-def _can_be_pickled(value: Any, pickled: Any) -> bool:
+def _can_be_pickled(value: Any, dumps: Callable[[Any, set[str]], bytes]) -> bool:
     try:
-        pickled(value)
+        dumps(value, set())
     except Exception:
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -38,6 +39,25 @@ for source in json.load(sys.stdin):
 """
 """A program that runs cells in `__main__`, and keeps their sources for tracebacks, as a notebook's kernel does."""
 
+IPYTHON = """
+import sys, types
+
+class Compiler:
+    def format_code_name(self, name):
+        return ("Cell", f"In[{name.removesuffix('.py').rpartition('/')[2]}]") if "/ipykernel_" in name else None
+
+shown = []  # the calls of display
+
+def display(data, **options):
+    shown.append([data, options])
+
+shell = types.SimpleNamespace(compile=Compiler(), kernel="a kernel")
+drawing = sys.modules["IPython.display"] = types.SimpleNamespace(display=display, shown=shown)
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell, display=drawing)
+sys.ps1 = ">"
+"""
+"""What Penstock uses of IPython, if it runs in such a kernel."""
+
 FIRST = """
     import json
     from dataclasses import dataclass
@@ -68,9 +88,9 @@ FIRST = """
 """
 
 
-def run(folder: Path, *cells: str, interactive: bool = False) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *cells: str, notebook: bool = False) -> subprocess.CompletedProcess[str]:
     sources = json.dumps([textwrap.dedent(cell) for cell in cells])
-    kernel = f"import sys; sys.ps1 = '>'\n{KERNEL}" if interactive else KERNEL
+    kernel = IPYTHON + KERNEL if notebook else KERNEL
     return subprocess.run(
         [sys.executable, "-c", kernel], cwd=folder, input=sources, capture_output=True, text=True, timeout=120
     )
@@ -114,6 +134,62 @@ def test_an_error_shows_the_line_of_the_cell(tmp_path: Path) -> None:
     assert 'File "/tmp/ipykernel_77/2.py", line 4, in bad\n    raise ValueError("no pixels")' in error
 
 
+def test_in_a_notebook_the_error_has_the_number_of_the_cell_and_comes_once(tmp_path: Path) -> None:
+    fails = """
+        def bad(split):
+            yield 1
+            raise ValueError("no pixels")
+
+        for options in ({}, {"on_error": "skip"}):
+            try:
+                read(Feed(bad, splits=[1], batch_size=1, **options))
+            except penstock.GeneratorError as error:
+                print(json.dumps(str(error)))
+    """
+    ended = run(tmp_path, FIRST, fails, notebook=True)
+    _, error = printed(ended)
+    assert 'File "Cell In[2]", line 4, in bad\n    raise ValueError("no pixels")' in error
+    assert "ERROR" not in ended.stderr
+    assert ended.stderr.count("Traceback") == 1  # of the feed that does not raise it
+    assert "ipykernel" not in error + ended.stderr
+
+
+def test_a_notebook_shows_a_bar_while_a_private_daemon_starts(tmp_path: Path) -> None:
+    slow = """
+        import os, time
+
+        from IPython import display
+
+        def slow(split):
+            while not os.path.exists("shown"):
+                time.sleep(0.01)
+            yield 1
+
+        def look(data, **options):
+            shown(data, **options)
+            if "reading a first sample" in data["text/plain"]:
+                open("shown", "w")
+
+        shown, display.display = display.display, look
+        display.shown.clear()
+        print(json.dumps(read(Feed(slow, splits=["<b>"], batch_size=1))))
+        print(json.dumps(display.shown))
+    """
+    ended = run(tmp_path, FIRST, slow, notebook=True)
+    _, batches, (*bars, (last, removed)) = printed(ended)
+    assert batches == [[1]]
+    data, options = bars[-1]
+    assert re.fullmatch(r"the private daemon of the feed feed: reading a first sample: '<b>' .*", data["text/plain"])
+    assert data["text/html"].startswith("<progress></progress> the private daemon of the feed feed: ")
+    assert "&lt;b&gt;" in data["text/html"]
+    assert options["raw"] is True
+    assert len({options["display_id"] for _, options in (*bars, (last, removed))}) == 1
+    assert [options["update"] for _, options in bars] == [False] + [True] * (len(bars) - 1)
+    assert last == {"text/html": "", "text/plain": ""}
+    assert removed["update"] is True
+    assert "waiting for" not in ended.stderr
+
+
 def test_what_cannot_be_sent_is_an_error_that_names_it(tmp_path: Path) -> None:
     locks = """
         import threading
@@ -136,7 +212,7 @@ def test_what_cannot_be_sent_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 def test_a_notebook_shows_no_lines_of_the_daemon_but_warnings_and_a_short_feed(tmp_path: Path) -> None:
-    ended = run(tmp_path, FIRST, "print(json.dumps(repr(feed)))", interactive=True)
+    ended = run(tmp_path, FIRST, "print(json.dumps(repr(feed)))", notebook=True)
     assert printed(ended)[1] == "Feed(rows, splits=[Item(number=1), Item(number=2)], transform=<lambda>, batch_size=3)"
     assert " INFO " not in ended.stderr
     assert " INFO " in run(tmp_path, FIRST).stderr

@@ -159,7 +159,7 @@ class Carried(Struct, frozen=True):
         kind: "segments" or "epochs": where the feed loses it.
         compared: how many samples were compared, or rows of batches.
         different: how many of them came twice in the segments, or differed in a second pass of the plain loop.
-        one_pass: the `segment=` with which the plain loop goes through its data once, if it has come so far; otherwise 0.
+        one_pass: the `segment=` that is one pass of the plain loop over its data; 0 if the loop did not come so far.
         unit: "samples" or "rows".
     """
 

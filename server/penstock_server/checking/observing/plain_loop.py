@@ -2,8 +2,8 @@
 
 A feed makes the object again for each segment, split and epoch. So what the object carries from one sample, or from one
 epoch, to the next is lost: an order that it shuffles once, or a random generator of its own. Only samples of the source
-are compared, before `transform`. Batches that a generator makes are compared row by row: a loader that shuffles its rows
-makes other batches of them each time.
+are compared, before `transform`. Batches that a generator makes are compared row by row: a loader that shuffles its
+rows makes other batches of them each time.
 """
 
 from __future__ import annotations
