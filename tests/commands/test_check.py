@@ -23,7 +23,7 @@ from penstock_server.checking.judging.culprit import Culprit, Result, Trial
 from penstock_server.checking.judging.sizes import speed
 from penstock_server.checking.observing.cpu_time import CpuWatch
 from penstock_server.checking.observing.messages import Carried, Done, Gpu, Source
-from penstock_server.checking.observing.plain_loop import lost_by_segments
+from penstock_server.checking.observing.plain_loop import lost_by_segments, one_pass
 from penstock_server.checking.observing.sources import SEEDED
 from tests.conftest import DaemonLauncher, wait_until
 
@@ -96,7 +96,18 @@ class Batches:
         while True:
             for rows in np.split(order, 20):
                 yield rows, np.random.random(len(rows))
+    def without_noise(self):
+        for rows, _ in self.generate():
+            yield rows, rows % 3
 
+uneven = Feed(Batches, method="generate", segment=50, batch_size=None)
+endless_batches = Feed(Batches, method="without_noise", batch_size=None)
+
+def forever(split):
+    while True:
+        yield from range(40)
+
+endless_splits = Feed(forever, **pieces)
 cycle_batches = Feed(Batches, method="generate", segment=7, batch_size=None)
 cycle_rows = Feed(Batches, method="generate", segment=70, batch_size=None, rebatch=16)
 
@@ -519,13 +530,38 @@ def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -
     assert re.match(r"60 samples of an epoch have only [34]\d different ones, and a plain", cycle["what"])
     assert "as splits=" in cycle["fix"]
     assert "; or give segment=60. With other segments" in cycle["fix"]
-    for feed, one_pass in {"cycle_batches": 20, "cycle_rows": 200}.items():  # no batch comes twice, but its rows do
+    for feed, whole in {"cycle_batches": 20, "cycle_rows": 200}.items():  # no batch comes twice, but its rows do
         lost = check(f"feeds.py:{feed}").finding("segments")
         assert re.match(r"200 rows of an epoch have only 1\d\d different ones, and a plain", lost["what"])
-        assert f"; or give segment={one_pass}. With other segments" in lost["fix"]
+        assert f"; or give segment={whole}. With other segments" in lost["fix"]
+    uneven = check("feeds.py:uneven").finding("segments")
+    assert "goes through the same 200 rows again and again, and each segment starts it again" in uneven["what"]
+    assert "give segment=20, which is one pass, or a multiple" in uneven["fix"]
     own_seed = check("feeds.py:own_seed").finding("epochs")
     assert "each epoch has the same samples in the same order, and in a plain loop over one object" in own_seed["what"]
     assert "let the constructor take `epoch`" in own_seed["fix"]
+
+
+def test_a_generator_that_goes_through_its_data_for_ever_without_segments_is_named(check: Check) -> None:
+    batches = check("feeds.py:endless_batches").finding("epochs")
+    assert "goes through the same 200 rows again and again, so an epoch may never end" in batches["what"]
+    assert "let it end after one pass; or leave splits= out and give segment=20, which" in batches["fix"]
+    splits = check("feeds.py:endless_splits").finding("epochs")
+    assert "the same 40 samples again and again" in splits["what"]
+    assert "give a segment= of one pass" in splits["fix"]
+
+
+@pytest.mark.parametrize(
+    ("plain", "rows"),
+    [
+        ([*range(9)] * 2, 9),
+        ([*range(9), *range(8, -1, -1), 3], 9),
+        ([*range(9)] * 2 + [*range(4)] * 3, 0),
+        (range(9), 0),
+    ],
+)
+def test_a_loop_goes_through_its_data_if_each_pass_has_all_of_it(plain: Any, rows: int) -> None:
+    assert one_pass([*map(sample, plain)]) == rows
 
 
 def sample(number: int) -> bytes:

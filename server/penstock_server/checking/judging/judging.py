@@ -225,6 +225,24 @@ def _lost(carried: Carried) -> Finding:
             f"__len__ and __getitem__, and let shuffle= shuffle; or give {a_pass}. With other segments, a generator "
             "must draw each sample at random",
         )
+    if carried.kind == "uneven":
+        return Finding(
+            WARNING,
+            "segments",
+            f"the generator goes through the same {count} {unit} again and again, and each segment starts it again and "
+            "ends within a pass: what comes first in a pass comes more often than the rest",
+            fix=f"give segment={carried.one_pass}, which is one pass, or a multiple of it",
+        )
+    if carried.kind == "endless":
+        a_pass = f"segment={carried.one_pass}, which is one pass" if carried.one_pass else "a segment= of one pass"
+        return Finding(
+            WARNING,
+            "epochs",
+            f"the generator goes through the same {count} {unit} again and again, so an epoch may never end, and only "
+            "one worker reads each split",
+            fix=f"let it end after one pass; or leave splits= out and give {a_pass}, or a multiple of it: then workers "
+            "share the segments, and the feed has no epochs",
+        )
     return Finding(
         WARNING,
         "epochs",

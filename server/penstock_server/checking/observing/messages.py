@@ -156,9 +156,11 @@ class Carried(Struct, frozen=True):
     """What a generator carries on that the feed loses (plain_loop.py).
 
     Attributes:
-        kind: "segments" or "epochs": where the feed loses it.
+        kind: "segments" or "epochs": where the feed loses it. "uneven": segments end within a pass over the data.
+            "endless": the generator goes through its data again and again, and the feed has no `segment=`.
         compared: how many samples were compared, or rows of batches.
-        different: how many of them came twice in the segments, or differed in a second pass of the plain loop.
+        different: how many of them came twice in the segments (or came again), or differed in a second pass of the
+            plain loop.
         one_pass: the `segment=` that is one pass of the plain loop over its data; 0 if the loop did not come so far.
         unit: "samples" or "rows".
     """

@@ -27,7 +27,7 @@ from ...worker.isolation.randomness import GlobalRandomness, GlobalState, genera
 from ...worker.reading.loaded_feed import LoadedFeed
 from .messages import Carried
 
-EPOCHS, SEGMENTS = "epochs", "segments"
+EPOCHS, SEGMENTS, UNEVEN, ENDLESS = "epochs", "segments", "uneven", "endless"
 
 _MOST = 4096
 """Samples or rows of a loop to compare, at most."""
@@ -70,6 +70,7 @@ class _Loops:
         self._makes_batches = feed.plan.batch_size is None or feed.declared.rebatch is not None
         self._counts_batches = feed.plan.batch_size is None
         """Whether `segment=` and `shuffle=` count batches."""
+        self._unit = "rows" if self._makes_batches else "samples"
         self._shuffles_samples = feed.plan.shuffle > 0 and not self._counts_batches
         self._splits = splits
         self._randomness = randomness
@@ -88,17 +89,22 @@ class _Loops:
             batches = segment if self._counts_batches else None
             reads += enumerate(self._read(self._start(number, 0), most, self._until, batches=batches))
         found = lost_by_segments(plain, reads)
-        if found is None or not self._makes_batches:
-            return found
-        one_pass = found.one_pass
-        if self._counts_batches:
-            one_pass = begins.index(one_pass) if one_pass in begins else 0
-        return replace(found, unit="rows", one_pass=one_pass)
+        if found is not None:
+            return replace(found, unit=self._unit, one_pass=self._in_segments(found.one_pass, begins))
+        rows = one_pass(plain, each_leaf=True)
+        counted = self._in_segments(rows, begins)
+        if not counted or segment < counted or not segment % counted:
+            return None
+        return Carried(UNEVEN, rows, 0, counted, unit=self._unit)
 
     def epochs(self) -> Carried | None:
         """Compare two passes over one object with the feed's first two epochs of a split."""
         again = self._start(0, 0)
-        first = list(self._read(again, _MOST, self._part_of_time(4)))
+        begins: list[int] = []
+        first = list(self._read(again, _MOST, self._part_of_time(4), begins=begins))
+        if rows := one_pass(first):
+            counted = 0 if self.takes_split else self._in_segments(rows, begins)
+            return Carried(ENDLESS, rows, len(first) - rows, counted, unit=self._unit)
         second = list(self._read(again, len(first), self._part_of_time(3)))
         epochs = [
             list(self._read(self._start(0, epoch), len(second), self._part_of_time(2 - epoch))) for epoch in (0, 1)
@@ -109,7 +115,13 @@ class _Loops:
         if self._shuffles_samples and sorted(first) == sorted(second):
             return None  # only the order is lost
         different = sum(one != other for one, other in zip(first, second, strict=False))
-        return Carried(EPOCHS, count, different, unit="rows" if self._makes_batches else "samples")
+        return Carried(EPOCHS, count, different, unit=self._unit)
+
+    def _in_segments(self, rows: int, begins: list[int]) -> int:
+        """Return this number of samples as `segment=` counts them; 0 if they end within a batch."""
+        if not self._counts_batches:
+            return rows
+        return begins.index(rows) if rows in begins else 0
 
     def _start(self, index: int, epoch: int) -> Any:
         """Make the object, or the arguments, and return a function that starts a pass over it."""
@@ -163,6 +175,24 @@ class _Loops:
     def _part_of_time(self, parts: int) -> float:
         now = time.monotonic()
         return now + (self._until - now) / parts
+
+
+def one_pass(plain: Sequence[bytes], *, each_leaf: bool = False) -> int:
+    """Return after how many samples a loop has gone through its data, if it then does so again and again; otherwise 0.
+
+    Args:
+        plain: the digests of the loop's samples.
+        each_leaf: leaves may go through their data on their own, while others have random numbers.
+    """
+    width = min(map(len, plain), default=0)
+    passes = [0]
+    for leaf in range(0, width, DIGEST if each_leaf else width):
+        of_leaf = [sample[leaf : leaf + DIGEST] if each_leaf else sample for sample in plain]
+        period = _before_a_repeat(of_leaf)
+        whole = [set(of_leaf[start : start + period]) for start in range(0, len(plain) - period + 1, period)]
+        if period >= _FEWEST and len(whole) > 1 and all(one == whole[0] for one in whole):
+            passes.append(period)
+    return max(passes)
 
 
 def lost_by_segments(plain: Sequence[bytes], reads: Sequence[tuple[int, bytes]]) -> Carried | None:
