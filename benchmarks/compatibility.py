@@ -38,7 +38,7 @@ sys.path.append(str(CELLS))
 from table import COLUMNS, ERROR, HANG, ROWS  # noqa: E402  (in the parent folder)
 
 IMPORT_SECONDS, SECONDS, LONGEST = 120, 30, 150
-PACKAGES = ("penstock", "tensorflow", "keras", "torch", "grain", "numpy", "torchdata", "webdataset", "tfrecord")
+PACKAGES = ("penstock-loader", "tensorflow", "keras", "torch", "grain", "numpy", "torchdata", "webdataset", "tfrecord")
 
 
 def trial(row: str, column: str, data: Path) -> dict[str, str]:

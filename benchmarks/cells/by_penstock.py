@@ -11,6 +11,7 @@ import sources
 from table import Cells
 
 import penstock
+from penstock_server import Feed
 
 cells = Cells()
 FOLDER = Path(__file__).parent
@@ -54,13 +55,10 @@ def keras_endless() -> Iterator[Any]:
         yield batch[0] if isinstance(batch, tuple) else batch
 
 
-@cells(adapter="`%%writefile` in the cell's first line, as a cell alone is refused")
+@cells()
 def notebook() -> Iterable[Any]:
-    feed = "from penstock_server import Feed\nfrom sources import PATHS\n"
-    declared = "feed = Feed(cell_rows, splits=[[path] for path in PATHS], batch_size=8)\n"
-    path = sources.FOLDER / "cell.py"
-    path.write_text(feed + sources.CELL + declared)
-    return penstock.dataset(f"{path}:feed", workers=2)
+    feed = Feed(sources.in_notebook(), splits=[[path] for path in sources.PATHS], batch_size=8)
+    return penstock.dataset(feed, workers=2)
 
 
 @cells()

@@ -53,7 +53,7 @@ COLUMNS = {
     "keras": Column("Keras `PyDataset`", "by_keras", "keras"),
     "torch": Column("torch `DataLoader`", "by_torch", "torch"),
     "grain": Column("Grain", "by_grain", "grain"),
-    "penstock": Column("Penstock", "by_penstock", "penstock"),
+    "penstock": Column("Penstock", "by_penstock", "penstock-loader"),
 }
 
 WORKS, ADAPTED, ONE, OTHER = "works", "with an adapter", "one thread", "other data"
