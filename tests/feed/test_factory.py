@@ -269,6 +269,11 @@ def test_the_parameters_of_a_factory_are_listed(scenes: str, penstock_command: C
     assert "Return the scenes below a folder." in said
 
 
+def test_what_has_no_parameters_is_named(scenes: str, penstock_command: Callable[..., Any]) -> None:
+    assert f"which function in it? Write {scenes}:make" in penstock_command("params", scenes).stderr
+    assert "plain must be a function, got Feed(" in penstock_command("params", f"{scenes}:plain").stderr
+
+
 @pytest.mark.parametrize("name", ["check", "peek", "bench"])
 def test_other_commands_take_parameters(scenes: str, penstock_command: Callable[..., Any], name: str) -> None:
     quick = {"check": ["--seconds", "0.1"], "bench": ["--seconds", "0.2", "--warmup", "0", "--workers", "1"]}

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +109,8 @@ class Numbered:
             r"(?s)An iterator can be read only once: give a function that makes it:.* yield from \.\.\.",
         ),
         (Once(), {}, r"(?s)read only once: give a function.*:\n +yield from Once\(\.\.\.\)\n +feed = Feed\(samples, "),
+        ((one for one in "ab"), {}, r"(?s)An iterator can be read only once: give a function that makes it:"),
+        (Queue(), {}, r"(?s)Give a function that reads samples from it and yields them:\n +def samples\(\):"),
         ({1, 2}, {}, r"(?s)got {1, 2}. Give a function that makes it:\n +def samples\(\):"),
         (
             DataFlow(),
@@ -122,14 +125,17 @@ class Numbered:
         (Numbered, {}, r"Numbered is a class: give an instance, Numbered\(...\), whose items are then served"),
         (3, {}, "expected a generator function .* got 3"),
         (by_split, {"splits": "a.h5"}, "splits must be a list .* got 'a.h5'"),
-        (by_split, {"splits": 3}, "splits must be a list .* got 3"),
+        (by_split, {"splits": 3}, r"splits must be a list .* got 3: range\(3\) has so many"),
+        (by_split, {"split": [1]}, "a feed has no option split=: did you mean splits="),
+        (by_split, {"batchsize": 1}, "a feed has no option batchsize=: did you mean batch_size="),
         ([1, 2], {"splits": [1]}, "splits= is for generators"),
         ([1, 2], {"samples": 3}, "samples=3, but the indexable object has 2"),
-        ({"x": 1}, {}, "expected a list of samples or a generator function, got {'x': 1}"),
+        ({"x": 1}, {}, "expected a list of samples or a generator function, got {'x': 1}: .*give a list of dicts"),
         (list, {}, r"list is a class: give an instance, list\(...\), whose items are then served"),
         (alone, {"batch_size": 0}, "batch_size must be 1 to .* got 0"),
         (alone, {"batch_size": 1.5}, "batch_size must be a whole number.* got 1.5"),
-        (alone, {"shuffle": True}, "shuffle must be a whole number.* got True"),
+        (alone, {"shuffle": True}, "shuffle must be a whole number.* got True: give how many samples to mix"),
+        (alone, {"shuffle": False}, "shuffle must be a whole number.* got False: leave it out"),
         (alone, {"shuffle": -1}, "shuffle must be 0 to .* got -1"),
         (alone, {"seed": None}, "seed must be a whole number.* got None"),
         (alone, {"lanes": 0}, "lanes must be 1 to .* got 0"),
@@ -353,6 +359,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         number = 3
         """)
     )
+    (tmp_path / "makers.py").write_text(
+        "from penstock_server import Feed\ndef make(size=1) -> Feed: ...\ndef other(): ...\n"
+    )
     (tmp_path / "needs_more.py").write_text("import not_there_at_all\n")
     (tmp_path / "breaks.py").write_text("def f():\n    return 1 / 0\n\nf()\n")
     (tmp_path / "syntax.py").write_text("def f(:\n")
@@ -378,6 +387,7 @@ def test_a_feed_is_found_by_module_or_by_file(folder: Path) -> None:
         ("scenes_to_load", "expected MODULE:ATTR, such as .* got 'scenes_to_load'"),
         ("scenes_to_load:", "expected MODULE:ATTR"),
         ("scenes_to_load.py", "which feed in it.* Write scenes_to_load.py:train; its feeds are train, val"),
+        ("makers.py", "Write makers.py:make; it has no feeds, and functions that return one: make$"),
         ("not_there:feed", "no module 'not_there'"),
         ("scenes_to_load.deeper:feed", "no module 'scenes_to_load.deeper'|'scenes_to_load' is not a package"),
         ("not_there.py:feed", "not_there.py: no such file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 from penstock_proto import StartError
@@ -21,9 +22,16 @@ of samples."""
 def require_feed(value: object) -> None:
     """Raise TypeError unless `value` is a Feed."""
     if not server_package.installed() or not isinstance(value, server_package.load("feed.feed").Feed):
+        wanted = "expected the URL of a feed, MODULE:ATTR or a Feed, got"
+        if inspect.isfunction(value):
+            name = value.__name__
+            instead = f"if it returns a Feed, give {name}(...), or its name as MODULE:{name} with params="
+            if inspect.isgeneratorfunction(value):
+                instead = f"give Feed({name}, splits=..., batch_size=...)"
+            raise TypeError(f"{wanted} the function {name}: {instead}")
         raise TypeError(
-            f"expected the URL of a feed, MODULE:ATTR or a Feed, got {type(value).__name__}: write "
-            'penstock.dataset("scenes.py:feed"), where scenes.py has feed = Feed(...)'
+            f'{wanted} {type(value).__name__}: write penstock.dataset("scenes.py:feed"), where scenes.py has '
+            "feed = Feed(...)"
         )
 
 

@@ -26,6 +26,8 @@ def params(target: str) -> None:
     from ..targets.world import as_served
 
     as_served(target)
+    if target.endswith(".py"):
+        raise StartError(f"{target}: which function in it? Write {target}:make")
     factory = load_function(target)
     if not is_factory(factory):
         raise StartError(f"{target} is not a function that returns a feed")

@@ -78,8 +78,9 @@ def load_function(target: str) -> Callable[..., Any]:
     module = _load(place_of(target))
     found = getattr(module, attribute, None)
     if not callable(found):
-        what = "has no attribute" if found is None else "has no function"
-        raise StartError(f"{module_name} {what} {attribute!r}")
+        if found is None:
+            raise StartError(f"{module_name} has no attribute {attribute!r}")
+        raise StartError(f"{module_name}:{attribute} must be a function, got {shown(found)}")
     return found  # type: ignore[no-any-return]
 
 
@@ -257,8 +258,17 @@ def _feeds_of(module: ModuleType) -> tuple[str, str]:
 
     found = [name for name, value in vars(module).items() if isinstance(value, Feed)]
     if not found:
+        makers = [name for name, value in vars(module).items() if is_factory(value) and _returns_feed(value)]
+        if makers:
+            return makers[0], f"it has no feeds, and functions that return one: {', '.join(makers)}"
         return "feed", "it has no feeds: write feed = Feed(...) at its top level"
     return found[0], f"its feeds are {', '.join(found)}" if len(found) > 1 else f"its only feed is {found[0]}"
+
+
+def _returns_feed(function: Callable[..., Any]) -> bool:
+    """Return whether an annotation says so."""
+    told = getattr(function, "__annotations__", {}).get("return")
+    return getattr(told, "__name__", told) == "Feed"
 
 
 def _made(factory: Callable[..., Any], name: str, params: dict[str, Any], hint: str) -> Made:

@@ -476,6 +476,9 @@ def test_the_feed_itself_can_be_given(write: Write) -> None:
     def generate() -> Iterator[int]:
         yield from range(5)
 
+    def make() -> Feed:
+        return feed
+
     assert penstock.Feed is Feed
     assert (penstock.Cache, penstock.OnError, penstock.Pad, penstock.Shuffle) == (Cache, OnError, Pad, Shuffle)
     feed = Feed(generate, batch_size=2)
@@ -484,6 +487,12 @@ def test_the_feed_itself_can_be_given(write: Write) -> None:
         assert values(connection.batches()) == [[0, 1], [2, 3], [4]]
     with pytest.raises(TypeError, match="MODULE:ATTR or a Feed, got int"):
         penstock.connect(3, workers=0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got the function generate: give Feed\(generate, splits=..., batch_size="):
+        penstock.connect(generate)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"got the function make: if it returns a Feed, give make\(...\), or its name as"
+    ):
+        penstock.connect(make)  # type: ignore[arg-type]
 
 
 def test_workers_import_a_feed_that_is_given_as_an_object(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def _about(report: Report) -> Iterator[tuple[str, str]]:
     facts, memory = report.facts, report.memory
     imported, looked, done = facts.first.imported, facts.first.looked, facts.first.done
     if imported is None:
-        yield "feed", f"{shown_target(report.target)}: it cannot be imported"
+        yield "feed", f"{shown_target(report.target)}: not imported"
         return
     plan = imported.plan
     yield "feed", f"{plan.name}: {shown_target(report.target)}{_splits(plan, looked.splits if looked else None)}"

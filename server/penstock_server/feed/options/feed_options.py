@@ -5,10 +5,11 @@ A feed is checked when it is made, before any data is read.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Self
 
 from penstock_proto.value_text import shown
@@ -61,6 +62,7 @@ class FeedOptions:
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         refuse_old_spellings(options)
+        _refuse_unknown(options, [one.name for one in fields(cls)])
         if (args or options) and "batch_size" not in options:  # neither is given when it is copied
             raise TypeError(_needs_batch_size(args[0] if args else options.get("generate")))
         return super().__new__(cls)
@@ -213,7 +215,13 @@ class FeedOptions:
                 f"method=, args= and kwargs= are for a generator function or a class, and got an instance of {kind}: "
                 f"give the class {kind} itself if one of its methods yields the samples, and otherwise leave them out"
             )
-        if isinstance(self.generate, Mapping | str | bytes):
+        if isinstance(self.generate, Mapping):
+            raise TypeError(
+                f"expected a list of samples or a generator function, got {shown(self.generate)}: a sample may be a "
+                "dict, so give a list of dicts. If these are columns: [dict(zip(columns, row)) for row in "
+                "zip(*columns.values())]"
+            )
+        if isinstance(self.generate, str | bytes):
             raise TypeError(f"expected a list of samples or a generator function, got {shown(self.generate)}")
         if isinstance(self.generate, tuple) and _are_columns(self.generate):
             raise TypeError(
@@ -246,7 +254,10 @@ def checked_splits(splits: Any) -> Any:
     if splits is None or callable(splits) or (isinstance(splits, Sequence) and not isinstance(splits, str | bytes)):
         return splits
     if isinstance(splits, str | bytes | Mapping) or not isinstance(splits, Iterable):
-        raise TypeError(f"splits must be a list (of files, say) or a function that returns one, got {shown(splits)}")
+        instead = f": range({splits}) has so many" if isinstance(splits, int) and splits > 0 else ""
+        raise TypeError(
+            f"splits must be a list (of files, say) or a function that returns one, got {shown(splits)}{instead}"
+        )
     return list(splits)
 
 
@@ -274,6 +285,18 @@ def check_name(name: str) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name):
         raise ValueError(f"name must be 1 to 128 letters, digits, '_', '-' and '.', got {name!r}")
     return name
+
+
+def _refuse_unknown(options: Iterable[str], known: Sequence[str]) -> None:
+    """Check that a feed has these options.
+
+    Raises:
+        TypeError: it has no such option; the message has the most similar one.
+    """
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(f"a feed has no option {name}=" + (f": did you mean {close[0]}=?" if close else ""))
 
 
 def _needs_batch_size(source: Any) -> str:

@@ -181,9 +181,11 @@ def _instead_of_class(cls: type) -> str:
 def _instead_of_object(source: Any) -> str:
     """Say what to give instead of an object that can be iterated over, such as what a generator function returned."""
     if not hasattr(source, "__iter__"):
-        return ""
+        if type(source).__module__ == "builtins":
+            return ""
+        return f". Give a function that reads samples from it and yields them{_function('...', type(source))}"
     code = getattr(source, "gi_code", None)
-    if code is not None:
+    if code is not None and code.co_name.isidentifier():  # not that of an expression
         return f". An iterator can be read only once: give the function, Feed({code.co_name}, args=...)"
     once = "An iterator can be read only once: give" if hasattr(source, "__next__") else "Give"
     kind = type(source)

@@ -69,6 +69,9 @@ class Shuffle:
         Raises:
             TypeError, ValueError: it means nothing.
         """
+        if isinstance(given, bool):
+            instead = "give how many samples to mix, such as 10_000" if given else "leave it out"
+            raise TypeError(f"shuffle must be a whole number, got {given}: {instead}")
         return given if isinstance(given, Shuffle) else cls(given)
 
 
