@@ -189,8 +189,10 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
     private = options["until_stdin_closes"]
     line = Line(private=private)
     handler = log_format.configure(log_level, form)
-    if private and log_level == "warning":  # an interactive session, which shows what it raises
-        handler.addFilter(lambda record: record.__dict__.get("event") != "split_failed")
+    if private:
+        # The trainer says what the start waits for. An interactive session also shows what it raises.
+        told = {"starting", "split_failed"} if log_level == "warning" else {"starting"}
+        handler.addFilter(lambda record: record.__dict__.get("event") not in told)
     line.log_to(handler)
     given = given_for(DaemonConfig, options)
     of_factory = taken(options)

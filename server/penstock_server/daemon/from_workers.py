@@ -143,8 +143,9 @@ class FromWorkers:
         if message.tensorflow:
             self._feeds.warn_once(
                 "your module imports TensorFlow, and each worker does so on its own, which takes about 250 MB and 3 s: "
-                "keep the generator in a module of its own that does not, or begin the module with its imports, which "
-                "are then done once for all workers"
+                "keep the generator in a module of its own that does not, or begin the module, and those that it "
+                "imports, with their imports (only os.environ[...] = '...' may come before one): these are then done "
+                "once for all workers"
             )
         fields = {"event": "worker_ready", "worker": worker}
         log.info("%s is ready: its imports took %.2f s", self._name_of(worker), message.imports_seconds, extra=fields)

@@ -126,7 +126,7 @@ def test_what_comes_behind_another_statement_is_imported_by_each_worker(
     start: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start(
-        'import first, os\nos.environ["LIB"] = "7"\nimport lib\n',
+        'import first, os\nos.environ["LIB"] = str(7)\nimport lib\n',
         value="lib.SETTING",
         first="",
         lib='SETTING = float(os.environ["LIB"])',
@@ -134,6 +134,15 @@ def test_what_comes_behind_another_statement_is_imported_by_each_worker(
     assert set(read(daemon)) == {7.0}
     assert importers(tmp_path, "first") == [fork_server(daemon).pid]
     assert sorted(importers(tmp_path, "lib")) == sorted(worker.pid for worker in daemon.workers())
+
+
+def test_a_library_after_a_plain_variable_is_imported_once(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    top = 'import os, bad\nos.environ["LIB"] = "7"\nimport lib\n'
+    bad = 'import os, threading, time\nassert "LIB" not in os.environ\n'
+    bad += "threading.Thread(target=time.sleep, args=[3600], daemon=True).start()"
+    daemon = start(top, value="lib.SETTING", bad=bad, lib='import os\nSETTING = float(os.environ["LIB"])')
+    assert set(read(daemon)) == {7.0}
+    assert importers(tmp_path, "lib")[-1:] == [fork_server(daemon).pid]
 
 
 @pytest.mark.parametrize(
@@ -352,6 +361,9 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         ("from lib_one import *", ["lib_one"]),
         ('"""Words."""\nfrom __future__ import annotations\nimport lib_one', ["lib_one"]),
         ("import lib_one\nX = 1\nimport lib_two", ["lib_one"]),
+        ("import os\nos.environ['LIB_X'] = '1'\nimport lib_two", ["lib_two"]),
+        ("import os\nos.environ['PYTHONHASHSEED'] = '1'\nimport lib_two", []),
+        ("import os\nos.environ['LIB_X'] = os.sep\nimport lib_two", []),
         ("import lib_one\ntry:\n    import lib_two\nexcept ImportError: pass", ["lib_one"]),
         ("import lib_one\nif True: import lib_two", ["lib_one"]),
         ("import lib_one\ndef f():\n    import lib_two", ["lib_one"]),
@@ -360,8 +372,12 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         ("from . import x\nimport lib_one", []),
     ],
 )
-def test_only_the_imports_at_the_beginning_count(ahead: Callable[..., list[str]], text: str, found: list[str]) -> None:
+def test_only_the_imports_at_the_beginning_count(
+    ahead: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, text: str, found: list[str]
+) -> None:
+    monkeypatch.setenv("LIB_X", "")
     assert ahead({"scenes.py": text}, "scenes.py:feed") == found
+    assert os.environ["LIB_X"] == ""
 
 
 def test_imports_of_the_users_other_modules_are_followed(ahead: Callable[..., list[str]]) -> None:

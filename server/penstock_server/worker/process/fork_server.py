@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -84,17 +84,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(connection, CannotFork("Python starts with several threads"))
         return 0
     imported: list[str] = []
+    environment = dict(os.environb)
     randomness = ForkedRandomness()
     try:
         # A feed's own module may be an installed one.
         with import_seeding.seeded_imports(), randomness.watching():
             for name in preload(of_workers.feeds, options.without):
                 if _threads() != 1 or not _shared() <= before or randomness.must_be_left():
-                    _again(connection, name, words)
+                    _again(connection, name, words, environment)
                 if name.partition(".")[0] not in _KNOWN:
                     imported.append(name)
     except ImportFailed as failed:
-        _again(connection, failed.args[0], words)
+        _again(connection, failed.args[0], words, environment)
     gc.collect()
     gc.freeze()  # a collection would write to this memory and so unshare it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a library that ignores it would hide how workers end
@@ -109,11 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return start.serve(*worker, of_workers, served=served)
 
 
-def _again(connection: socket.socket, name: str, words: Sequence[str]) -> None:
+def _again(connection: socket.socket, name: str, words: Sequence[str], environment: Mapping[bytes, bytes]) -> None:
     """Start again without the package of module `name`, and leave that to the workers."""
     connection.set_inheritable(True)
     command = [*interpreter(), "-m", "penstock_server.worker.process.fork_server"]
-    os.execv(sys.executable, [*command, "--without", name.partition(".")[0], *words])
+    os.execve(sys.executable, [*command, "--without", name.partition(".")[0], *words], environment)
 
 
 class _Server:

@@ -2,14 +2,15 @@
 
 It runs none of the user's code: it reads modules that are not installed, and never imports them. It takes the imports
 at the beginning of each file, and follows those of other modules that are not installed. The first statement of another
-kind ends the search, because it may change what a later import does: `os.environ["..."] = ...`,
-`matplotlib.use("Agg")`. So each library is imported as the worker would have imported it, in the same order, before any
-of the user's code.
+kind ends the search, because it may change what a later import does: `matplotlib.use("Agg")`. Only
+`os.environ["..."] = "..."` with plain text is done here as well, since it often stands before `import tensorflow`. So
+each library is imported as the worker would have imported it, in the same order, before any of the user's code.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -42,6 +43,13 @@ def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[s
         ImportFailed: a library cannot be imported.
     """
     search = _Search(frozenset(without))
+    try:
+        yield from _preload(targets, search)
+    finally:
+        search.restore_variables()  # the modules set them again
+
+
+def _preload(targets: Sequence[str], search: _Search) -> Iterator[str]:
     modules: list[str] = []
     for target in targets:
         if is_file_target(target):
@@ -58,10 +66,36 @@ def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[s
             return
 
 
+def _variable(statement: ast.stmt) -> tuple[str, str] | None:
+    """Return name and value if a statement is `os.environ["NAME"] = "VALUE"`. Variables of Python and Penstock, which
+    workers inherit otherwise, do not count."""
+    match statement:
+        case ast.Assign(
+            targets=[
+                ast.Subscript(ast.Attribute(ast.Name("os"), "environ"), ast.Constant(str() as name)),
+            ],
+            value=ast.Constant(str() as value),
+        ) if name and not name.startswith(("PYTHON", "PENSTOCK_")) and "\0" not in name + value and "=" not in name:
+            return name, value
+    return None
+
+
 class _Search:
     def __init__(self, without: Collection[str]) -> None:
         self._without = without
         self._read: set[Path] = set()
+        self._variables: dict[str, tuple[str | None, str]] = {}
+        """The value of each variable before, and now."""
+
+    def restore_variables(self) -> None:
+        """Give the variables that were set their earlier values, unless a library has changed them."""
+        for name, (before, now) in self._variables.items():
+            if os.environ.get(name) != now:
+                continue
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
     def file(self, path: Path, package: str) -> Steps:
         """Import the modules that a file imports at its beginning. The file's own module is in `package`."""
@@ -82,6 +116,11 @@ class _Search:
                 name = ".".join([*filter(None, parts), *filter(None, [statement.module])])
                 if not name or not (yield from self.module(name, [alias.name for alias in statement.names])):
                     return False
+            elif (variable := _variable(statement)) is not None:
+                name, value = variable
+                first, _ = self._variables.get(name, (os.environ.get(name), ""))
+                self._variables[name] = first, value
+                os.environ[name] = value
             elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
                 return False
         return True
