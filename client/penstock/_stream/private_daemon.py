@@ -109,18 +109,7 @@ class PrivateDaemon:
         return self._process.poll() is None
 
     def _ready(self, spec: str, watch: Callable[[], None] | None) -> str:
-        announcer = Announcer(f"the private daemon of {shown_call(spec)}")
-        try:
-            while True:
-                announcer.say(self._phase)
-                try:
-                    said = self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C works
-                    break
-                except queue.Empty:
-                    if watch is not None:
-                        watch()
-        finally:
-            announcer.close()
+        said = self._first_said(Announcer(f"the private daemon of {shown_call(spec)}"), watch)
         if isinstance(said, str):
             return said
         if said is not None:
@@ -131,6 +120,18 @@ class PrivateDaemon:
             f"the private daemon for {shown_call(spec)!r} ended with status {status} before it was ready; see its "
             f"messages on stderr{seen}"
         )
+
+    def _first_said(self, announcer: Announcer, watch: Callable[[], None] | None) -> str | PenstockError | None:
+        try:
+            while True:
+                announcer.say(self._phase)
+                try:
+                    return self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C works
+                except queue.Empty:
+                    if watch is not None:
+                        watch()
+        finally:
+            announcer.close()
 
     def _read(self) -> None:
         stdout = self._process.stdout

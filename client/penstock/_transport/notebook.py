@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import importlib
 import secrets
 import sys
 import threading
@@ -59,6 +60,4 @@ def _display() -> Any:
     shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:  # IPython in a terminal
         return None
-    from IPython.display import display
-
-    return display
+    return importlib.import_module("IPython.display").display

@@ -57,12 +57,6 @@ def pack(feed: Feed) -> Carried:
         raise StartError(
             f"a feed of a notebook, or of a function, needs cloudpickle: run {distribution.pip_install('server')}"
         ) from None
-    if feed.cache is not None:
-        raise StartError(
-            "cache= tells samples apart by the names of functions, and those of a notebook's cells or of functions may "
-            "stand for other code the next time: write the feed to a module (in a notebook: begin its cell with "
-            '`%%writefile feeds.py`), and open "feeds.py:feed"'
-        )
     files: set[str] = set()
     try:
         data = dumps(feed, files)
@@ -122,6 +116,9 @@ def _pickler() -> Callable[[Any, set[str]], bytes]:
     """
     from cloudpickle import CloudPickler
 
+    from ..feed.options.cache_key import DIRECTORY, feed_directory
+    from ..feed.options.feed_options import FeedOptions
+
     reduce_code = CloudPickler.dispatch_table[CodeType]
 
     def dumps(value: Any, files: set[str]) -> bytes:
@@ -129,8 +126,14 @@ def _pickler() -> Callable[[Any, set[str]], bytes]:
             files.add(code.co_filename)
             return reduce_code(code.replace(co_filename=_shown_file(code.co_filename)))
 
-        class Pickler(CloudPickler):
+        class Pickler(CloudPickler):  # type: ignore[misc]
             dispatch_table = CloudPickler.dispatch_table.new_child({CodeType: reduce})  # read when it is made
+
+            def reducer_override(self, value: Any) -> Any:
+                if isinstance(value, FeedOptions) and value.cache is not None:
+                    make, arguments, state = value.__reduce_ex__(4)[:3]
+                    return make, arguments, {**state, DIRECTORY: feed_directory(value)}
+                return super().reducer_override(value)
 
         buffer = io.BytesIO()
         Pickler(buffer).dump(value)

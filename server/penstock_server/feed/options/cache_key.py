@@ -3,11 +3,14 @@
 Pickles of equal objects can differ, because a pickle records which parts are the same object. So values are encoded
 here part by part: plain data by its contents, functions and classes by their names, and other objects by the parts from
 which pickle would rebuild them. Equal values have equal digests, in every process. The source code of a function is not
-part of its digest, with one exception: functions without a name of their own (lambdas).
+part of its digest, with two exceptions: functions without a name of their own (lambdas), and those of a notebook's
+cells, whose names may stand for other code the next time. These have their code in the digest, and the globals that
+they use.
 """
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import os
 import re
@@ -25,6 +28,11 @@ from .values import Cache
 
 FORMAT = 1
 """Part of every key. Raise it when the same key would mean other samples, or another file format."""
+
+
+DIRECTORY = "_cache_directory"
+"""The attribute of a feed with what `feed_directory` has returned for it in the trainer that pickled it. The `__main__`
+of workers is another one."""
 
 
 class NoKey(TypeError):
@@ -49,6 +57,8 @@ def feed_directory(feed: FeedOptions) -> str:
             others.
     """
     assert feed.cache is not None
+    if (known := vars(feed).get(DIRECTORY)) is not None:
+        return str(known)
     cache, generate = Cache.of(feed.cache), feed.generate
     name = str(getattr(generate, "__name__", type(generate).__name__))
     parts = (
@@ -98,7 +108,7 @@ class _Digest:
             self._put(kind.__name__, value)
         elif isinstance(value, types.ModuleType):
             self._put("module", value.__name__.encode())
-        elif isinstance(value, type) or _is_builtin(value):
+        elif (isinstance(value, type) and not _is_of_a_cell(value)) or _is_builtin(value):
             self._put("global", _global_name(value).encode())
         elif id(value) in self._within:
             self._put("again", str(len(self._within) - self._within.index(id(value))).encode())
@@ -125,16 +135,35 @@ class _Digest:
             self._put("data", value.tobytes())
         elif kind is types.FunctionType:
             self._add_function(value)
+        elif isinstance(value, type):
+            self._add_class(value)
         else:
             self._add_reduced(value)
 
     def _add_function(self, function: types.FunctionType) -> None:
         self._put("function", _global_name(function).encode())
-        if "<" not in function.__qualname__:
+        in_cell = _is_of_a_cell(function)
+        if "<" not in function.__qualname__ and not in_cell:
             return
-        self._add_code(function.__code__ if function.__name__ == "<lambda>" else None)
+        self._add_code(function.__code__ if function.__name__ == "<lambda>" or in_cell else None)
+        if in_cell:
+            names = sorted(_globals_of(function.__code__) & function.__globals__.keys())
+            self._add([(name, function.__globals__[name]) for name in names])
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
         self._add((cells, function.__defaults__, function.__kwdefaults__))
+
+    def _add_class(self, cls: type) -> None:
+        """Add a class of a cell: its bases and attributes, and the functions of its properties and methods."""
+        self._put("class", _global_name(cls).encode())
+        self._add(cls.__bases__)
+        for name, value in sorted(vars(cls).items()):
+            if name in _OF_EACH_CLASS:
+                continue
+            self._add(name)
+            if isinstance(value, property):
+                self._add((value.fget, value.fset, value.fdel))
+            else:
+                self._add(value.__func__ if isinstance(value, staticmethod | classmethod) else value)
 
     def _add_code(self, code: types.CodeType | None) -> None:
         if code is not None:
@@ -162,6 +191,24 @@ class _Digest:
             self._add(list(part) if hasattr(part, "__next__") else part)
 
 
+_OF_EACH_CLASS = frozenset(
+    "__dict__ __weakref__ __module__ __qualname__ __doc__ __annotations__ __slotnames__ _abc_impl "
+    "__dataclass_fields__ __dataclass_params__ __firstlineno__ __static_attributes__".split()
+)
+"""Attributes of a class that its code does not depend on, or that follow from others."""
+
+
+def _is_of_a_cell(value: Any) -> bool:
+    """Return whether a function or class belongs to a notebook or an interactive session, and so to no file."""
+    return getattr(value, "__module__", None) == "__main__" and _module_name(value) == "__main__"
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    """Return the names of the globals that some code uses."""
+    names = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals_of(one) for one in code.co_consts if isinstance(one, types.CodeType)))
+
+
 def _is_builtin(value: Any) -> bool:
     """Return whether this is a function in C, and not a method of an object."""
     return isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType | None)
@@ -181,12 +228,12 @@ def _global_name(value: Any) -> str:
 
 def _module_name(value: Any) -> str:
     """Return the name of a value's module as workers import it. A script is `__main__` only in the process that runs
-    it."""
+    it, and a notebook is not the `__main__` of a worker."""
     name = str(getattr(value, "__module__", None))
     if name != "__main__":
         return name
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
-        return main.__spec__.name
+        return name if main.__spec__.name.startswith("penstock_server.") else main.__spec__.name
     file = getattr(main, "__file__", None)
     return Path(file).stem if file else name
