@@ -52,6 +52,8 @@ LENGTH = (
 )
 OWN_COMPONENT = 16 * 1024
 """A leaf of this many bytes or more is a component of its own if it is the only leaf, or if the graph would copy it."""
+AGAIN = 0.25
+"""Seconds before an error comes again."""
 LATE = 8
 """An iteration that takes more slabs than this after Keras has built a model was not read to build it."""
 _FIRST, _BATCHES = 4, 5
@@ -285,6 +287,7 @@ class _Epoch:
         self._nothing = form.nothing()
         self._waiting = False
         self._interrupted = False
+        self._failed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -304,6 +307,7 @@ class _Epoch:
             interrupts.begin_wait()
         if self._interrupted or interrupts.pending():
             self._interrupted = True
+            self._slow_down()
             raise KeyboardInterrupt("Ctrl-C while waiting for data")
         item: Received | End | PenstockError | None
         try:
@@ -311,6 +315,7 @@ class _Epoch:
         except Refused as refused:
             item = refused.error
         if isinstance(item, PenstockError):
+            self._slow_down()
             raise renewed(item)
         if isinstance(item, Received):
             self._waiting = False
@@ -325,6 +330,20 @@ class _Epoch:
             self._begin()
             return self._nothing
         return self._nothing
+
+    def _slow_down(self) -> None:
+        """Let an error come again only after a moment. After an error TensorFlow asks on and on, until its buffers are
+        full, and logs each answer with a traceback: thousands of lines for 256 small batches.
+
+        Raises:
+            StopIteration: nobody reads any longer. TensorFlow does not log that.
+        """
+        until = time.monotonic() + (AGAIN if self._failed else 0)
+        while time.monotonic() < until and not _nobody_reads:
+            time.sleep(0.02)
+        self._failed = True
+        if _nobody_reads:
+            raise StopIteration
 
     def _tell_length(self, end: End) -> None:
         # On a thread of its own, since logging would leave an object for this thread of TensorFlow behind.
@@ -379,12 +398,24 @@ def _at_exit() -> None:
     # If a thread of TensorFlow runs Python when the interpreter ends, it dies there, and a thread that waits for it
     # hangs (every from_generator has this fault). Once a stream has ended, TensorFlow no longer calls Python for it. So
     # close all streams, and wait for the calls that still come: a few after each error, to fill TensorFlow's buffers.
+    global _nobody_reads
+    _nobody_reads = not any(map(_may_read, threading.enumerate()))
     for handle, _ in list(_read.values()):
         handle.close()
     quiet, deadline = 0, time.monotonic() + 1
     while quiet < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
         quiet = 0 if _calls() else quiet + 1
+
+
+_nobody_reads = False
+"""Whether the interpreter ends and no thread is left that could take the end of an iteration for that of its epoch."""
+
+
+def _may_read(thread: threading.Thread) -> bool:
+    """Return whether a thread may still read a dataset while the interpreter ends: a daemon thread of the user's."""
+    ours = thread.name.startswith("penstock-")
+    return thread.daemon and not ours and not isinstance(thread, threading._DummyThread)
 
 
 def _calls() -> int:

@@ -131,7 +131,8 @@ def _pickler() -> Callable[[Any, set[str]], bytes]:
 
             def reducer_override(self, value: Any) -> Any:
                 if isinstance(value, FeedOptions) and value.cache is not None:
-                    make, arguments, state = value.__reduce_ex__(4)[:3]
+                    reduced: Any = value.__reduce_ex__(4)
+                    make, arguments, state = reduced[:3]
                     return make, arguments, {**state, DIRECTORY: feed_directory(value)}
                 return super().reducer_override(value)
 

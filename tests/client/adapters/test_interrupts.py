@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -124,3 +125,47 @@ def test_the_handler_lives_as_long_as_a_dataset_does() -> None:
     interrupts.unlisten()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.set_wakeup_fd(-1) == -1
+
+
+FITS = """
+import os, signal, sys, threading, time
+import numpy as np
+import penstock
+
+def rows():
+    for number in range(100):
+        if number == 50:
+            {then}
+        yield np.zeros(3, "f4"), 1.0
+
+if __name__ == "__main__":
+    import keras
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batches = penstock.dataset(penstock.Feed(rows, batch_size=2), workers=1, prefetch=256)
+    model.fit(batches, verbose=0, callbacks=[{callback}])
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "callback"),
+    [
+        ("raise ValueError('no pixels')", ""),
+        (
+            "time.sleep(60)",
+            "keras.callbacks.LambdaCallback(on_train_begin=lambda logs: "
+            "threading.Timer(3, os.kill, [os.getpid(), signal.SIGINT]).start())",
+        ),
+    ],
+    ids=["error", "Ctrl-C"],
+)
+def test_the_end_of_a_training_is_not_logged_once_for_each_batch_of_a_buffer(
+    tmp_path: Path, then: str, callback: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FITS.format(then=then, callback=callback))
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
+    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0
+    assert "no pixels" in ended.stderr or "KeyboardInterrupt" in ended.stderr
+    assert ended.stderr.count("op_kernel.cc") < 20
