@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def target_of(feed: Feed) -> Target:
     owner, attribute = _place(feed)
     module = None if owner is None else owner.__spec__.name if owner.__spec__ is not None else owner.__name__
     file = getattr(owner, "__file__", None)  # with `python -m`, __main__ has a spec
-    if module is None or file is None or not file.endswith(".py") or not Path(file).is_file():
+    in_file = file is not None and file.endswith(".py") and Path(file).is_file()
+    if module is None or not in_file or (owner is sys.modules["__main__"] and _only_in_the_script(file, attribute)):
         return Target(pickled.target_for(attribute or feed.name or "feed"), carried=pickled.pack(feed))
     path = Path(os.path.abspath(file))  # not resolved: `__file__` must be the same in workers
     package = path.name == "__init__.py"
@@ -40,6 +42,24 @@ def target_of(feed: Feed) -> Target:
         return Target(f"{path}:{attribute}")
     depth = module.count(".") + package
     return Target(f"{module}:{attribute}", str(path.parents[depth]))
+
+
+def _only_in_the_script(file: str, name: str) -> bool:
+    """Return whether a script assigns a name only under `if __name__ == "__main__":`, so not where workers import
+    it."""
+    try:
+        body = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
+    assigning = [one for one in body if not isinstance(one, ast.FunctionDef | ast.ClassDef) and _assigns(one, name)]
+    return bool(assigning) and all(
+        isinstance(one, ast.If) and "__name__" in map(ast.unparse, ast.walk(one.test)) for one in assigning
+    )
+
+
+def _assigns(node: ast.AST, name: str) -> bool:
+    names = (one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == name)
+    return any(isinstance(one.ctx, ast.Store) for one in names)
 
 
 def _place(feed: Feed) -> tuple[ModuleType | None, str]:

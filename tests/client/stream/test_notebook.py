@@ -293,3 +293,25 @@ def test_a_pickle_that_a_worker_cannot_load_is_an_error_at_the_start(tmp_path: P
 
     with pytest.raises(StartError, match=r"cannot build the trainer's feed again.*No such file"):
         penstock.connect(Feed([Gone(), Gone()], batch_size=1), workers=1)
+
+
+def test_a_feed_that_a_script_makes_only_when_it_runs_is_sent(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import penstock
+
+        def rows(split):
+            yield split
+
+        def other(feed):
+            feed = None
+
+        if __name__ == "__main__":
+            feed = penstock.Feed(rows, splits=[1, 2], batch_size=1)
+            with penstock.connect(feed, workers=2) as connection:
+                print([int(batch[0]) for batch in connection.batches()])
+        """)
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "[1, 2]\n", ended.stderr
