@@ -216,7 +216,8 @@ class Connection:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<penstock.Connection {self._handle.handoff.url}>"
+        rows = "" if self.info.batch_size is None else f" of {self.info.batch_size}"
+        return f"<penstock.Connection {self._handle.handoff.url}: batches{rows}, {self.info.spec}>"
 
 
 def connect(

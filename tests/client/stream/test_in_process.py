@@ -483,6 +483,7 @@ def test_the_feed_itself_can_be_given(write: Write) -> None:
     assert (penstock.Cache, penstock.OnError, penstock.Pad, penstock.Shuffle) == (Cache, OnError, Pad, Shuffle)
     feed = Feed(generate, batch_size=2)
     with penstock.connect(feed, workers=0) as connection:
+        assert re.fullmatch(r"<penstock.Connection .*feed: batches of 2, int64\[\]>", repr(connection))
         assert connection.info.name == "feed"
         assert values(connection.batches()) == [[0, 1], [2, 3], [4]]
     with pytest.raises(TypeError, match="MODULE:ATTR or a Feed, got int"):
