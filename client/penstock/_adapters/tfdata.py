@@ -53,7 +53,8 @@ LENGTH = (
 OWN_COMPONENT = 16 * 1024
 """A leaf of this many bytes or more is a component of its own if it is the only leaf, or if the graph would copy it."""
 AGAIN = 0.25
-"""Seconds before an error comes again."""
+"""Seconds before an error comes again. Then the time doubles, up to `MOST_AGAIN`."""
+MOST_AGAIN = 30.0
 LATE = 8
 """An iteration that takes more slabs than this after Keras has built a model was not read to build it."""
 _FIRST, _BATCHES = 4, 5
@@ -287,7 +288,7 @@ class _Epoch:
         self._nothing = form.nothing()
         self._waiting = False
         self._interrupted = False
-        self._failed = False
+        self._failed, self._pause = 0.0, 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -305,9 +306,12 @@ class _Epoch:
         if not self._waiting:
             self._waiting = True
             interrupts.begin_wait()
+        if self._pauses():
+            time.sleep(STEP)
+            return self._nothing
         if self._interrupted or interrupts.pending():
             self._interrupted = True
-            self._slow_down()
+            self._fail()
             raise KeyboardInterrupt("Ctrl-C while waiting for data")
         item: Received | End | PenstockError | None
         try:
@@ -315,7 +319,7 @@ class _Epoch:
         except Refused as refused:
             item = refused.error
         if isinstance(item, PenstockError):
-            self._slow_down()
+            self._fail()
             raise renewed(item)
         if isinstance(item, Received):
             self._waiting = False
@@ -331,19 +335,23 @@ class _Epoch:
             return self._nothing
         return self._nothing
 
-    def _slow_down(self) -> None:
-        """Let an error come again only after a moment. After an error TensorFlow asks on and on, until its buffers are
-        full, and logs each answer with a traceback: thousands of lines for 256 small batches.
+    def _pauses(self) -> bool:
+        """Return whether an error does not come again yet. After an error TensorFlow asks on and on, until its buffers
+        are full, and logs each answer with a traceback: thousands of lines for 256 small batches."""
+        if not self._pause or _nobody_reads:
+            return False
+        return time.monotonic() < self._failed + (AGAIN if interrupts.pending() else self._pause)
+
+    def _fail(self) -> None:
+        """Note that an error is about to be raised.
 
         Raises:
             StopIteration: nobody reads any longer. TensorFlow does not log that.
         """
-        until = time.monotonic() + (AGAIN if self._failed else 0)
-        while time.monotonic() < until and not _nobody_reads:
-            time.sleep(0.02)
-        self._failed = True
         if _nobody_reads:
             raise StopIteration
+        self._failed = time.monotonic()
+        self._pause = min(2 * self._pause or AGAIN, MOST_AGAIN)
 
     def _tell_length(self, end: End) -> None:
         # On a thread of its own, since logging would leave an object for this thread of TensorFlow behind.

@@ -33,8 +33,8 @@ def target_of(feed: Feed) -> Target:
     owner, attribute = _place(feed)
     module = None if owner is None else owner.__spec__.name if owner.__spec__ is not None else owner.__name__
     file = getattr(owner, "__file__", None)  # with `python -m`, __main__ has a spec
-    in_file = file is not None and file.endswith(".py") and Path(file).is_file()
-    if module is None or not in_file or (owner is sys.modules["__main__"] and _only_in_the_script(file, attribute)):
+    in_script = owner is sys.modules.get("__main__") and file is not None and _only_in_the_script(file, attribute)
+    if module is None or file is None or not file.endswith(".py") or not Path(file).is_file() or in_script:
         return Target(pickled.target_for(attribute or feed.name or "feed"), carried=pickled.pack(feed))
     path = Path(os.path.abspath(file))  # not resolved: `__file__` must be the same in workers
     package = path.name == "__init__.py"
