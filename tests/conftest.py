@@ -34,9 +34,9 @@ hypothesis.settings.load_profile("any machine")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting NumPy's threads takes a fifth of a process's start
-os.environ.pop(
-    "PYTHONDONTWRITEBYTECODE", None
-)  # with it, each of a thousand processes would compile all of Penstock again
+# With this variable, five processes would rewrite the assertions of all tests, and a thousand compile all of Penstock.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it for programs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # and our child processes would inherit that setting
 
