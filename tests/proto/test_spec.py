@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -109,6 +111,13 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
 def test_what_cannot_be_served_is_refused_with_what_to_do(sample: Any, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         infer(sample)
+
+
+def test_samples_are_understood_without_masked_arrays() -> None:
+    """Each worker would import their module, for 10 ms."""
+    code = "import sys\nimport numpy as np\nfrom penstock_proto.batches.inferring import as_array, as_text, infer\n"
+    code += "infer((1, 'a', np.zeros(3), [1, 2]))\nas_array(np.zeros(3))\nas_text(np.zeros(3))\n"
+    subprocess.run([sys.executable, "-c", code + "assert 'numpy.ma' not in sys.modules"], check=True)
 
 
 class Strings:

@@ -88,6 +88,12 @@ def _refuse_list_of_arrays(value: Any, path: str) -> None:
         )
 
 
+def is_masked(value: object) -> bool:
+    """Return whether it is a masked array, without the import of `numpy.ma`, which takes a worker 10 ms."""
+    module = sys.modules.get("numpy.ma")
+    return isinstance(value, getattr(module, "MaskedArray", ()))
+
+
 def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     """Convert `value` to an array of a dtype that can be served.
 
@@ -95,7 +101,7 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
         SpecError: its dtype cannot be served; the message says what to yield instead.
         Exception: anything that the object raises during the conversion, unless it is a list.
     """
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         text = "is a masked array, whose mask would be lost: yield `.filled(...)` and the mask separately"
         raise SpecError(f"sample{path} {text}")
     if hasattr(value, "detach") and hasattr(value, "numpy"):  # a torch tensor
@@ -137,7 +143,7 @@ def as_text(value: Any) -> npt.NDArray[Any] | None:
         array = np.empty((), object)
         array[()] = _as_bytes(value)
         return array
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         return None
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "SUOT":

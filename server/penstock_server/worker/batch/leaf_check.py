@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import SpecError
-from penstock_proto.batches.inferring import as_array, as_text
+from penstock_proto.batches.inferring import as_array, as_text, is_masked
 from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, flatten, numpy_dtype
 from penstock_proto.value_text import shown
 
@@ -65,8 +65,8 @@ class LeafCheck:
 
     def _is_plain(self, array: Array) -> bool:
         """Whether it has exactly this dtype and shape; if a dimension may vary, `fit` looks more closely."""
-        is_masked = isinstance(array, np.ma.MaskedArray)
-        return array.dtype == self.dtype and array.shape == self.shape and not is_masked
+        plain = type(array) is np.ndarray or not is_masked(array)
+        return plain and array.dtype == self.dtype and array.shape == self.shape
 
     def _has_shape(self, shape: tuple[int, ...]) -> bool:
         wanted = self._leaf.shape
