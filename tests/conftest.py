@@ -171,7 +171,8 @@ class DaemonLauncher:
         self._prepare = "from tests.processes import fork_template; fork_template.prepare()" if hash_seed == "0" else ""
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         names = ("cli.main", "cli.progress", "cli.service_manager", "daemon.serving")
-        modules = ("uvloop", *(f"penstock_server.{name}" for name in names), "tests.processes.fork_template")
+        modules = [f"penstock_server.{name}" for name in names]
+        modules += ["uvloop", "encodings.idna", "tests.processes.fork_template"]
         self._launcher = Launcher(*modules, hash_seed=hash_seed, finalizes=hash_seed != "0")
 
     def _changed(self, environment: dict[str, str]) -> dict[str, str]:
