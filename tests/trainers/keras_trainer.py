@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 import penstock
+import penstock.keras
 
 EPOCHS = 3
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Serve
+from tests.processes.forked import Launcher
 from tests.processes.killed_fit import KILL, check_equal
 
 FEED = """
@@ -35,9 +34,10 @@ TRAIN = (
     """
 import json, os, signal, sys
 import penstock, penstock.keras
-imported = "tensorflow" in sys.modules
 import keras
 import numpy as np
+
+assert keras.backend.backend() == "BACKEND"
 
 url, directory, out, kill_at = sys.argv[1:5]
 keras.utils.set_random_seed(7)
@@ -54,39 +54,55 @@ with penstock.connect(url) as connection:
     )
 variables = [*model.variables, *model.optimizer.variables]
 np.savez(out, *[keras.ops.convert_to_numpy(variable.value) for variable in variables])
-print(json.dumps([imported, Kill.steps, resume.consumed, history.epoch, feeding.summary]))
+print(json.dumps([Kill.steps, resume.consumed, history.epoch, feeding.summary]))
 """
 )
 
 
+@pytest.fixture(scope="module", params=["jax", "torch"])
+def backend(request: pytest.FixtureRequest) -> str:
+    if find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def keras_launcher(backend: str) -> Iterator[Launcher]:
+    """The process that forks trainers with this backend. Keras imports TensorFlow too, when it compiles a model, and
+    the imports take 4 s of CPU."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("KERAS_BACKEND", backend)
+        environment.setenv("JAX_PLATFORMS", "cpu")
+        launcher = Launcher(backend, "keras", "tensorflow")
+    yield launcher
+    launcher.close()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("feed", ["feed", "endless"])
-@pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_fit_killed_within_epoch_1_ends_with_the_same_weights_bit_by_bit(
-    serve: Serve, tmp_path: Path, backend: str, feed: str
+    serve: Serve, tmp_path: Path, backend: str, keras_launcher: Launcher, feed: str
 ) -> None:
-    if find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
     url = serve(FEED, "feed", "endless").urls[feed]
+    code = TRAIN.replace("BACKEND", backend)
 
-    def train(name: str, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", TRAIN, url, str(tmp_path / name), str(tmp_path / f"{name}.npz"), str(kill_at)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"},
-        )
+    def train(name: str, kill_at: int = 0) -> tuple[int, list[str], str]:
+        trainer = keras_launcher.start(code, url, str(tmp_path / name), str(tmp_path / f"{name}.npz"), str(kill_at))
+        try:
+            out, errors = trainer.communicate(150)
+            return trainer.wait(), out.splitlines(), errors
+        finally:
+            trainer.close()
 
-    quiet = train("a")
-    assert quiet.returncode == 0, quiet.stderr
-    imported, *counts, epochs, summary = json.loads(quiet.stdout.splitlines()[-1])
-    assert (imported, counts, epochs) == (False, [24, 24], [0, 1, 2, 3])
+    status, told, errors = train("a")
+    assert status == 0, errors
+    *counts, epochs, summary = json.loads(told[-1])
+    assert (counts, epochs) == ([24, 24], [0, 1, 2, 3])
     assert summary.startswith("the trainer waited "), "the batch that built the model must not confuse Feeding"
-    assert train("b", kill_at=9).returncode == -signal.SIGKILL
-    again = train("b")
-    assert again.returncode == 0, again.stderr
-    _, *counts, epochs, _ = json.loads(again.stdout.splitlines()[-1])
+    assert train("b", kill_at=9)[0] == -signal.SIGKILL
+    status, told, errors = train("b")
+    assert status == 0, errors
+    *counts, epochs, _ = json.loads(told[-1])
     assert (counts, epochs) == ([16, 24], [1, 2, 3]), "it continues after step 8"
-    assert "ran out of data" not in again.stderr
+    assert "ran out of data" not in errors
     check_equal(tmp_path / "a.npz", tmp_path / "b.npz")
