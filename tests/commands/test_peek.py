@@ -39,7 +39,7 @@ from penstock_server.peeking.leaves.reservoir import Reservoir
 from penstock_server.peeking.leaves.summary import Summary
 from penstock_server.sources.crc32c import crc32c, masked
 from penstock_server.sources.example import example_class
-from tests.conftest import Daemon, Serve
+from tests.conftest import Daemon, DaemonLauncher, Serve
 from tests.fakes.statuses import of
 from tests.processes.free_ports import free_port
 
@@ -297,17 +297,19 @@ def labels(batches: Any) -> list[int]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Daemon]]:
-    """`run(command)` runs a shell command in the folder, and returns the daemon that it starts on a free port."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "penstock").write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock_command "$@"\n')
-    (tmp_path / "bin" / "penstock").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+def run(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[Callable[[str], Daemon]]:
+    """`run(command)` runs a command of penstock in the folder, with the words that a shell makes of it, and returns the
+    daemon that it starts on a free port."""
     daemons: list[Daemon] = []
 
     def start(command: str) -> Daemon:
-        words = ["bash", "-c", f"exec {command} --workers 1 --bind tcp://127.0.0.1:0"]
-        daemons.append(Daemon(words, tmp_path, tmp_path / "log", dict(os.environ)))
+        split = ["bash", "-c", f"printf '%s\\0' {command}"]
+        listed = subprocess.run(split, cwd=tmp_path, capture_output=True, check=True)
+        program, *words = listed.stdout.decode().split("\0")[:-1]
+        assert program == "penstock"
+        code = "import runpy, sys\nrunpy.run_module('penstock_command', run_name='__main__', alter_sys=True)"
+        words = [code, *words, "--workers", "1", "--bind", "tcp://127.0.0.1:0"]
+        daemons.append(Daemon(words, tmp_path, tmp_path / "log", dict(os.environ), launcher=daemon_launchers[0]))
         daemons[-1].wait_ready(1)
         return daemons[-1]
 
