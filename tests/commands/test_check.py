@@ -648,10 +648,10 @@ def test_costly_imports_open_files_and_gpus_are_named(check: Check, tmp_path: Pa
     assert checked.finding("gpu")["what"] == "cupy can see 2 GPUs in a worker"
 
 
-def running() -> set[int]:
-    return {
-        process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != psutil.STATUS_ZOMBIE
-    }
+def running_in(folder: Path) -> set[int]:
+    """Return the processes with this working directory. (Another process may soon have the pid of one that has
+    ended.)"""
+    return {process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)}
 
 
 def test_processes_that_outlive_their_generators_are_counted_and_end_with_the_check(
@@ -663,12 +663,9 @@ def test_processes_that_outlive_their_generators_are_counted_and_end_with_the_ch
             import os, time
             from penstock_server import Feed
             def rows(split):
-                pid = os.fork()
-                if pid == 0:
+                if os.fork() == 0:
                     os.setsid()
                     time.sleep(300)
-                with open("pids", "a") as file:
-                    print(pid, file=file)
                 yield split
             feed = Feed(rows, splits=range(4), batch_size=2)
             """
@@ -676,8 +673,7 @@ def test_processes_that_outlive_their_generators_are_counted_and_end_with_the_ch
     )
     found = check("forking.py:feed").finding("processes")
     assert re.match("[0-9]+ processes that generators have started still run after", found["what"])
-    pids = {*map(int, (tmp_path / "pids").read_text().split())}
-    wait_until(lambda: not pids & running())
+    wait_until(lambda: not running_in(tmp_path))
 
 
 def test_pdb_stops_in_the_failing_frame_of_user_code(command: Callable[..., Any]) -> None:

@@ -58,17 +58,20 @@ SLOW = """
     failing = Feed(numbers, splits=away, batch_size=5, on_error="retry")
 """
 
+PATIENCE = 8.0
+"""Seconds. Longer than a daemon on a busy machine needs for an answer."""
+
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients ask and speak sooner, and give up after 4 s without progress."""
+    """Clients ask and speak sooner, and give up after `PATIENCE` seconds without progress."""
     for module, name, value in (
         (waiting, "ASK_AFTER", 0.1),
         (waiting, "ASK_AGAIN", 0.2),
         (waiting, "SAY_AFTER", 0.3),
-        (readiness, "NO_PROGRESS", 4.0),
-        (connecting, "NO_PROGRESS", 4.0),
-        (reconnecting, "SECONDS", 4.0),
+        (readiness, "NO_PROGRESS", PATIENCE),
+        (connecting, "NO_PROGRESS", PATIENCE),
+        (reconnecting, "SECONDS", PATIENCE),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -126,14 +129,15 @@ def test_a_trainer_waits_as_long_as_the_import_takes_and_says_for_what(
 ) -> None:
     daemon, endpoint = starting(serve)
     url = f"{endpoint}/feed"
-    timer = threading.Timer(6, finish, [daemon])  # longer than it waits without progress
+    until_importing(endpoint)
+    timer = threading.Timer(PATIENCE + 2, finish, [daemon])  # longer than it waits without progress
     timer.start()
     with penstock.connect(url) as connection:
         assert len(list(connection.batches())) == 4
     timer.join()
-    said = [line for line in caplog.messages if line.startswith("waiting for")]
-    assert re.fullmatch(rf"waiting for {url}: importing feeds.py:feed \(\d s\)", said[-1])
-    assert len(said) <= 6, "the pauses between two lines grow"
+    said = [line for line in caplog.messages if line.startswith(f"waiting for {url}: importing")]
+    assert all(re.fullmatch(r"waiting for \S+: importing feeds.py:feed \(\d+ s\)", line) for line in said)
+    assert 1 <= len(said) <= 8, "the pauses between two lines grow"
 
 
 def test_a_trainer_that_is_started_before_its_daemon_says_that_none_answers(
@@ -179,7 +183,7 @@ def test_a_trainer_that_has_lost_its_daemon_waits_as_long_as_the_next_one_import
         first.process.kill()
         first.process.wait()
         second = serve(SLOW, ready=False, bind=endpoint)
-        timer = threading.Timer(6, finish, [second])  # longer than a loss may last
+        timer = threading.Timer(PATIENCE + 2, finish, [second])  # longer than a loss may last
         timer.start()
         assert len(list(connection.batches())) == 4
         timer.join()

@@ -18,7 +18,7 @@ from penstock_proto import messages as m
 from penstock_proto.batches import arrays
 from penstock_proto.batches.position import Place, Position
 from penstock_proto.transport import codec
-from tests.conftest import Daemon, Serve
+from tests.conftest import Daemon, Serve, wait_until
 
 FEEDS = """
     import os
@@ -236,6 +236,7 @@ def test_a_place_deep_in_a_split_costs_its_own_stream_alone(serve: Serve, tmp_pa
 
 def test_places_that_cannot_be_fail_their_stream_and_end_no_worker(serve: Serve, tmp_path: Path) -> None:
     daemon = start(serve, tmp_path, "raising")
+    wait_until(lambda: len(daemon.workers()) == 2)  # the feed may be ready before the second worker is
     before = {worker.pid for worker in daemon.workers()}
     far = 2**53
     for one in (

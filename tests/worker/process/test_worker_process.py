@@ -287,11 +287,11 @@ class Worker:
     def made(self) -> m.Made:
         """Return the end of a turn, with the batches of all of its parts. (A turn that takes long comes in parts.)"""
         made = self.receive(m.Made)
-        batches = made.batches
+        first, batches = made.first, made.batches
         while not made.last:
             made = self.receive(m.Made)
             batches += made.batches
-        return msgspec.structs.replace(made, batches=batches)
+        return msgspec.structs.replace(made, first=first, batches=batches)
 
     def doing(self) -> Activity | None:
         """Return the activity on the worker's status page."""
