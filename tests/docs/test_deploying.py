@@ -141,7 +141,7 @@ class Container:
         """Run a command like a container with `network_mode: service:...` for this one: in this network namespace, and
         in its own process namespace."""
         joined = ["nsenter", f"--net=/proc/{self.first}/ns/net", "unshare", "--pid", "--fork", "--kill-child", *command]
-        return subprocess.run(joined, capture_output=True, text=True, timeout=120)
+        return subprocess.run(joined, capture_output=True, text=True, timeout=300)
 
     def log(self) -> str:
         return self._log.read_text()
@@ -179,15 +179,18 @@ read()
 """
 
 
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_compose_file_work_in_namespaces_as_containers_have_them(tmp_path: Path) -> None:
     if not namespaces():
         pytest.skip("network namespaces need root")
     data, digits = tmp_path / "data", ROOT / "examples" / "digits"
     subprocess.run(words("digits", data=data), cwd=digits, check=True, capture_output=True, timeout=60)
     with container(words("loader"), tmp_path / "log", cwd=digits, env=variables("loader", data)) as loader:
-        while loader.inside(words("loader", "healthcheck")).returncode:
+        while "slots of" not in loader.log():
             assert loader.process.poll() is None, loader.log()
-            time.sleep(0.2)
+            time.sleep(0.05)
+        while loader.inside(words("loader", "healthcheck")).returncode:  # the feeds are ready one after the other
+            assert loader.process.poll() is None, loader.log()
         url = words("trainer")[-1]
         read = [sys.executable, "-c", READ, url]
         assert loader.inside(read).stdout == "local 360\ntcp 360\n", "only the same user may share memory"
