@@ -36,7 +36,7 @@ from tests.simulation.simulation import Batch, Consumer, SimFeed, World
 PAGE = 4096
 """Bytes of a slot of the simulated feeds."""
 
-quick = settings(derandomize=True, deadline=None, max_examples=100)
+quick = settings(derandomize=True, deadline=None, max_examples=70)
 soak = settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
 
 
@@ -255,7 +255,7 @@ class TestOrder:
             assert read == expected[: len(read)]
             assert count is not None or read == expected
 
-    @settings(quick, max_examples=50)
+    @settings(quick, max_examples=35)
     @given(*several_streams)
     def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(
         self, all_: list[Case], seed: int, kills: int, stands: int
@@ -742,14 +742,14 @@ kept_groups = (
 
 
 class TestFaults:
-    @settings(quick, max_examples=200)
+    @settings(quick, max_examples=120)
     @given(faulty_cases, faults)
     def test_the_stream_is_the_same_through_deaths_cuts_restarts_and_scaling(
         self, case: Case, faults: dict[str, int]
     ) -> None:
         check_through_faults(case, faults)
 
-    @settings(quick, max_examples=150)
+    @settings(quick, max_examples=90)
     @given(*shared_groups)
     def test_each_batch_goes_to_one_consumer_of_a_group(
         self,
@@ -763,28 +763,28 @@ class TestFaults:
             faults = {**faults, "cuts": 0}
         check_group(case, consumers, faults, leaves, goes)
 
-    @settings(quick, max_examples=100)
+    @settings(quick, max_examples=70)
     @given(*kept_groups)
     def test_a_group_whose_daemon_keeps_a_state_file_loses_nothing_when_that_is_killed(
         self, case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None
     ) -> None:
         check_kept_group(case, consumers, faults, leaves, dies)
 
-    @settings(quick, max_examples=150)
+    @settings(quick, max_examples=90)
     @given(cases(any_feeds), st.integers(1, 4), faults)
     def test_all_ranks_together_see_the_very_stream_that_one_trainer_would(
         self, case: Case, world_size: int, faults: dict[str, int]
     ) -> None:
         check_ranks(case, world_size, faults)
 
-    @settings(quick, max_examples=50)
+    @settings(quick, max_examples=35)
     @given(cases(pooled_feeds), st.integers(2, 4), st.integers(2, 6))
     def test_ranks_that_are_cut_off_between_two_pools_see_that_stream_too(
         self, case: Case, world_size: int, cuts: int
     ) -> None:
         check_ranks(case, world_size, {"cuts": cuts})
 
-    @settings(quick, max_examples=80)
+    @settings(quick, max_examples=50)
     @given(*resumed)
     def test_a_stream_goes_on_from_any_batch_of_it_again_and_again_with_other_workers(
         self, case: Case, wide: bool, seed: int

@@ -161,7 +161,7 @@ def test_errors_that_pass_change_nothing(case: Case, faults: dict[str, int], on_
     check_through_errors(case, faults, on_error, seed)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=35)
 @given(*deadly)
 def test_a_stream_that_ends_workers_fails_alone(
     case: Case, other: Case, faults: dict[str, int], attempts: int, seed: int

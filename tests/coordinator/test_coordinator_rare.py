@@ -438,7 +438,7 @@ def test_what_a_lane_of_an_indexable_feed_fails_with_is_raised_also_where_its_wo
     assert [turn.error is not None for turn in epoch.order.window if turn.error] == [True]
 
 
-@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 3000), marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 3000), marks=pytest.mark.soak)], ids=str)
 def test_turns_that_wait_for_larger_slots_keep_their_order_through_deaths(seeds: range) -> None:
     for seed in seeds:
         dice = random.Random(seed)
@@ -452,7 +452,7 @@ def test_turns_that_wait_for_larger_slots_keep_their_order_through_deaths(seeds:
         assert [consumer.read[epoch] for epoch in (0, 1)] == [list(feed.expected(epoch)) for epoch in (0, 1)], seed
 
 
-@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 4000), marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("seeds", [range(90), pytest.param(range(90, 4000), marks=pytest.mark.soak)], ids=str)
 def test_lanes_that_end_while_they_move_are_made_to_the_end_through_deaths(seeds: range) -> None:
     for seed in seeds:
         dice = random.Random(seed)

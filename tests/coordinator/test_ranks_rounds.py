@@ -69,7 +69,7 @@ def check_filled_up(case: Case, world_size: int, faults: dict[str, int]) -> None
         assert [consumer.read[epoch] for consumer in ranks] == expected
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=40)
 @given(cases(any_feeds), st.integers(1, 5), faults)
 def test_no_batch_is_left_out_and_every_rank_gets_as_many(case: Case, world_size: int, faults: dict[str, int]) -> None:
     check_filled_up(case, world_size, faults)
@@ -82,7 +82,7 @@ def test_every_rank_gets_as_many_in_thousands_of_worlds(case: Case, world_size: 
     check_filled_up(case, world_size, faults)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=35)
 @given(cases(any_feeds.map(fast)), st.integers(1, 5))
 def test_in_fast_order_too(case: Case, world_size: int) -> None:
     world = replace(case, slots=case.slots + 8 * world_size).world()
@@ -101,7 +101,7 @@ def test_in_fast_order_too(case: Case, world_size: int) -> None:
         assert len(set(samples)) == len(samples)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=35)
 @given(cases(any_feeds), st.integers(1, 4), st.integers(0, 2**32))
 def test_the_ranks_go_on_from_a_state_at_any_step(case: Case, world_size: int, seed: int) -> None:
     dice = random.Random(seed)
@@ -164,7 +164,7 @@ def test_batches_of_a_rank_without_others_are_made_before_it_reads() -> None:
     assert world.coordinator.streams[alone.reader.stream].slots
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=40)
 @given(cases(any_feeds), st.integers(2, 4), st.integers(0, 2**32), faults)
 def test_ranks_load_a_state_when_they_like(case: Case, world_size: int, seed: int, faults: dict[str, int]) -> None:
     check_states_that_are_loaded_late(case, world_size, seed, faults)

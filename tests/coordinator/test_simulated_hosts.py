@@ -88,13 +88,13 @@ def check_without_end(case: Case, faults: dict[str, Any], slabs: int) -> None:
     assert consumer.read[0] == list(islice(case.feed.expected(0), len(consumer.read[0])))
 
 
-@settings(quick, max_examples=80)
+@settings(quick, max_examples=50)
 @given(faulty_cases, faults)
 def test_the_stream_is_the_same_with_any_hosts(case: Case, faults: dict[str, Any]) -> None:
     check_through_faults(case, faults)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=35)
 @given(cases(st.one_of(any_feeds, any_feeds.map(fast))), hosts)
 def test_no_stream_fails_because_hosts_are_lost(case: Case, hosts: dict[str, Any]) -> None:
     without_patience(case, hosts)
@@ -106,7 +106,7 @@ def test_ranks_see_the_same_stream_with_any_hosts(case: Case, world_size: int, f
     check_ranks(case, world_size, faults)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=35)
 @given(cases(placed_feeds), st.sampled_from((2, 4)), placed_faults)
 def test_ranks_see_the_same_stream_if_their_own_machines_make_it(
     case: Case, world_size: int, faults: dict[str, Any]

@@ -179,7 +179,7 @@ def test_a_lane_is_the_same_whatever_runs_beside_it(lanes: Lanes, data: st.DataO
     assert mixed == alone
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(feeds(), st.data())
 def test_a_lane_goes_on_from_a_record_as_if_nothing_had_happened(lanes: Lanes, data: st.DataObject) -> None:
     lane = data.draw(st.integers(0, lanes.count - 1))
@@ -393,7 +393,7 @@ def only_lane(generate: Callable[..., Any], splits: list[Any], **options: Any) -
 # --- what is read after the last full batch ---
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_sample_is_lost_or_doubled_where_user_code_raises_within_a_batch(data: st.DataObject) -> None:
     """The record of a lane that failed is that of its last full batch, and so is the next attempt's."""
@@ -482,7 +482,7 @@ def ahead_of(lanes: Lanes, at: int, ahead: int) -> tuple[bytes, bytes, list[Batc
     return records[at], records[ahead], batches
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(failing_feeds(), st.data())
 def test_a_lane_comes_by_the_place_ahead_with_the_same_splits_left_out(lanes: Lanes, data: st.DataObject) -> None:
     run = lanes.lane(0)
@@ -608,7 +608,7 @@ def test_a_lane_with_broken_splits_is_as_if_they_ended_where_they_break(lanes: L
     assert len(lanes.told) == sum(at is not None and at < length for _, length, at in lanes.splits)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(failing_feeds(), st.data())
 def test_a_lane_is_the_same_however_often_its_worker_dies(lanes: Lanes, data: st.DataObject) -> None:
     """The worker dies at any batch. Some splits are skipped because they raise, and others because they ended a
@@ -858,7 +858,7 @@ def segmented_feeds(draw: st.DrawFn) -> Lanes:
     return Lanes(feed, plan, range(segment_count(plan)), draw(st.integers(0, 2)))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(segmented_feeds(), st.data())
 def test_an_endless_lane_goes_on_from_any_record(lanes: Lanes, data: st.DataObject) -> None:
     lane = data.draw(st.integers(0, lanes.count - 1))
