@@ -17,11 +17,15 @@ from typing import Any
 import pytest
 
 LONGEST = """
-    test_recovery test_coordinator test_check test_join test_network test_attacks test_client_keras test_cache
-    test_lending test_hosts_network test_feeding test_descriptors test_chaos_scenarios test_ranks test_ranks_rounds
-    test_client_delivery test_fork_server test_mix test_peek test_fetching test_router test_page test_variable_batches
-    test_deploying test_commands test_profile test_supervisor test_keys test_shutdown test_in_process test_attacks_keys
-    test_stream_hashes test_golden test_lanes
+    test_keras_backends test_keras_datasets test_neighbours test_golden test_keras_fit test_recovery test_check
+    test_keras_resume test_coordinator test_own_format test_in_process test_stream_hashes test_own_connection
+    test_import_randomness test_deploying test_factory test_helpers test_world test_segments test_join test_commands
+    test_blocks test_indexables test_supervisor test_shutdown test_mixed_lanes test_lanes test_tensorflow test_reload
+    test_network test_keys test_client_hostile test_variable_batches test_mix test_simulated_hosts test_tutorial
+    test_client_keras test_coordinator_rare test_spot_checks test_lending test_waiting test_zip test_collate
+    test_groups test_profile test_cache test_ranks test_page test_notebook test_hosts_network test_descriptors
+    test_auto_workers test_attacks test_feeding test_chaos_scenarios test_deploying_hosts test_documentation
+    test_fork_server test_worker_process test_transform
 """.split()
 """The files that take more than 20 s, longest first."""
 
