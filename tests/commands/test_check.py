@@ -18,9 +18,10 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock_server.checking.judging import culprit, culprit_words
+from penstock_server.checking.judging import culprit, culprit_words, runs
 from penstock_server.checking.judging.culprit import Culprit, Result, Trial
 from penstock_server.checking.judging.sizes import speed
+from penstock_server.checking.observing import messages
 from penstock_server.checking.observing.cpu_time import CpuWatch
 from penstock_server.checking.observing.messages import Carried, Done, Gpu, Source
 from penstock_server.checking.observing.plain_loop import lost_by_segments, one_pass
@@ -308,16 +309,24 @@ def test_a_feed_without_mistakes_is_described_in_a_screen(command: Callable[...,
 
 @pytest.mark.parametrize("feed", ["endless", "own_order", "ragged", "with_variables"])
 def test_other_feeds_without_mistakes_have_no_findings(check: Check, feed: str) -> None:
-    checked = check(f"feeds.py:{feed}", "--strict")
+    enough = () if feed == "endless" else ("--seconds", "60")  # to read all, however slow the machine
+    checked = check(f"feeds.py:{feed}", "--strict", *enough)
     assert (checked.status, checked.told["findings"], checked.told["agree"]) == (0, [], True)
-    assert checked.told["compared"] == checked.told["samples"] > 500
+    assert checked.told["compared"] > 0
+    if enough:
+        assert checked.told["compared"] == checked.told["samples"] > 500
 
 
-def test_a_feed_that_has_processes_of_its_own_leaves_none_behind(check: Check) -> None:
+def running_in(folder: Path) -> set[int]:
+    """Return the processes with this working directory. (Another process may soon have the pid of one that has ended,
+    and the same tests may run elsewhere.)"""
+    return {process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)}
+
+
+def test_a_feed_that_has_processes_of_its_own_leaves_none_behind(check: Check, tmp_path: Path) -> None:
     checked = check("feeds.py:with_processes")
     assert (checked.status, checked.told["findings"], checked.told["agree"]) == (0, [], True)
-    left = [process for process in psutil.process_iter(["cmdline"]) if "feeds.py:with_processes" in str(process.info)]
-    assert not left
+    wait_until(lambda: not running_in(tmp_path))
 
 
 def test_data_files_are_checked_as_served(check: Check, tmp_path: Path) -> None:
@@ -648,32 +657,38 @@ def test_costly_imports_open_files_and_gpus_are_named(check: Check, tmp_path: Pa
     assert checked.finding("gpu")["what"] == "cupy can see 2 GPUs in a worker"
 
 
-def running_in(folder: Path) -> set[int]:
-    """Return the processes with this working directory. (Another process may soon have the pid of one that has
-    ended.)"""
-    return {process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)}
+FORKING = """
+import os, time
+from penstock_server import Feed
+def rows(split):
+    if os.fork() == 0:
+        os.setsid()
+        os.chdir(os.path.dirname(__file__))
+        time.sleep(300)
+    yield split
+feed = Feed(rows, splits=range(4), batch_size=2)
+"""
 
 
 def test_processes_that_outlive_their_generators_are_counted_and_end_with_the_check(
     check: Check, tmp_path: Path
 ) -> None:
-    (tmp_path / "forking.py").write_text(
-        textwrap.dedent(
-            """
-            import os, time
-            from penstock_server import Feed
-            def rows(split):
-                if os.fork() == 0:
-                    os.setsid()
-                    time.sleep(300)
-                yield split
-            feed = Feed(rows, splits=range(4), batch_size=2)
-            """
-        )
-    )
+    (tmp_path / "forking.py").write_text(FORKING)
     found = check("forking.py:feed").finding("processes")
     assert re.match("[0-9]+ processes that generators have started still run after", found["what"])
     wait_until(lambda: not running_in(tmp_path))
+
+
+def test_they_also_end_if_the_process_that_reads_has_ended_before_the_command_looks(tmp_path: Path) -> None:
+    (tmp_path / "forking.py").write_text(FORKING)
+    task = messages.Task(target=f"{tmp_path}/forking.py:feed", folder=str(tmp_path), name="one", seconds=60.0)
+    run = runs.Run(task, os.environ, 60)
+    (reads,) = (child for child in psutil.Process().children() if str(tmp_path) in str(child.cmdline()))
+    wait_until(lambda: reads.status() == psutil.STATUS_ZOMBIE)
+    (outcome,) = runs.finish(run)
+    assert outcome.done is not None
+    assert outcome.done.processes >= 4
+    wait_until(lambda: not running_in(tmp_path), 5)
 
 
 def test_pdb_stops_in_the_failing_frame_of_user_code(command: Callable[..., Any]) -> None:

@@ -284,6 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     Process(task, connection, ActivityPage.inherited(activity_fd, ticks=True)).run()
     sys.stdout.flush()
     sys.stderr.flush()
+    orphans.kill_all(_REPORT_SECONDS)  # once this process has ended, the command no longer finds them
     os._exit(0)  # threads that user code left running must not keep this process alive
 
 
