@@ -1,4 +1,7 @@
-"""The feeds of evenness.py: samples of COST seconds and NBYTES bytes each. A sample sleeps, so it needs no core."""
+"""The feeds of evenness.py: samples of COST seconds and NBYTES bytes each. A sample sleeps, so it needs no core.
+
+In `mixed`, an indexable feed, one sample in 80 costs 81 times as much, so the mean is twice COST.
+"""
 
 import os
 import time
@@ -12,9 +15,9 @@ COST = float(os.environ["COST"])
 VALUES = np.zeros(max(1, int(os.environ["NBYTES"]) // 4), np.float32)
 
 
-def sample() -> np.ndarray:
+def sample(times: int = 1) -> np.ndarray:
     if COST:
-        time.sleep(COST)
+        time.sleep(times * COST)
     return VALUES
 
 
@@ -31,5 +34,11 @@ class Samples:
         return sample()
 
 
+class Mixed(Samples):
+    def __getitem__(self, number: int) -> np.ndarray:
+        return sample(1 if number % 80 else 81)
+
+
 generator = Feed(samples, splits=range(4096), batch_size=8)
 indexable = Feed(Samples(), batch_size=8)
+mixed = Feed(Mixed(), batch_size=8)
