@@ -74,7 +74,8 @@ seeds = st.integers(0, 2**32)
 shuffles = st.sampled_from((0, 0, 7))
 """If a feed is shuffled in exact order, its lanes mix their rows."""
 rooms = st.sampled_from((1, 2, 3, 5, 9, 20))
-"""How many batches a stripe has, if turns have one batch and lanes do not mix their rows. 1: there are no stripes."""
+"""How many batches a stripe has, if turns have one batch and lanes do not mix their rows. 1: there are no stripes. Also
+how many batches a range has at most."""
 asks = st.fixed_dictionaries(
     {
         "credit": st.integers(1, 5),
@@ -100,6 +101,7 @@ index_feeds = st.builds(
     batch_size=st.integers(1, 5),
     turn=st.integers(1, 3),
     drop_remainder=st.booleans(),
+    room=rooms,
 )
 ready_feeds = st.builds(
     SimFeed,

@@ -108,7 +108,7 @@ class SimFeed:
     Otherwise `growth` makes samples ragged, of these lengths. An `endless` feed has segments with the lengths in
     `splits`, again and again. A sample in `transient` raises at those of its readings in a world whose numbers, from 0,
     are given with it. A sample in `deadly` kills the worker that reads it, outside of user code. If the feed can have
-    stripes, a stripe has `room` batches.
+    stripes, a stripe has `room` batches. If it is indexable, and a turn has one batch, ranges have `room` at most.
     """
 
     name: str = "train"
@@ -138,8 +138,8 @@ class SimFeed:
             name=self.name,
             spec=None,
             batch_size=self.batch_size,
-            turn=None if self.striped else self.turn,
-            block=self.room if self.striped else None,
+            turn=None if self.striped or self.ranges_vary else self.turn,
+            block=self.room if self.striped or self.ranges_vary else None,
             lanes=self.lanes,
             order=self.order,
             shuffle=self.shuffle,
@@ -185,6 +185,11 @@ class SimFeed:
         lanes = self.length is None and self.order == "exact" and not self.shuffle
         return self.room > self.turn == 1 and lanes and self.fixed
 
+    @property
+    def ranges_vary(self) -> bool:
+        """Whether it is indexable, and the lengths of its ranges follow the time that they take: `room` at most."""
+        return self.room > self.turn == 1 and self.length is not None and self.fixed
+
     def sizes(self, rows: Batch) -> tuple[tuple[int, ...], ...]:
         """Return the sizes of ragged rows."""
         return ((sum(1 + row[2] * self.growth for row in rows),),)
@@ -202,7 +207,7 @@ class SimFeed:
 
     @property
     def _room(self) -> int:
-        return self.room if self.striped else self.turn
+        return self.room if self.striped or self.ranges_vary else self.turn
 
     def rows(self, batch: Batch) -> int:
         return len(batch) if self.batch_size is not None else self.shapes(batch)[0][0]
@@ -450,6 +455,7 @@ class Fill:
     stays: bool = False
     made: int = 0
     waits: bool = False
+    work_ms: int = 0
 
 
 class Worker:
@@ -702,7 +708,11 @@ class Worker:
     def _made(self, fill: Fill, run: Run, parts: list[Batch], *, last: bool) -> None:
         replay_ms = self._world.replay_ms()
         record = run.record()
-        made = m.Made(fill.run, fill.ticket, 0, 0, 0, last=False, record=record, replay_ms=replay_ms)
+        if run.feed.ranges_vary:
+            fill.work_ms += self._world.random.choice((0, 0, 30, 150, 1000))
+        made = m.Made(
+            fill.run, fill.ticket, 0, 0, 0, last=False, record=record, replay_ms=replay_ms, work_ms=fill.work_ms
+        )
         if parts:
             rows = sum(run.feed.rows(batch) for batch in parts)
             shapes = run.feed.shapes(parts[0])
@@ -1806,8 +1816,8 @@ class World:
         nbytes = feed.nbytes(batches[first], command.batches)
         hold(command.nbytes == nbytes, "a slab has the wrong number of bytes")
         hold(command.shapes == feed.shapes(batches[first]), "a slab has the wrong shapes")
-        in_turn = command.lane < 0 or command.repeat
-        hold(in_turn or feed.striped or command.index % feed.turn >= first, "a slab has the wrong index")
+        shared = command.lane < 0 or command.repeat or feed.striped or feed.ranges_vary
+        hold(shared or command.index % feed.turn >= first, "a slab has the wrong index")
         slabs, nbytes = consumer.under_way
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
         hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")

@@ -85,7 +85,8 @@ class Made(Message, frozen=True):
     `leftover` rows. A message can have 0 batches only with `last`. `rows`: rows in these batches. `record`: the restart
     record after the last of them. `border`: a run that continues from there replays next to nothing (a split or a block
     has just begun), so the lane can move to another worker. `replay_ms`: about how many milliseconds it takes to read
-    again what such a run needs. `shapes` as in Slab.
+    again what such a run needs. `work_ms`: how many milliseconds the run has worked on the turn so far. `shapes` as in
+    Slab.
     """
 
     run: Count
@@ -100,6 +101,7 @@ class Made(Message, frozen=True):
     record: Record = b""
     border: bool = False
     replay_ms: Count = 0
+    work_ms: Count = 0
 
 
 class NeedRoom(Message, frozen=True):

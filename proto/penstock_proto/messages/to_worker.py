@@ -76,8 +76,9 @@ class Fill(Message, frozen=True):
     is `memfd`, of `nbytes` bytes, from place `first` on, each `step` places after the one before. Answered by Made
     messages, the last one with `last`.
 
-    `stripe`: the ticket of the slot, if visits to several lanes fill different places of it; 0 if the slot has the
-    ticket `ticket`. Batches of lower tickets come first in the stream, and within a stripe those of lower places."""
+    `stripe`: the ticket of the slot, if several visits (to lanes, or ranges of an indexable feed) fill different places
+    of it; 0 if the slot has the ticket `ticket`. Batches of lower tickets come first in the stream, and within a slot
+    those of lower places."""
 
     run: Count
     ticket: Count

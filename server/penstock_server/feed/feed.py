@@ -124,8 +124,9 @@ class Feed(FeedOptions, FromFiles, Combining):
         turn: batches that the order takes from one lane before it goes to the next. By default one, and small batches
             of several lanes share their memory. In fast order, about 4 MiB of batches, at most 256. If lanes are
             shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not mix their samples. 4 if
-            every lane runs the whole generator. For an indexable object about 4 MiB; workers share an epoch turn by
-            turn, so a turn has at most a 64th of it.
+            every lane runs the whole generator. For an indexable object it does not change the stream: it is how many
+            batches a worker makes in a row. By default as many as take about 0.1 s, but at most 4 MiB, 256 batches and
+            a 64th of the epoch.
         order: "exact", the same order with any number of workers, or "fast", the batches that are ready first.
         env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
             imported; None as a value removes one. They override the daemon's own and the defaults, which give each

@@ -126,6 +126,11 @@ class ServedFeed:
         self.skipped_count += 1
 
     @property
+    def ranges_vary(self) -> bool:
+        """Whether it is made in ranges that are as long as a worker makes in a moment, at most a turn."""
+        return self.plan.length is not None and self.plan.turn is None and self.turn > 1
+
+    @property
     def least_nbytes(self) -> int:
         """The fewest bytes with which a stream of this feed can run."""
         return least_slots(1, pool=self.info.pool, stripe=self.info.stripe) * self.slot_nbytes + self.blocks_nbytes

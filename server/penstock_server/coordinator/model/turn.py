@@ -224,6 +224,11 @@ class Turn:
         return self.lane == POOL_LANE
 
     @property
+    def shares(self) -> bool:
+        """Whether its slot may have batches of other visits, too: it is a visit of a stripe, or a short range."""
+        return self.ticket != self.slot.ticket
+
+    @property
     def deliverable(self) -> bool:
         """Whether its parts are delivered as they are. Those of a visit of a pool are not: their rows are mixed."""
         return self.pool is None or self.pooled

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from penstock_proto import PenstockError
 
-from ..model.leases import Leases
+from ..model.leases import Lease, Leases
 from ..model.stripe import Stripe
 from ..model.turn import ABANDONED, COMPLETE, DONE, FILLING, IDLE, PLANNED, WAITING, Turn, TurnState
 from ..model.workers import VACANT
@@ -27,17 +27,21 @@ class OpenTurns:
 
     Attributes:
         by_ticket: the open turns, with their epochs.
-        stripes: the stripes whose slot is not found yet, with their epochs, by the ticket of the slot.
+        sharing: the visits that share a slot which is not found yet, with their epochs, by the ticket of the slot.
         held: how many slots production holds: those of turns and stripes that are open, or wait until the order comes
             to them.
+        room_left: how many further batches fit into the slot of the latest range.
     """
 
     def __init__(self, slots: Leases) -> None:
         self.by_ticket: dict[int, tuple[Epoch, Turn]] = {}
-        self.stripes: dict[int, tuple[Epoch, Stripe]] = {}
+        self.sharing: dict[int, list[tuple[Epoch, Turn]]] = {}
         self.held = 0
-        self._sharing: Counter[int] = Counter()
-        """How many visits of each stripe production still has, by the ticket of the slot."""
+        self.room_left = 0
+        self._last: Lease | None = None
+        """The slot of the latest range, if production still holds it."""
+        self._visits: Counter[int] = Counter()
+        """How many visits of each shared slot production still has, by the ticket of the slot."""
         self._slots = slots
 
     def begin(self, epoch: Epoch, turn: Turn) -> None:
@@ -45,24 +49,47 @@ class OpenTurns:
         turn.become(WAITING)
         turn.slot = self._slots.acquire()
         turn.ticket = turn.slot.ticket
-        self.by_ticket[turn.ticket] = epoch, turn
         self.held += 1
+        self._open(epoch, turn)
+
+    def begin_stripe(self, epoch: Epoch, stripe: Stripe) -> None:
+        """Ask for a slot for the stripe. Its visits are tickets of their own."""
+        stripe.slot = self._acquire_shared()
+        for visit in stripe.visits:
+            self._share(epoch, visit, stripe.slot)
+
+    def begin_range(self, epoch: Epoch, turn: Turn, room: int) -> bool:
+        """Have a range made in the slot of the range before it. If that slot is full, ask for one, which has room for
+        `room` batches. Return whether the slot was found already."""
+        if not self.room_left or self._last is None:
+            self._last, self.room_left = self._acquire_shared(), room
+        turn.place = room - self.room_left
+        self.room_left -= turn.batches
+        self._share(epoch, turn, self._last)
+        return self._last.ticket not in self.sharing
+
+    def _acquire_shared(self) -> Lease:
+        """Ask for a slot that several visits share."""
+        slot = self._slots.acquire()
+        self.held += 1
+        self.sharing[slot.ticket] = []
+        return slot
+
+    def _share(self, epoch: Epoch, visit: Turn, slot: Lease) -> None:
+        """Let the visit have a part of the slot, and a ticket of its own."""
+        visit.become(WAITING)
+        visit.slot, visit.ticket = slot, self._slots.new_ticket()
+        self._visits[slot.ticket] += 1
+        if slot.ticket in self.sharing:
+            self.sharing[slot.ticket].append((epoch, visit))
+        self._open(epoch, visit)
+
+    def _open(self, epoch: Epoch, turn: Turn) -> None:
+        self.by_ticket[turn.ticket] = epoch, turn
         if turn.lane >= 0:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.on_turn_begun(turn.lane_set)
             epoch.lane(turn.key).turns.append(turn)
-
-    def begin_stripe(self, epoch: Epoch, stripe: Stripe) -> None:
-        """Ask for a slot for the stripe. Its visits are tickets of their own."""
-        stripe.slot = self._slots.acquire()
-        self.stripes[stripe.slot.ticket] = epoch, stripe
-        self.held += 1
-        self._sharing[stripe.slot.ticket] = len(stripe.visits)
-        for visit in stripe.visits:
-            visit.become(WAITING)
-            visit.slot, visit.ticket = stripe.slot, self._slots.new_ticket()
-            self.by_ticket[visit.ticket] = epoch, visit
-            epoch.lane(visit.key).turns.append(visit)
 
     def on_left_order(self, epoch: Epoch, turn: Turn) -> None:
         """Note that the turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is
@@ -127,12 +154,14 @@ class OpenTurns:
     def _remove(self, turn: Turn) -> None:
         """Remove the turn from production. Its slot is then free, unless others still hold it."""
         turn.become(DONE)
-        if turn.striped:
+        if turn.shares:
             ticket = turn.slot.ticket
-            self._sharing[ticket] -= 1
-            if self._sharing[ticket]:
+            self._visits[ticket] -= 1
+            if self._visits[ticket]:
                 return
-            del self._sharing[ticket]
-            self.stripes.pop(ticket, None)
+            del self._visits[ticket]
+            self.sharing.pop(ticket, None)
+            if turn.slot is self._last:
+                self._last, self.room_left = None, 0
         self.held -= 1
         self._slots.release(turn.slot)

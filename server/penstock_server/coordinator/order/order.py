@@ -82,6 +82,15 @@ class EpochOrder(ABC):
             self._add(turn)
         return turn
 
+    def visit_range(self, most: int) -> Turn:
+        """Add the next range of an indexable feed, of at most `most` batches, to the end of the window. There must be
+        more batches."""
+        assert isinstance(self._visits, RangeVisits)
+        turn = self._visits.range(most)
+        self.more = not self._visits.exhausted
+        self._add(turn)
+        return turn
+
     @abstractmethod
     def on_ready(self, turn: Turn) -> None:
         """Note that something of `turn` can be delivered: a part, or its error."""

@@ -115,8 +115,12 @@ class RangeVisits:
 
     def next(self, lane_set: int = 0) -> Turn | None:
         """Return the next range, for any set: every worker can make it."""
+        return self.range(self._turn - self._made % self._turn)
+
+    def range(self, most: int) -> Turn:
+        """Return the next range, of at most `most` batches."""
         first = self._made
-        count = min(self._turn - first % self._turn, self._batches - first)
+        count = min(most, self._batches - first)
         self._made += count
         return Turn(0, first, count)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..model.stripe import Stripe
 from ..order.epoch import Epoch
 from ..order.order import EpochOrder
 from .production import Production
@@ -41,7 +40,7 @@ class Granting:
                 return
             while order.ungranted or (order.more and not epoch.failing):
                 spare = slots - turns.held
-                if not self._may_take(spare, epoch, order):
+                if not self._production.has_place and not self._may_take(spare, epoch, order):
                     return
                 if order.ungranted:
                     turns.begin(epoch, order.ungranted.popleft())
@@ -51,10 +50,7 @@ class Granting:
                 turn = self._production.next_visit(epoch, slots)
                 if turn is None:
                     return
-                if isinstance(turn, Stripe):
-                    turns.begin_stripe(epoch, turn)
-                else:
-                    turns.begin(epoch, turn)
+                self._production.begin(epoch, turn)
 
     def _may_take(self, spare: int, epoch: Epoch, order: EpochOrder) -> bool:
         """Whether the next grant may take one of the spare slots. It must leave one, unless it is for the head itself.

@@ -104,8 +104,8 @@ class Production(ABC):
         """Have the ticket's turn filled, now that it has its slot. Return True if the turn has ended or failed at once,
         so that something may be sent now. Ignore a turn that is no longer open, because it has failed or its epoch is
         closed."""
-        if ticket in self.turns.stripes:
-            return self._on_stripe_found(*self.turns.stripes.pop(ticket))
+        if ticket in self.turns.sharing:
+            return self._on_shared_slot_found(self.turns.sharing.pop(ticket))
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
             return False
@@ -118,14 +118,14 @@ class Production(ABC):
             self._fill(epoch, turn.key)
         return turn.shows
 
-    def _on_stripe_found(self, epoch: Epoch, stripe: Stripe) -> bool:
-        """Have the stripe's visits filled, now that it has its slot."""
-        visits = [visit for visit in stripe.visits if visit.state is WAITING]
-        for visit in visits:
+    def _on_shared_slot_found(self, visits: list[tuple[Epoch, Turn]]) -> bool:
+        """Have these visits filled, now that they have their slot."""
+        visits = [(epoch, visit) for epoch, visit in visits if visit.state is WAITING]
+        for _, visit in visits:
             visit.become(IDLE)
-        for visit in visits:
+        for epoch, visit in visits:
             self._fill(epoch, visit.key)
-        return any(visit.shows for visit in visits)
+        return any(visit.shows for _, visit in visits)
 
     def on_made(self, made: Made) -> None:
         """Add the part that a run has made, if any, to its turn. With `last` the run has answered for the turn. Ignore
@@ -136,15 +136,17 @@ class Production(ABC):
         lane = epoch.lane(turn.key)
         if made.batches:
             self.feed.made += made.batches
-            if not turn.striped and self._stays(turn.fillers[0][0], turn.base):
+            if not turn.shares and self._stays(turn.fillers[0][0], turn.base):
                 self._keep_recipe(epoch, turn, lane, made.batches)
             turn.made += made.batches
+            self._on_batches(turn, made)
             lane.index, lane.failures, lane.unexplained = turn.index + turn.made, 0, 0
             if not turn.left_order and epoch.order is not None:
                 if turn.striped:
                     self._add_to_stripe(epoch.order, turn, made)
                 else:
-                    self._add(turn, Part(turn.base + made.first, made.batches, made.rows, made.shapes, made.record))
+                    place = turn.place + turn.base + made.first
+                    self._add(turn, Part(place, made.batches, made.rows, made.shapes, made.record))
                 epoch.order.on_ready(turn)
         if made.batches or made.ended:
             lane.record, lane.border, lane.skip = made.record, made.border, ()
@@ -367,10 +369,25 @@ class Production(ABC):
 
     # --- what lanes and ranges do differently ---
 
+    @property
+    def has_place(self) -> bool:
+        """Whether the next visit needs no slot, because the one before has left room in its own."""
+        return False
+
+    def begin(self, epoch: Epoch, visit: Turn | Stripe) -> None:
+        """Ask for a slot for the visit, or for the stripe."""
+        if isinstance(visit, Stripe):
+            self.turns.begin_stripe(epoch, visit)
+        else:
+            self.turns.begin(epoch, visit)
+
     @abstractmethod
     def next_visit(self, epoch: Epoch, most: int) -> Turn | Stripe | None:
         """Return the epoch's next visit, or its next stripe; None if none can be made now. In fast order a set of lanes
         has at most its share of `most` turns at a time."""
+
+    def _on_batches(self, turn: Turn, made: Made) -> None:  # noqa: B027
+        """Note how long batches of the turn took."""
 
     @abstractmethod
     def _on_lane_ended(self, epoch: Epoch, lane: Lane) -> None:
@@ -421,9 +438,9 @@ class Production(ABC):
             turn.base = turn.made
             turn.become(FILLING)
             index, left, place = turn.index + turn.made, turn.batches - turn.made, turn.place + turn.made * turn.step
-            if turn.striped:
-                stripe, step = turn.slot.ticket, turn.step
-                self._do(do.Fill(worker, run, turn.ticket, index, left, place, stripe=stripe, step=step))
+            if turn.shares:
+                shared, step = turn.slot.ticket, turn.step
+                self._do(do.Fill(worker, run, turn.ticket, index, left, place, stripe=shared, step=step))
             else:
                 stays, reader = self._stays(worker, turn.base), self._placing.reader(turn.foreseen)
                 self._do(do.Fill(worker, run, turn.ticket, index, left, place, stays, reader))

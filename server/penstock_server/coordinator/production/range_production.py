@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from penstock_proto import PenstockError
+from penstock_proto.messages import Made
 
 from ..model import failures
-from ..model.turn import COMPLETE, Turn
+from ..model.stripe import Stripe
+from ..model.turn import COMPLETE, IDLE, Turn
+from ..model.workers import REMOTE
 from ..order.epoch import Epoch
 from ..order.lane import Lane
 from .production import Production
+from .range_length import RangeLength
+
+_QUEUED = 2
+"""Most ranges that a worker has at a time, if their lengths vary: one that it makes, and the next one."""
 
 
 class RangeProduction(Production):
-    """Makes ranges of an index. `Epoch.lanes` has the turns that each worker makes, by the worker's number."""
+    """Makes ranges of an index. `Epoch.lanes` has the turns that each worker makes, by the worker's number.
+
+    If the lengths of ranges vary, a slot holds as many ranges as fit into it, whichever workers make them. So slow
+    samples, whose ranges are short, do not need more memory than others. But batches that may stay at their hosts have
+    slots of their own.
+    """
+
+    _next_worker = 0
+    """The place of the worker that may get the next range; see `Workers.pick`."""
+
+    @cached_property
+    def _length(self) -> RangeLength:
+        return RangeLength(self.feed.turn)
+
+    @property
+    def has_place(self) -> bool:
+        """See Production."""
+        return self.turns.room_left > 0 and self._shares_slots
+
+    @property
+    def _shares_slots(self) -> bool:
+        return self.feed.ranges_vary and not (self._may_stay and self._workers.available[-1] >= REMOTE)
+
+    def begin(self, epoch: Epoch, visit: Turn | Stripe) -> None:
+        """See Production. If there is a slot already, have the range filled."""
+        assert isinstance(visit, Turn)
+        if not self._shares_slots:
+            self.turns.begin(epoch, visit)
+        elif self.turns.begin_range(epoch, visit, self.feed.turn):
+            visit.become(IDLE)
+            self._fill(epoch, visit.key)
 
     def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
         """See Production."""
         order, sets = epoch.order, epoch.lane_sets
         assert order is not None
+        if self.feed.ranges_vary:
+            return self._next_range(epoch)
         if sets is None:
             turn = order.visit()
             if turn is not None:
@@ -29,6 +70,29 @@ class RangeProduction(Production):
         if turn is not None and number is not None:
             turn.lane_set, turn.key = number, self._workers.pick(number)
         return turn
+
+    def _next_range(self, epoch: Epoch) -> Turn | None:
+        """Return the next range, for the next worker that has too few; None if all have enough."""
+        assert epoch.order is not None
+        if len(self.turns.by_ticket) >= _QUEUED * max(1, len(self._workers.makers)):
+            return None
+        for _ in self._workers.prompt_ones:
+            worker = self._workers.pick(self._next_worker)
+            self._next_worker += 1
+            if self._load(worker) < _QUEUED:
+                room = self.turns.room_left if self.has_place else self.feed.turn
+                turn = epoch.order.visit_range(min(self._length.batches, room))
+                turn.key = worker
+                return turn
+        return None
+
+    def _load(self, worker: int) -> int:
+        """Return how many ranges the worker has."""
+        return sum(len(lane.turns) for epoch in self._epochs if (lane := epoch.lanes.get(worker)) is not None)
+
+    def _on_batches(self, turn: Turn, made: Made) -> None:
+        if self.feed.ranges_vary:
+            self._length.on_made(turn.made - turn.base, made.work_ms, last=made.last)
 
     def _on_lane_ended(self, epoch: Epoch, lane: Lane) -> None:
         """Do nothing: a range may end at the end of the index, but that does not end the worker's work."""
@@ -55,7 +119,7 @@ class RangeProduction(Production):
             moved.extend(lane.turns)
             lane.turns.clear()
         for turn in moved:
-            turn.key = self._placing.pick(turn.index // self.feed.turn)
+            turn.key = self._placing.pick(turn.index // turn.batches)
             epoch.lane(turn.key).turns.append(turn)
         for turn, error in failed:
             self.turns.fail(epoch, turn, error)

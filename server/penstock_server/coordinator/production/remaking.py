@@ -196,7 +196,7 @@ class Remaking:
     def _start(self, slot: _Slot) -> None:
         recipe = slot.lease.recipe
         assert recipe is not None, "bytes were lost that may not have stayed at a host"
-        worker, run = self._workers.pick(recipe.index // self._feed.turn + slot.failures), next(self._ids)
+        worker, run = self._workers.pick(recipe.index // slot.lease.made + slot.failures), next(self._ids)
         slot.made = 0
         self._runs[worker, run] = slot
         self._do(

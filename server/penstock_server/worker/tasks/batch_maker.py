@@ -54,11 +54,11 @@ class BatchMaker:
             source.offer(lambda: slot.rows(fill.first, fill.batches), fill.batches)
         at = rows = 0
         ended = False
-        reported = time.monotonic()
+        begun, reported = run.worked, time.monotonic()
 
         def report(*, last: bool = False) -> None:
             nonlocal rows, reported
-            self._report(run, fill, job.reported, at, rows, last=last, ended=ended)
+            self._report(run, fill, job.reported, at, rows, last=last, ended=ended, begun=begun)
             job.reported, rows, reported = at, 0, time.monotonic()
 
         def takes_long() -> bool:
@@ -189,6 +189,7 @@ class BatchMaker:
         last: bool = False,
         ended: bool = False,
         shapes: m.Shapes = (),
+        begun: float | None = None,
     ) -> None:
         source = run.batches
         tells = at > first or ended  # the end too, as splits may have been skipped after the last batch
@@ -206,6 +207,7 @@ class BatchMaker:
                 record=source.record() if tells else b"",
                 border=tells and source.at_border(fill.batches),
                 replay_ms=run.replay_ms if tells else 0,
+                work_ms=0 if begun is None else int(1000 * (run.worked - begun)),
             )
         )
 

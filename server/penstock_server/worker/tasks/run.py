@@ -66,7 +66,12 @@ class Run:
     def replay_ms(self) -> int:
         """About how many milliseconds another worker would take to get to the end of the last full batch."""
         again, read = self.batches.read_again, self.batches.samples_read
-        return math.ceil(1000 * (self.seconds + time.monotonic() - self.began) * again / max(1, again, read))
+        return math.ceil(1000 * self.worked * again / max(1, again, read))
+
+    @property
+    def worked(self) -> float:
+        """How many seconds its steps took, with the present one."""
+        return self.seconds + time.monotonic() - self.began
 
     def close(self) -> None:
         """End the generators, and release the waiting batch."""
