@@ -87,7 +87,9 @@ def table(cells: list[dict[str, object]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--feeds", default="generator", help="some of generator, indexable and mixed (generator)")
+    parser.add_argument(
+        "--feeds", default="generator", help="some of generator, whole, indexable and mixed (generator)"
+    )
     parser.add_argument("--costs", default="0,0.0001,0.001,0.02,0.5", help="seconds a sample")
     parser.add_argument("--sizes", default="100,4K,150K,3M", help="bytes a sample")
     parser.add_argument("--workers", default="1,4,16")

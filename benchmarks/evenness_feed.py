@@ -1,6 +1,7 @@
 """The feeds of evenness.py: samples of COST seconds and NBYTES bytes each. A sample sleeps, so it needs no core.
 
-In `mixed`, an indexable feed, one sample in 80 costs 81 times as much, so the mean is twice COST.
+In `whole`, every lane runs a cheap generator, and the cost is a transform's. In `mixed`, an indexable feed, one sample in 80
+costs 81 times as much, so the mean is twice COST.
 """
 
 import os
@@ -26,6 +27,14 @@ def samples(split: int) -> Iterator[np.ndarray]:
         yield sample()
 
 
+def numbers() -> Iterator[int]:
+    yield from range(1_000_000)
+
+
+def transformed(number: int) -> np.ndarray:
+    return sample()
+
+
 class Samples:
     def __len__(self) -> int:
         return 1_000_000
@@ -40,5 +49,6 @@ class Mixed(Samples):
 
 
 generator = Feed(samples, splits=range(4096), batch_size=8)
+whole = Feed(numbers, transform=transformed, batch_size=8)
 indexable = Feed(Samples(), batch_size=8)
 mixed = Feed(Mixed(), batch_size=8)
