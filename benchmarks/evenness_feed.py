@@ -1,7 +1,7 @@
 """The feeds of evenness.py: samples of COST seconds and NBYTES bytes each. A sample sleeps, so it needs no core.
 
-In `whole`, every lane runs a cheap generator, and the cost is a transform's. In `mixed`, an indexable feed, one sample in 80
-costs 81 times as much, so the mean is twice COST.
+In `whole`, every lane runs a cheap generator, and the cost is a transform's. In `mixed`, an indexable feed, one sample
+in 80 costs 81 times as much, so the mean is twice COST.
 """
 
 import os

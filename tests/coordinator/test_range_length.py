@@ -143,3 +143,38 @@ def test_a_turn_that_the_user_gave_stays_the_length_of_a_range() -> None:
         machine.makes(machine.fills[0], work_ms=5000)
     assert {fill.batches for fill in machine.fills} == {5}
     assert {fill.first for fill in machine.fills} == {0}
+
+
+def test_the_time_of_a_range_that_another_worker_had_begun_is_that_of_its_rest() -> None:
+    machine = Ranges()
+    for _ in range(40):
+        machine.makes(machine.fills[0], work_ms=1)
+    begun = next(fill for fill in machine.fills if fill.worker == 0)
+    machine.made(begun, MOST - 1, last=False, work_ms=1)
+    machine.fills = [fill for fill in machine.fills if fill.worker]
+    machine.find(machine.tell(on.WorkerDied(0, "was killed", None)))
+    (rest,) = [fill for fill in machine.fills if fill.ticket == begun.ticket]
+    assert (rest.batches, rest.index, rest.first) == (1, begun.index + MOST - 1, MOST - 1)
+    machine.makes(rest, work_ms=300)
+    for _ in range(2):  # the others of that worker, until it needs another
+        machine.makes(machine.fills[0], work_ms=150)
+    assert machine.fills[-1].batches == 1
+
+
+def test_while_a_worker_stands_the_others_get_ranges_without_end() -> None:
+    machine = Ranges()
+    machine.coordinator.workers.on_stands(0)
+    for _ in range(20):
+        machine.makes(next(fill for fill in machine.fills if fill.worker), work_ms=5000)
+    assert max(fill.index for fill in machine.fills) == 23
+
+
+def test_ranges_of_the_next_epoch_do_not_go_to_a_slot_that_was_freed() -> None:
+    machine = Machine(workers=2, turn=None, length=4 * 64 * MOST, static_splits=False)
+    machine.begin()
+    (first,) = machine.tickets
+    commands = machine.tell(on.Leave(1, 0, 0))
+    assert do.Free(first) in commands
+    (second,) = [command.ticket for command in commands if isinstance(command, do.FindSlot)]
+    filled = [command for command in machine.tell(on.SlotFound(second)) if isinstance(command, do.Fill)]
+    assert [fill.slot for fill in filled] == [second] * 4

@@ -641,6 +641,22 @@ def test_an_indexable_source_makes_any_batch(worker: Start) -> None:
     assert error.split == "item 6"
 
 
+def test_a_worker_says_how_long_it_has_worked_on_each_range(worker: Start) -> None:
+    started = worker("slow_source")
+    started.list("slow_source")
+    started.send(m.StartRun(1, "slow_source", 0, 0, 0))
+    for ticket, batches in ((1, 10), (2, 1)):
+        began = time.monotonic()
+        started.fill(ticket=ticket, batches=batches)
+        said = [started.receive(m.Made)]
+        while not said[-1].last:
+            said.append(started.receive(m.Made))
+        took = 1000 * (time.monotonic() - began)
+        work = [made.work_ms for made in said]
+        assert work == sorted(work)
+        assert 30 * batches <= work[-1] <= took
+
+
 def test_an_older_turn_that_comes_late_is_made_first(worker: Start) -> None:
     started = worker("slow_source")
     started.list("slow_source")
