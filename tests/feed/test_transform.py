@@ -19,6 +19,7 @@ from penstock_proto.spec import flatten
 from penstock_server.to_daemon import control
 from penstock_server.worker.batch.shares import Share
 from tests.conftest import UNCHECKED, Daemon, Serve, kill
+from tests.fakes.inside import handle_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,6 +110,7 @@ FEEDS = """
     segments = Feed(by_segment, transform=drawn_globally, segment=10, samples=200, batch_size=7, lanes=3, turn=1)
     shard = Feed(by_shard, transform=drawn, batch_size=8, lanes=5, turn=1)
     undivided = Feed(whole, transform=[drawn, to_tuple], batch_size=8, lanes=5, turn=2)
+    undivided_striped = Feed(whole, transform=[drawn, to_tuple], batch_size=8, lanes=5)
     undivided_globally = Feed(whole_globally, transform=drawn_globally, batch_size=8, lanes=4, turn=3)
     undivided_shuffled = Feed(whole_globally, transform=drawn, batch_size=8, lanes=4, shuffle=60, turn=1)
     undivided_batches = Feed(batches, transform=of_batch, batch_size=None, lanes=3)
@@ -188,7 +190,7 @@ def test_a_sample_has_random_numbers_of_its_own(serve: Serve) -> None:
 
 def test_a_generator_that_cannot_be_divided_keeps_its_order_whatever_its_lanes_are(serve: Serve) -> None:
     names = ("one_lane", "many_lanes", "undivided_globally", "undivided_shuffled", "undivided", "undivided_batches")
-    daemon = serve(FEEDS, *names, "fast", workers=3)
+    daemon = serve(FEEDS, *names, "undivided_striped", "fast", workers=3)
     streams = [batches_of(daemon, name) for name in names]
     for stream in streams[1:3]:
         for one, other in zip(streams[0], stream, strict=True):
@@ -197,6 +199,10 @@ def test_a_generator_that_cannot_be_divided_keeps_its_order_whatever_its_lanes_a
     assert np.concatenate([batch["id"] for batch in streams[0]]).tolist() == list(range(203))
     assert np.concatenate([labels["id"] for _, labels in streams[4]]).tolist() == list(range(203))
     assert [ids.tolist() for ids, _ in streams[5]] == [[i] * (1 + i % 5) for i in range(40)]
+
+    with penstock.connect(daemon.urls["undivided_striped"]) as connection:
+        assert handle_of(connection).info.turn == 1, "by default, all workers are needed from the first batch on"
+    assert read(daemon, "undivided_striped") == read(daemon, "undivided")
 
     shuffled = [batch["id"].tolist() for batch in streams[3]]
     assert sorted(itertools.chain(*shuffled)) == list(range(203))

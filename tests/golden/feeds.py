@@ -246,7 +246,7 @@ own_values = Feed(kinds, splits=[*OWN, (OWN[0], {"both": OWN}), OWN * 2], batch_
 # With a cache.
 cached = Feed(counted, splits=SPLITS, batch_size=8, lanes=3, shuffle=32, cache=CACHE)
 cached_drawn = Feed(drawn_globally, splits=[2, 4], batch_size=8, lanes=2, cache=Cache(CACHE, version="2"))
-cached_whole = Feed(whole, batch_size=8, lanes=3, transform=doubled, cache=CACHE)
+cached_whole = Feed(whole, batch_size=8, lanes=3, turn=4, transform=doubled, cache=CACHE)
 cached_shards = Feed(shared_out, batch_size=8, lanes=3, cache=CACHE)
 cached_method = Feed(Reader, method="rows", args=(7,), splits=[2, 4], batch_size=8, lanes=2, cache=CACHE)
 cached_own_values = Feed(

@@ -32,8 +32,8 @@ SEGMENTS_OPEN = 4
 so more would gain little, and each one keeps an object of the user's in memory."""
 
 SHARED_TURN = 4
-"""Default of `turn` if every lane runs the whole generator, because each lane must then skip the turns of all
-others."""
+"""Default of `turn` if every lane runs the whole generator, and the feed shuffles or has fast order. Each lane must
+skip the turns of all others."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,10 +123,10 @@ class Feed(FeedOptions, FromFiles, Combining):
             workers can run at once. Another number gives another order.
         turn: batches that the order takes from one lane before it goes to the next. By default one, and small batches
             of several lanes share their memory. In fast order, about 4 MiB of batches, at most 256. If lanes are
-            shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not mix their samples. 4 if
-            every lane runs the whole generator. For an indexable object it does not change the stream: it is how many
-            batches a worker makes in a row. By default as many as take about 0.1 s, but at most 4 MiB, 256 batches and
-            a 64th of the epoch.
+            shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not mix their samples. If
+            every lane runs the whole generator, 4 in fast order and with `shuffle`. For an indexable object it does not
+            change the stream: it is how many batches a worker makes in a row. By default as many as take about 0.1 s,
+            but at most 4 MiB, 256 batches and a 64th of the epoch.
         order: "exact", the same order with any number of workers, or "fast", the batches that are ready first.
         env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
             imported; None as a value removes one. They override the daemon's own and the defaults, which give each
@@ -220,7 +220,8 @@ class Feed(FeedOptions, FromFiles, Combining):
             static = mixed.static_splits
         elif is_shared(self):
             interleave = 1  # a lane has one split, its share
-            turn = turn or SHARED_TURN
+            if turn is None and (shuffle.samples or self.order == "fast"):
+                turn = SHARED_TURN
         elif self.segment is None and self.splits is None and not wants_of(self).shard:
             lanes = 1
             warnings.append(

@@ -14,6 +14,8 @@ from typing import Any
 from penstock_proto.batches.layout import SlotLayout
 from penstock_proto.messages import FeedPlan
 
+from ...feed.options.plan_sizes import turn_of
+
 _END = object()
 
 
@@ -54,4 +56,4 @@ def stretch_of_share(plan: FeedPlan, layout: SlotLayout | None) -> int:
     """Return the length of a share's stretches; `layout` is that of a slot, or None if batches vary in size."""
     if plan.shuffle or plan.batch_size is None:
         return 1
-    return plan.batch_size * (1 if layout is None else layout.batches)
+    return plan.batch_size * (1 if layout is None else turn_of(plan, layout))
