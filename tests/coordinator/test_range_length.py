@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from penstock_proto import ProtocolError
+from penstock_proto import messages as m
 from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.model import events as on
-from penstock_server.coordinator.production.range_length import RangeLength
+from penstock_server.coordinator.production.range_length import MOST_MS, RangeLength
 from tests.coordinator.test_coordinator_tables import Machine
 
 MOST = 8
@@ -141,7 +143,7 @@ def test_a_turn_that_the_user_gave_stays_the_length_of_a_range() -> None:
     machine = Ranges(turn=5)
     for _ in range(10):
         machine.makes(machine.fills[0], work_ms=5000)
-    assert {fill.batches for fill in machine.fills} == {5}
+    assert {(fill.batches, fill.most_ms) for fill in machine.fills} == {(5, 0)}
     assert {fill.first for fill in machine.fills} == {0}
 
 
@@ -178,3 +180,24 @@ def test_ranges_of_the_next_epoch_do_not_go_to_a_slot_that_was_freed() -> None:
     (second,) = [command.ticket for command in commands if isinstance(command, do.FindSlot)]
     filled = [command for command in machine.tell(on.SlotFound(second)) if isinstance(command, do.Fill)]
     assert [fill.slot for fill in filled] == [second] * 4
+
+
+def test_the_rest_of_a_range_that_takes_long_is_made_by_all_workers_in_its_place() -> None:
+    machine = Ranges()
+    for _ in range(40):
+        machine.makes(machine.fills[0], work_ms=1)
+    long = min(machine.fills, key=lambda fill: fill.index)
+    assert long.most_ms == MOST_MS
+    machine.fills.clear()
+    machine.find(machine.made(long, 2, work_ms=400))  # it has stopped
+    places = [(fill.index - long.index, fill.first, fill.batches, fill.slot) for fill in machine.fills]
+    assert sorted(places) == [(number, number, 1, long.slot) for number in range(2, MOST)]
+    assert [sum(fill.worker == worker for fill in machine.fills) for worker in (0, 1)] == [3, 3]
+
+
+def test_a_range_of_no_batch_is_an_error() -> None:
+    machine = Ranges()
+    fill = next(fill for fill in machine.fills if not fill.index)
+    (failed,) = [command.message for command in machine.made(fill, 0) if isinstance(command, do.Tell)]
+    assert isinstance(failed, m.Failed)
+    assert isinstance(failed.error.error(), ProtocolError)

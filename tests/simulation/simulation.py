@@ -453,6 +453,7 @@ class Fill:
     memory: int
     step: int = 1
     stays: bool = False
+    may_stop: bool = False
     made: int = 0
     waits: bool = False
     work_ms: int = 0
@@ -671,7 +672,8 @@ class Worker:
             self._made(fill, run, parts, last=False)
             self.end((fill.run, -1, ""))
         else:
-            self._made(fill, run, parts, last=run.ended or fill.made + len(parts) == fill.batches)
+            stops = fill.may_stop and bool(parts) and self._world.random.random() < 0.2
+            self._made(fill, run, parts, last=run.ended or stops or fill.made + len(parts) == fill.batches)
             if run.feed.striped and self._world.random.random() < 0.5:
                 self._turn_to_another_lane()
 
@@ -1722,7 +1724,8 @@ class World:
         hold(not command.may_stay or command.worker >= REMOTE, "batches of an own worker cannot stay at a host")
         stays = command.may_stay and self.random.random() < 0.7
         places = command.first, command.slot, command.step
-        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, *places, stays)
+        may_stop = command.most_ms > 0
+        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, *places, stays, may_stop)
         self._tell(command.worker, lambda fill, _: worker.fill(fill), fill, command)
 
     def _do_Remade(self, command: do.Remade) -> None:

@@ -78,7 +78,8 @@ class Fill(Message, frozen=True):
 
     `stripe`: the ticket of the slot, if several visits (to lanes, or ranges of an indexable feed) fill different places
     of it; 0 if the slot has the ticket `ticket`. Batches of lower tickets come first in the stream, and within a slot
-    those of lower places."""
+    those of lower places. `most_ms`: stop after a batch when the run has worked on these for so many milliseconds; 0:
+    make all of them."""
 
     run: Count
     ticket: Count
@@ -89,6 +90,7 @@ class Fill(Message, frozen=True):
     first: Count = 0
     stripe: Count = 0
     step: Batches = 1
+    most_ms: Count = 0
 
 
 class MeasureRows(Message, frozen=True):

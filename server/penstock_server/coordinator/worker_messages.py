@@ -27,6 +27,7 @@ def fill(command: do.Fill, memfd: int, nbytes: int) -> m.Fill:
         stripe=command.stripe or 0,
         first=command.first,
         step=command.step,
+        most_ms=command.most_ms,
     )
 
 

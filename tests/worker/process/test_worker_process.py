@@ -657,6 +657,24 @@ def test_a_worker_says_how_long_it_has_worked_on_each_range(worker: Start) -> No
         assert 30 * batches <= work[-1] <= took
 
 
+def test_a_worker_stops_within_a_range_that_takes_longer_than_it_may(worker: Start) -> None:
+    started = worker("slow_source")
+    started.list("slow_source")
+    started.send(m.StartRun(1, "slow_source", 0, 0, 0))
+    started.send(m.Fill(1, 1, 0, 90, 1, len(started.memory[1]), most_ms=100))
+    said = [started.receive(m.Made)]
+    while not said[-1].last:
+        said.append(started.receive(m.Made))
+    assert 1 <= sum(made.batches for made in said) <= 4
+    assert not any(made.ended for made in said)
+    started.fill(ticket=2, index=40, batches=6)
+    said = [started.receive(m.Made)]
+    while not said[-1].last:
+        said.append(started.receive(m.Made))
+    assert {made.ticket for made in said} == {2}
+    assert sum(made.batches for made in said) == 6
+
+
 def test_an_older_turn_that_comes_late_is_made_first(worker: Start) -> None:
     started = worker("slow_source")
     started.list("slow_source")

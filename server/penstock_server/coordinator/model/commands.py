@@ -97,6 +97,7 @@ class Fill(Struct, frozen=True):
     reader: int | None = None
     stripe: int | None = None
     step: int = 1
+    most_ms: int = 0
 
     @property
     def slot(self) -> int:

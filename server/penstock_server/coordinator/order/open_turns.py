@@ -68,6 +68,12 @@ class OpenTurns:
         self._share(epoch, turn, self._last)
         return self._last.ticket not in self.sharing
 
+    def begin_rest(self, epoch: Epoch, rest: Turn, turn: Turn) -> None:
+        """Have a part of the range `turn`, which was cut, made in the places that the range had for it."""
+        rest.place = turn.place + rest.index - turn.index
+        self._share(epoch, rest, turn.slot)
+        rest.become(IDLE)
+
     def _acquire_shared(self) -> Lease:
         """Ask for a slot that several visits share."""
         slot = self._slots.acquire()

@@ -91,6 +91,14 @@ class EpochOrder(ABC):
         self._add(turn)
         return turn
 
+    def cut(self, turn: Turn, most: int) -> list[Turn]:
+        """Let a range end after those of its batches that are made. Return the ranges of at most `most` batches that
+        take the place of the rest."""
+        first, stop, turn.batches = turn.index + turn.made, turn.index + turn.batches, turn.made
+        rest = [Turn(turn.lane, index, min(most, stop - index)) for index in range(first, stop, most)]
+        self._add_after(turn, rest)
+        return rest
+
     @abstractmethod
     def on_ready(self, turn: Turn) -> None:
         """Note that something of `turn` can be delivered: a part, or its error."""
@@ -131,6 +139,11 @@ class EpochOrder(ABC):
     @abstractmethod
     def _add(self, turn: Turn) -> None:
         """Add the visit to the window."""
+
+    def _add_after(self, turn: Turn, rest: list[Turn]) -> None:
+        """Add visits to the window; in exact order right after `turn`, which is not complete."""
+        for one in rest:
+            self._add(one)
 
     @abstractmethod
     def _all_counted(self) -> bool:
@@ -280,6 +293,10 @@ class ExactOrder(EpochOrder):
         turn.foreseen = self._entered
         self._entered += turn.batches
         self.window.append(turn)
+
+    def _add_after(self, turn: Turn, rest: list[Turn]) -> None:
+        after = self.window.index(turn) + 1
+        self.window[after:after] = rest
 
     def _all_counted(self) -> bool:
         return self._resolved == len(self.window)

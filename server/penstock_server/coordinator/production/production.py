@@ -162,7 +162,7 @@ class Production(ABC):
                 self.turns.complete(epoch, turn, COMPLETE)
             elif lane.dropped is not None:
                 turn.become(IDLE)
-            else:
+            elif not self._cut(epoch, turn):
                 said = f"a worker made {turn.made} of {turn.batches} batches and did not say that the lane has ended"
                 self.turns.fail(epoch, turn, ProtocolError(said, feed=self.feed.name))
                 self.turns.complete(epoch, turn, COMPLETE)
@@ -381,6 +381,16 @@ class Production(ABC):
         else:
             self.turns.begin(epoch, visit)
 
+    @property
+    def _most_ms(self) -> int:
+        """After how many milliseconds a run may stop within a visit that shares its slot; 0: not at all."""
+        return 0
+
+    def _cut(self, epoch: Epoch, turn: Turn) -> bool:
+        """Have the rest of the turn made by others, because its run has stopped within it. Return False if it may
+        not."""
+        return False
+
     @abstractmethod
     def next_visit(self, epoch: Epoch, most: int) -> Turn | Stripe | None:
         """Return the epoch's next visit, or its next stripe; None if none can be made now. In fast order a set of lanes
@@ -428,6 +438,8 @@ class Production(ABC):
                 self.turns.complete(epoch, turn, COMPLETE)
                 continue
             if turn.state is WAITING:
+                if self.feed.plan.length is not None:
+                    continue  # ranges do not depend on each other
                 break
             if lane.ended:  # the visit finds nothing
                 turn.ended = True
@@ -440,7 +452,9 @@ class Production(ABC):
             index, left, place = turn.index + turn.made, turn.batches - turn.made, turn.place + turn.made * turn.step
             if turn.shares:
                 shared, step = turn.slot.ticket, turn.step
-                self._do(do.Fill(worker, run, turn.ticket, index, left, place, stripe=shared, step=step))
+                most_ms = self._most_ms
+                fill = do.Fill(worker, run, turn.ticket, index, left, place, stripe=shared, step=step, most_ms=most_ms)
+                self._do(fill)
             else:
                 stays, reader = self._stays(worker, turn.base), self._placing.reader(turn.foreseen)
                 self._do(do.Fill(worker, run, turn.ticket, index, left, place, stays, reader))

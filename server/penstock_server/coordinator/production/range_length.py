@@ -9,6 +9,10 @@ from __future__ import annotations
 MOMENT_MS = 100
 """A range that takes less is followed by longer ones, and one that takes twice as much by shorter ones."""
 
+MOST_MS = 300
+"""A worker stops within a range that takes longer, because the cost of samples has changed. All workers make the
+rest."""
+
 
 class RangeLength:
     """The length of the next range of a stream. It is one batch at first, because it is not known what a batch costs.

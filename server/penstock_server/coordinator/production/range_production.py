@@ -14,7 +14,7 @@ from ..model.workers import REMOTE
 from ..order.epoch import Epoch
 from ..order.lane import Lane
 from .production import Production
-from .range_length import RangeLength
+from .range_length import MOST_MS, RangeLength
 
 _QUEUED = 2
 """Most ranges that a worker has at a time, if their lengths vary: one that it makes, and the next one."""
@@ -77,14 +77,35 @@ class RangeProduction(Production):
         if len(self.turns.by_ticket) >= _QUEUED * max(1, len(self._workers.makers)):
             return None
         for _ in self._workers.prompt_ones:
-            worker = self._workers.pick(self._next_worker)
-            self._next_worker += 1
+            worker = self._pick()
             if self._load(worker) < _QUEUED:
                 room = self.turns.room_left if self.has_place else self.feed.turn
                 turn = epoch.order.visit_range(min(self._length.batches, room))
                 turn.key = worker
                 return turn
         return None
+
+    def _pick(self) -> int:
+        """Return one worker after another."""
+        self._next_worker += 1
+        return self._workers.pick(self._next_worker - 1)
+
+    def _cut(self, epoch: Epoch, turn: Turn) -> bool:
+        """See Production. All workers get ranges of the rest, in the stream's order: its batches are needed first."""
+        if not turn.shares or turn.made == turn.base or epoch.order is None:
+            return False
+        rest = epoch.order.cut(turn, self._length.batches)
+        self.turns.complete(epoch, turn, COMPLETE)
+        for one in rest:
+            one.key = self._pick()
+            self.turns.begin_rest(epoch, one, turn)
+        for key in dict.fromkeys(one.key for one in rest):
+            self._fill(epoch, key)
+        return True
+
+    @property
+    def _most_ms(self) -> int:
+        return MOST_MS if self.feed.ranges_vary else 0
 
     def _load(self, worker: int) -> int:
         """Return how many ranges the worker has."""

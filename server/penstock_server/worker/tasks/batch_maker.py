@@ -88,7 +88,7 @@ class BatchMaker:
             slot.headers[place, :4] = made, run.epoch, run.lane, source.index - 1
             rows += made
             at += 1
-            if at == fill.batches:
+            if at == fill.batches or 0 < fill.most_ms < 1000 * (run.worked - begun):
                 break
             job.place = place + fill.step
             if source.index <= run.careful or takes_long():
