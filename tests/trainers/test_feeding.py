@@ -43,6 +43,7 @@ FEEDS = """
 
     options = {"splits": range(16), "batch_size": 1, "turn": 1}
     slow = Feed(made(0.06), **options)
+    slower = Feed(made(0.15), **options)
     quick = Feed(made(0), **options)
     one_lane = Feed(made(0.06), **{**options, "splits": range(1)})
     wide = Feed(made(0, 250_000), **options)
@@ -124,7 +125,7 @@ def another_rank(url: str, step: float) -> Iterator[None]:
     ("feed", "step", "options", "waits", "cause"),
     [
         ("quick", 0.05, {}, False, "The trainer is the bottleneck"),
-        ("slow", 0.0, {}, True, "Workers are busy"),
+        ("slower", 0.0, {}, True, "Workers are busy"),
         ("one_lane", 0.0, {}, True, "The feed has 1 split for 2 workers, give it more splits"),
         ("wide", 0.0, {"throttled": True}, True, "The network, which carries"),
         ("large", 0.0, {"workers": 4, "memory": "60M"}, True, "slots in production, too little for 4 workers"),
@@ -149,7 +150,7 @@ def test_the_summary_names_the_cause(
             stack.enter_context(another_rank(url, 0.06))
             how = {"rank": 0, "world_size": 2}
         connection = stack.enter_context(penstock.connect(url, **how))
-        history = fit(connection.dataset(), feeding, step=step, epochs=2, steps=40)
+        history = fit(connection.dataset(), feeding, step=step, epochs=2, steps=20 if feed == "slower" else 40)
     assert cause in feeding.summary, feeding.summary
     assert (feeding.train.waiting > 0.5) is waits, feeding.summary
     assert (history["data_ready"][1] > 0.5) is not waits
