@@ -123,7 +123,6 @@ ROWS = [
     Row("fast order, whole epochs, 4096 lanes, 256 workers", lanes=4096, workers=256, order="fast", length=4),
     Row("indexable, 2 workers", indexable=True),
     Row("indexable, 256 workers", workers=256, indexable=True),
-    Row("indexable, fast order, 256 workers", workers=256, indexable=True, order="fast"),
     Row("a group of 4, 16 lanes, 2 workers", consumers=4),
     Row("a group of 4, 4096 lanes, 256 workers", lanes=4096, workers=256, consumers=4),
     Row("4 ranks, 16 lanes, 2 workers", consumers=4, ranks=True),

@@ -71,8 +71,7 @@ def of(kind: Any, commands: list[do.Command]) -> list[Any]:
 
 
 class TestWithoutWorkers:
-    @pytest.mark.parametrize("order", ["exact", "fast"])
-    @pytest.mark.parametrize("length", [None, 100])
+    @pytest.mark.parametrize(("order", "length"), [("exact", None), ("fast", None), ("exact", 100)])
     def test_a_stream_waits_and_begins_by_itself_when_the_first_worker_is_ready(
         self, order: str, length: int | None
     ) -> None:
@@ -124,13 +123,6 @@ class TestWithoutWorkers:
         budget.memory, budget.slots = 1 << 40, 2 * budget.slots_reserved + 1
         daemon.join(D)
         assert stream.share.production == before + 3
-
-    def test_an_indexable_feed_in_fast_order_gives_work_to_all_workers_that_come(self) -> None:
-        daemon = Daemon(length=1000, order="fast")
-        daemon.find(daemon.opened)
-        for worker in (A, B, C):
-            daemon.find(daemon.join(worker))
-        assert {A, B, C} == {worker for turn in daemon.epoch.order.window for worker, _ in turn.fillers}
 
     def test_in_fast_order_each_lane_of_an_epoch_that_is_planned_before_is_visited_by_itself(self) -> None:
         assert Daemon(lanes=5, order="fast").epoch.lane_sets.count == 5

@@ -141,7 +141,7 @@ class SimFeed:
             turn=None if self.striped or self.ranges_vary else self.turn,
             block=self.room if self.striped or self.ranges_vary else None,
             lanes=self.lanes,
-            order=self.order,
+            order="exact" if self.length is not None else self.order,
             shuffle=self.shuffle,
             interleave=1,
             seed=0,

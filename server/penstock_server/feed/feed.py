@@ -127,7 +127,8 @@ class Feed(FeedOptions, FromFiles, Combining):
             every lane runs the whole generator, 4 in fast order and with `shuffle`. For an indexable object it does not
             change the stream: it is how many batches a worker makes in a row. By default as many as take about 0.1 s,
             but at most 4 MiB, 256 batches and a 64th of the epoch.
-        order: "exact", the same order with any number of workers, or "fast", the batches that are ready first.
+        order: "exact", the same order with any number of workers, or "fast", the batches that are ready first. An
+            indexable object always has the exact order: any worker can make any batch, so none waits long for another.
         env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
             imported; None as a value removes one. They override the daemon's own and the defaults, which give each
             library one thread and no GPU. The feeds of a daemon share its workers, so their `env` must agree.
@@ -242,7 +243,7 @@ class Feed(FeedOptions, FromFiles, Combining):
             batch_size=self.batch_size,
             turn=turn,
             lanes=lanes,
-            order=self.order,
+            order="exact" if length is not None else self.order,  # its position is a number, which allows no gaps
             shuffle=shuffle.samples,
             interleave=interleave,
             seed=self.seed,

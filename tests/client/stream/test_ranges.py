@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 
 import pytest
 
 import penstock
 from tests.conftest import Serve
+from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.inside import handle_of
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -34,7 +36,16 @@ FEED = """
         def __getitem__(self, number):
             return np.int64(number)
 
+    class Uneven:
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, number):
+            time.sleep(0.03 if number % 40 < 4 else 0.001)
+            return np.int64(number)
+
     slow = Feed(Slow(), batch_size=2)
+    uneven = Feed(Uneven(), batch_size=4, order="fast", turn=1)
     quick = Feed(Quick(), batch_size=2)
     shuffled = Feed(Quick(), batch_size=2, shuffle=1000, seed=3)
     turns = Feed(Quick(), batch_size=2, shuffle=1000, seed=3, turn=7)
@@ -70,3 +81,23 @@ def test_the_stream_is_that_of_any_other_cut(serve: Serve, workers: int) -> None
         expected = [[batch.tolist() for batch in connection.batches()] for _ in range(2)]
     with penstock.connect(daemon.urls["shuffled"]) as connection:
         assert [[batch.tolist() for batch in connection.batches()] for _ in range(2)] == expected
+
+
+def test_in_fast_order_every_sample_comes_once_through_a_lost_connection_and_from_a_state(serve: Serve) -> None:
+    """A position is the number of a batch. Had later batches come before, they would come again, and others never."""
+    daemon = serve(FEED, "uneven", workers=4)
+    seen: list[int] = []
+    port = re.search(r":(\d+)/", daemon.url)[1]  # type: ignore[index]
+    with FaultProxy(int(port)) as proxy:
+        url = daemon.url.replace(port, str(proxy.port))
+        with penstock.connect(url, transport="tcp") as connection:
+            for number, batch in enumerate(islice(connection.batches(), 50)):
+                seen += batch.tolist()
+                if number == 20:
+                    proxy.cut()
+            state = connection.state_dict()
+        with penstock.connect(url, transport="tcp") as connection:
+            connection.load_state_dict(state)
+            for batch in connection.batches():
+                seen += batch.tolist()
+    assert sorted(seen) == list(range(400))

@@ -51,8 +51,7 @@ class Epoch:
             how often listing failed.
         error: why there are no splits, or no order.
         failing: whether a turn in the order has an error, so that nothing after it needs to be made.
-        lane_sets: in fast order, the sets of lanes that are visited independently of each other; None for ranges whose
-            lengths vary, since each worker gets the next range when it has too few.
+        lane_sets: in fast order, the sets of lanes that are visited independently of each other.
         lane_count: how many lanes there are; 1 for an indexable feed.
         moved: whether workers came or went, so that lanes may have to move.
         runs, loads: how many lanes each worker makes, and how many of these have not ended.
@@ -97,7 +96,7 @@ class Epoch:
         plan, position = feed.plan, self.position
         self.splits = splits
         exact = plan.order == "exact"
-        self.lane_sets = None if exact or feed.ranges_vary else LaneSets(lane_sets)
+        self.lane_sets = None if exact else LaneSets(lane_sets)
         if position is not None:
             check(position, plan, splits)
             self.skip, self.batches, self.rows = position.skip, position.batches, position.rows

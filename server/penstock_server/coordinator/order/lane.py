@@ -211,14 +211,6 @@ class LaneSets:
         self._by_filling: list[dict[int, None]] = [dict.fromkeys(range(count))]
         self._over: set[int] = set()
 
-    def grow(self, count: int) -> None:
-        """Add sets until there are `count`. (Only for an indexable feed: a lane always belongs to the same set, but a
-        range can belong to any.)"""
-        for number in range(self.count, count):
-            self._filling.append(0)
-            self._by_filling[0][number] = None
-        self.count = max(self.count, count)
-
     def least(self, below: int) -> int | None:
         """Return the set with the fewest turns, if it has fewer than `below`."""
         return next((number for sets in self._by_filling[:below] for number in sets), None)

@@ -55,20 +55,12 @@ class RangeProduction(Production):
 
     def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
         """See Production."""
-        order, sets = epoch.order, epoch.lane_sets
-        assert order is not None
         if self.feed.ranges_vary:
             return self._next_range(epoch)
-        if sets is None:
-            turn = order.visit()
-            if turn is not None:
-                turn.key = self._placing.pick(turn.index // self.feed.turn)
-            return turn
-        sets.grow(len(self._workers.available))
-        number = sets.least(max(1, most // sets.count))
-        turn = None if number is None else order.visit(number)
-        if turn is not None and number is not None:
-            turn.lane_set, turn.key = number, self._workers.pick(number)
+        assert epoch.order is not None
+        turn = epoch.order.visit()
+        if turn is not None:
+            turn.key = self._placing.pick(turn.index // self.feed.turn)
         return turn
 
     def _next_range(self, epoch: Epoch) -> Turn | None:
