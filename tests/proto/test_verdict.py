@@ -96,6 +96,7 @@ SITUATIONS: list[tuple[str, dict[str, Any], str, str]] = [
     ("little memory, known", {"ahead": 0.5, "slots": 2, "memory": 64 << 20}, "memory", "1 slot of its 64.0 MiB for"),
     ("little memory, stripes", {"ahead": 0.5, "slots": 2, "stripe": 512}, "memory", "Give it more --memory"),
     ("long turns", {"turn": 128, "made": 2000, "sent": 100}, "turn", "gives 128 batches in a row"),
+    ("short ranges", {"turn": 128, "stripe": 128, "made": 2000, "sent": 100}, "order", "Batches take unevenly long"),
     ("short turns", {"turn": 4, "made": 2000, "sent": 100}, "order", "Batches take unevenly long"),
     (
         "slow split",

@@ -91,7 +91,7 @@ class Feed(Struct, frozen=True, kw_only=True):
     batches: Annotated[int | None, figure("Batches of an epoch. None if unknown.")]
     samples: Annotated[int | None, figure("Samples of an epoch. None if unknown.")]
     turn: Annotated[int, figure("Batches that a lane gives in a row, at most.")]
-    stripe: Annotated[int, figure("Batches of several lanes that share a slot; 1 if each turn has a slot.")]
+    stripe: Annotated[int, figure("Batches of several lanes or ranges that share a slot; 1 if each turn has one.")]
     lanes: Annotated[int, figure("Lanes of an epoch.")]
     order: Annotated[str, figure("`exact` or `fast`.")]
     splits: Annotated[int | None, figure("Splits of an epoch. None if each epoch lists its own, or has no end.")]

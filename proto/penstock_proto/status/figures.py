@@ -98,7 +98,8 @@ class Figures:
         tcp_asked: whether the user asked for TCP.
         slots: slots in which batches of the stream can be made at once; None if unknown.
         memory: bytes that the daemon may use for batches; None if unknown.
-        turn, stripe: batches that a lane gives in a row, and batches of the stream that share a slot, or 1.
+        turn, stripe: most batches that a lane gives in a row; and batches of several lanes, or of ranges that are as
+            long as a worker makes in a moment, that share a slot, or 1.
         splits: splits of an epoch; None if each epoch lists its own, or for an indexable feed.
         made, sent: how many batches of the feed workers made, and how many its consumers were sent.
         reading: the share of the time in which the consumer read an epoch.

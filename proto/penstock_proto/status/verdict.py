@@ -179,7 +179,7 @@ def _memory(seen: Figures) -> Cause | None:
 def _order(seen: Figures) -> Cause | None:
     if seen.ahead < IDLE and seen.makes_ahead < AHEAD:
         return None
-    if seen.turn > 1 and seen.turn_seconds >= LONG_TURN:
+    if seen.turn > 1 and seen.stripe == 1 and seen.turn_seconds >= LONG_TURN:
         return production_advice.long_turns(seen)
     slow_host = max(seen.hosts, key=lambda host: host.awaited, default=None)
     if slow_host is not None and slow_host.awaited >= MOSTLY and any(one.host is None for one in seen.workers):

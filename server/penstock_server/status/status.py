@@ -153,7 +153,7 @@ def of_feed(
         batches=feed.info.batches,
         samples=feed.info.samples,
         turn=feed.info.turn,
-        stripe=feed.info.stripe,
+        stripe=feed.turn if feed.ranges_vary else feed.info.stripe,
         lanes=feed.info.lanes,
         order=feed.info.order,
         splits=feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
