@@ -347,7 +347,7 @@ ITEMS_ALONE = Feed(Table(), batch_size=None)  # type: ignore[arg-type]
         ),
         ((A, A), {"rebatch": 8}, "rebatch=8 takes whole batches apart, and the feeds yield samples: give batch_size="),
         ((ITEMS_ALONE, ITEMS_ALONE), {"rebatch": 8}, "rebatch= is for generators"),
-        ((A, A), {"shuffel": 3}, "unexpected keyword argument 'shuffel'"),
+        ((A, A), {"shuffel": 3}, "no option shuffel=: did you mean shuffle=?"),
         ((ITEMS, ITEMS), {"on_error": "skip"}, "on_error='skip' leaves out splits"),
     ],
 )

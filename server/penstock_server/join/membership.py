@@ -26,6 +26,7 @@ from penstock_proto.transport import codec
 
 from ..logs.bugs import Bugs
 from ..machine import cpus, descriptors
+from ..machine.free_cpus import FreeCpus
 from ..machine.memory_limits import available
 from ..shared_memory.arena import Memfd
 from ..status import status
@@ -116,7 +117,7 @@ class Membership:
         self._list = memoryview(b"")
         """The list of splits that is being received."""
         self._reported = 0
-        self._cpus = cpus.FreeCpus()
+        self._cpus = FreeCpus()
         bugs = Bugs()
         self._shown = ShownWorkers(link.send, self._numbers, supervisor, bugs)
         self._sampling = Sampling(link.send, self._numbers, supervisor, folder, bugs)

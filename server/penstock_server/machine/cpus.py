@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-
-from penstock_proto.messages import Machine
 
 from .cgroups import CGROUPS, OWN, Quota, quotas
 
@@ -37,38 +34,6 @@ class CpuReading:
     quotas: dict[Path, Quota]
 
 
-class FreeCpus:
-    """Adds up the CPU time that this process and its children could have used beyond what they used.
-
-    Args:
-        clock: returns the time in seconds.
-        read: returns the counters; see `read`.
-    """
-
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, read: Callable[[float], CpuReading] | None = None
-    ) -> None:
-        self._clock = clock
-        self._read = read or _read_own
-        self._sum = 0.0
-        self._since = self._read(clock())
-        self._first = self._since
-
-    def now(self) -> Machine:
-        """Return the CPUs of this host, and how much of them was left since this object was made."""
-        reading = self._read(self._clock())
-        seconds = reading.seconds - self._since.seconds
-        free = self._sum + (idle(self._since, reading) * seconds if seconds > 0 else 0.0)
-        if seconds >= 1:
-            self._sum, self._since = free, reading
-        return Machine(
-            count=reading.count,
-            idle_seconds=round(reading.idle - self._first.idle, 3),
-            free_seconds=round(free, 3),
-            stolen_seconds=round(reading.stolen - self._first.stolen, 3),
-        )
-
-
 def usable(root: Path = CGROUPS, own: Path = OWN) -> int:
     """Return how many CPUs this process may use at once: those that it may run on, but no more than the quotas of its
     cgroups allow, rounded up. Arguments: as for `cgroups.limits`."""
@@ -81,10 +46,6 @@ def read(seconds: float, root: Path = CGROUPS, own: Path = OWN, stat: Path = STA
     `cgroups.limits`."""
     own_cpus = os.sched_getaffinity(0)
     return CpuReading(seconds, len(own_cpus), *_idle_and_stolen(stat, seconds, own_cpus), quotas(root, own))
-
-
-def _read_own(seconds: float) -> CpuReading:
-    return read(seconds)
 
 
 def idle(before: CpuReading, after: CpuReading) -> float:

@@ -24,6 +24,7 @@ from ..coordinator import CoordinatorView
 from ..hosts.joined_host import JoinedHost
 from ..logs.bugs import Bugs
 from ..machine import cpus
+from ..machine.free_cpus import FreeCpus
 from ..net.network import Router
 from ..shared_memory.arena import Arena
 from ..worker_state.cache_usage import CacheUsages
@@ -104,7 +105,7 @@ class CurrentStatus:
         another container."""
         self._started = time.monotonic()
         self._history = History()
-        self._cpus = cpus.FreeCpus()
+        self._cpus = FreeCpus()
         self._text = status.Text(self.shown)
 
     @property
