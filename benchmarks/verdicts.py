@@ -100,7 +100,7 @@ SITUATIONS = [
     Situation("slow indexable feed", "generator", Setup("slow_items"), Setup("slow_items", 4), 1.6),
     Situation("one worker that computes", "generator", COMPUTES, replace(COMPUTES, workers=2)),
     Situation("more workers than CPUs", "cpus", replace(COMPUTES, workers=2 * (os.cpu_count() or 2))),
-    Situation("Python numbers", "collating", Setup("python_numbers", 1), Setup("whole_batches", 1), 2),
+    Situation("Python numbers", "collating", Setup("python_numbers", 1), Setup("whole_batches", 1)),
     Situation("one split", "lanes", Setup("one_split", 3), Setup("three_splits", 3), 2),
     Situation("two lanes", "lanes", Setup("two_lanes", 4), Setup("four_lanes", 4), 1.6),
     Situation("six lanes, four workers", "lanes", Setup("six_lanes", 4), Setup("six_lanes", 6), 1.3),
@@ -214,7 +214,9 @@ def _served(setup: Setup, folder: Path) -> Iterator[tuple[subprocess.Popen[Any],
             command = ["sh", "-c", f'echo $$ > "{group}/cgroup.procs"; exec "$@"', "sh", *command]
         env = {**os.environ, "CACHE": str(folder)}
         daemon = stack.enter_context(
-            _process([*command, "--bind", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, env=env)
+            _process(
+                [*command, "--bind", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+            )
         )
         assert daemon.stdout is not None
         url = daemon.stdout.readline().split()[1]

@@ -150,12 +150,13 @@ def test_the_summary_names_the_cause(
             stack.enter_context(another_rank(url, 0.06))
             how = {"rank": 0, "world_size": 2}
         connection = stack.enter_context(penstock.connect(url, **how))
-        history = fit(connection.dataset(), feeding, step=step, epochs=2, steps=20 if feed == "slower" else 40)
+        steps = 20 if feed == "slower" else 40
+        history = fit(connection.dataset(), feeding, step=step, epochs=2, steps=steps)
     assert cause in feeding.summary, feeding.summary
     assert (feeding.train.waiting > 0.5) is waits, feeding.summary
     assert (history["data_ready"][1] > 0.5) is not waits
     assert (history["data_wait"][1] > 0.01) is waits
-    assert feeding.train.steps == 79, "all but the first"
+    assert feeding.train.steps == 2 * steps - 1, "all but the first"
 
 
 @pytest.mark.parametrize("per_call", [1, 5])

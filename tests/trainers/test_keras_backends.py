@@ -153,7 +153,7 @@ def test_fit_trains_on_the_stream_by_every_route(streams: Streams, backend: str)
     routes = routes_of(backend)
     cases = half([case for route in routes for case in cases_of(streams, route)])
     if backend == "tensorflow":
-        cases += half(cases_of(streams, "keras"), rest=True) + strategy_cases(streams)
+        cases += strategy_cases(streams)
     state = streams.states["unknown"]
     refused = [{"route": route, "feed": "unknown", "state": state} for route in routes if route != "keras"]
     beside = [{"route": "torch", "feed": "known", "strategy": True}] * (backend == "tensorflow" and "torch" in routes)
@@ -164,6 +164,15 @@ def test_fit_trains_on_the_stream_by_every_route(streams: Streams, backend: str)
         assert "Give fit connection.keras(), or set Feed(samples=)" in result["error"]
     for result in results[len(cases) + len(refused) :]:
         assert "the model would never see those batches: give model.fit connection.keras()" in result["error"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
+def test_fit_trains_with_any_three_settings_together(streams: Streams, backend: str) -> None:
+    needs(backend)
+    cases = half([case for route in routes_of(backend) for case in cases_of(streams, route)], rest=True)
+    results, _ = run(streams, backend, cases)
+    check(streams, cases, results)
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
