@@ -266,10 +266,12 @@ def test_health_and_readiness_tell_a_start_a_service_and_an_end_apart(serve: Ser
     daemon.wait_ready(1)
     assert get(daemon, "/readyz")[::2] == (200, "ready\n")
     with penstock.connect(daemon.url) as connection:
-        next(connection.batches())
+        batches = connection.batches()  # the daemon ends as soon as nobody reads
+        next(batches)
         daemon.process.terminate()
         wait_until(lambda: get(daemon, "/readyz")[::2] == (503, "the daemon is stopping\n"))
         assert get(daemon, "/healthz")[0] == 200
+        del batches
     assert daemon.process.wait(30) == 0
 
 

@@ -669,3 +669,10 @@ def test_what_was_said_last_still_gets_out_for_half_a_second_beside_one_that_rea
         closing.join()
         assert time.monotonic() - began > 0.4  # the other one had its half second
     host.close()
+
+
+def test_a_router_that_is_closed_still_knows_its_address() -> None:
+    """A status whose figures have to be measured first is made after the daemon has stopped."""
+    host = Host()
+    host.close()
+    assert host.router.endpoint == host.endpoint

@@ -40,6 +40,9 @@ class Acceptor:
         make_room: closes the least useful connection. Returns False if all are in use.
         on_connection: called with each new connection: a non-blocking socket, which the callee owns. May raise OSError.
 
+    Attributes:
+        endpoint: the address that the socket listens on, with its real port, also after it is closed.
+
     Raises:
         StartError: the address cannot be bound.
     """
@@ -56,18 +59,14 @@ class Acceptor:
         self._on_connection = on_connection
         self._loop = asyncio.get_running_loop()
         self._socket = _bound(bind)
+        host, port = self._socket.getsockname()[:2]
+        self.endpoint = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         self._spare = -1  # a descriptor to close when no other is left
         self._keep_spare()
         self._again: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket.fileno(), self._accept)
-
-    @property
-    def endpoint(self) -> str:
-        """The address that the socket listens on, with its real port."""
-        host, port = self._socket.getsockname()[:2]
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     def close(self) -> None:
         """Stop listening."""
