@@ -106,7 +106,8 @@ class ActivityPage:
         ticks: count every sample, to distinguish a hang from slow work.
 
     Attributes:
-        on_leave: called when user code has returned, before the page shows it; at most once in `LOOK_NS`.
+        on_leave: called when user code has returned, before the page shows it; at most once in `LOOK_NS`, but always
+            before the page shows another split.
     """
 
     def __init__(self, page: mmap.mmap | bytearray | None = None, *, ticks: bool = False) -> None:
@@ -119,6 +120,7 @@ class ActivityPage:
         self._entered = self._user_ns = self._idle_ns = 0
         self.on_leave: Callable[[], None] = _nothing
         self._looked = 0
+        self._not_looked = False
         self._run = -1
 
     @classmethod
@@ -135,13 +137,17 @@ class ActivityPage:
 
     def enter(self, run: int, number: int, text: str, samples: int = 0) -> None:
         """Note that user code is about to run for this split, after `samples` samples of it."""
+        if self._not_looked and text != self._text:
+            self._not_looked = False
+            self.on_leave()
         self._write(run, number, text, samples, _IN_USER_CODE)
 
     def leave(self, copying: int = 0) -> None:
         """Note that user code has returned; `copying` ns of its time do not count as user code. The page goes on
         showing the split."""
         now = time.monotonic_ns()
-        if now - self._looked > LOOK_NS:
+        self._not_looked = now - self._looked <= LOOK_NS
+        if not self._not_looked:
             self._looked = now
             self.on_leave()
         self._words[_STATE] = _IDLE

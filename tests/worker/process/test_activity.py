@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from penstock_server.worker_state import activity
 from penstock_server.worker_state.activity import MAX_TEXT, NBYTES, ActivityPage, call, read, spent, where
 
 
@@ -235,3 +236,16 @@ def test_where_reads_what_faulthandler_writes() -> None:
         os.close(fd)
     line = test_where_reads_what_faulthandler_writes.__code__.co_firstlineno + 3
     assert where(dump) == f"{__file__}:{line} in test_where_reads_what_faulthandler_writes"
+
+
+def test_what_user_code_did_is_looked_at_before_the_page_shows_another_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short the calls are: what the look finds is blamed on the split that the page shows."""
+    monkeypatch.setattr(activity, "LOOK_NS", 10**10)  # all calls are short
+    page = bytearray(NBYTES)
+    shown: list[str] = []
+    writer = ActivityPage(page)
+    writer.on_leave = lambda: shown.append(read(page).split)  # type: ignore[union-attr]
+    for split in ("a", "a", "a", "b", "b", "c"):
+        writer.enter(1, 0, split)
+        writer.leave()
+    assert shown == ["a", "a", "b"], "after the first call, and before the page shows b and c"
