@@ -12,7 +12,7 @@ from penstock_proto.status.figures import Figures, HostUse
 from penstock_proto.status.verdict import NAMES, verdict
 from tests.fakes.figures import FIGURES, IDLE, machine, worker
 
-BUSY = {"free": 0.1}
+BUSY: dict[str, Any] = {"free": 0.1}
 COMPUTING = (worker(0, 0.9, cpu=0.85), worker(1, 0.9, cpu=0.85))
 SENDING = {"transport": "tcp", "sending_share": 0.6}
 SLOW_STEPS = {"waiting": 0.2, "step": 0.8, "workers": (worker(0, 0.1, idle=0.85, cpu=0.1),) * 2}
@@ -227,3 +227,10 @@ def test_cpus_count_together_with_what_uses_them() -> None:
     figures: Figures = dataclasses.replace(FIGURES, workers=HOST, machine=machine(free=0.5))
     assert figures.cpus_used == pytest.approx(1.7)
     assert figures.other_cpu == pytest.approx(0.8), "workers of hosts use other CPUs"
+
+
+def test_what_the_loader_could_give_counts_the_idle_cpus_of_all_hosts_with_workers() -> None:
+    on_hosts = dataclasses.replace(FIGURES, **ON_HOSTS, machine=machine(free=0.0), waiting=0.0, step=1.0)
+    half = tuple(dataclasses.replace(one, generating=0.4, idle=0.5) for one in on_hosts.workers)
+    host = HostUse("b", machine(free=3.8, count=4), 0.0)
+    assert verdict(dataclasses.replace(on_hosts, workers=half, hosts=(host,))).headline.endswith("could give 2.0x")

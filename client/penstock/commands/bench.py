@@ -184,7 +184,7 @@ def _slices(
 
 
 def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Moment) -> Figures:
-    """Return the figures of a slice: what the daemon's two statuses say, and what was measured here.
+    """Return the figures of a slice: those of the daemon, from its two statuses, and those that were measured here.
 
     Raises:
         PenstockError: the status has too many consumers to show this one.
@@ -197,7 +197,9 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
     own = (key for key, one in span.after.items() if (one.feed, one.client) == (name, here))
     seen = next((found for key in own if (found := figures_of(span, key, least=0.0)) is not None), None)
     if seen is None:
-        raise PenstockError("the daemon has so many consumers that its status does not show this one", feed=name)
+        raise PenstockError(
+            "the daemon's status shows 200 consumers at most, and this one is not among them", feed=name
+        )
     return dataclasses.replace(
         seen,
         url=_url(connection),

@@ -216,7 +216,7 @@ class Figures:
     @property
     def short_of_slots(self) -> bool:
         """Whether slots allow fewer batches at once than workers could make. One slot is kept for the next in order.
-        (All workers fill a stripe. But they need one beside that which the consumer reads.)"""
+        All workers fill one stripe together, so two stripes are enough: the consumer reads the other one."""
         at_once = 2 if self.stripe > 1 else self.usable
         return self.slots is not None and max(1, self.slots - 1) < at_once
 
@@ -253,7 +253,7 @@ class Figures:
 
     @property
     def places(self) -> list[CpuUse | None]:
-        """The CPUs of each host that has workers; None for those of which they are unknown."""
+        """How the CPUs of each host with workers were used. None stands for a host that has not reported it."""
         names = {worker.host for worker in self.workers}
         own = [self.machine] if None in names else []
         return own + [host.machine for host in self.hosts if host.name in names]

@@ -237,8 +237,8 @@ def _spare(seen: Figures) -> float | None:
         return None
     ahead = seen.sent / seen.made if seen.made > seen.sent else 1.0  # they also make batches for later
     need = [ahead * sum(worker.busy for worker in seen.workers) / max(1, seen.usable), seen.daemon_cpu]
-    if seen.machine is not None:
-        need.append(ahead * seen.cpus_used / max(0.01, seen.cpus_used + seen.machine.free))
+    if seen.free_cpus is not None:
+        need.append(ahead * seen.cpus_used / max(0.01, seen.cpus_used + seen.free_cpus))
     return 1 / max(*need, 0.01)
 
 
