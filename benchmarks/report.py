@@ -176,20 +176,22 @@ def pipelines_plot(result: dict[str, Any], figure: Any) -> None:
 
 
 def gpu_text(result: dict[str, Any]) -> str:
-    return code([gpu.table(result), gpu.pinning_table(result["pinning"])])
+    return code(gpu.tables(result))
 
 
 def gpu_plot(result: dict[str, Any], figure: Any) -> None:
-    """Plot steps a second of each way of feeding."""
-    figure.set_size_inches(7.5, 1.6)
-    axes = figure.subplots()
-    for y, (name, trials) in enumerate(result["trials"].items()):
-        spread = Quartiles.of([trial["per_second"] for trial in trials])
-        axes.barh(y, spread.median, color=OURS if name == "penstock" else OTHERS)
-        axes.hlines(y, spread.lower, spread.upper, "black", linewidth=1)
-    axes.set_yticks(range(len(result["trials"])), [gpu.LABELS[name] for name in result["trials"]])
-    axes.invert_yaxis()
-    axes.set(xlabel="steps a second")
+    """Plot images a second of each way of feeding, one panel for each feed."""
+    figure.set_size_inches(9, 2)
+    panels = figure.subplots(1, len(result["feeds"]), sharey=True)
+    for axes, feed in zip(panels, result["feeds"], strict=True):
+        for y, (name, trials) in enumerate(feed["trials"].items()):
+            spread = Quartiles.of([trial["per_second"] * result["batch_size"] for trial in trials])
+            axes.barh(y, spread.median, color=OURS if result["labels"][name].startswith("Penstock") else OTHERS)
+            axes.hlines(y, spread.lower, spread.upper, "black", linewidth=1)
+        axes.set_yticks(range(len(feed["trials"])), [result["labels"][name] for name in feed["trials"]])
+        axes.set_title(gpu.WORKS[feed["work"]].removeprefix("samples are "), size=9)
+    panels[0].invert_yaxis()
+    figure.supxlabel("images a second", size=9)
 
 
 def first_batch_text(result: dict[str, Any]) -> str:
@@ -298,7 +300,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "stages": (stages_text, None, ""),
     "page": (page_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
-    "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
+    "gpu": (gpu_text, gpu_plot, "Images a second of a GPU, fed in several ways"),
     "hosts": (hosts_text, hosts_plot, "MB/s of 1, 2 and 4 hosts, and samples/s around the loss of one"),
     "mixing": (mixing_text, mixing_plot, "Files in a batch, and position in against position out"),
     "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),
