@@ -16,23 +16,6 @@ from penstock_server import Feed
 FOLDER = Path("digits")
 
 
-class ImageFolder:
-    """Images and labels by index. A label is the index of the image's folder among the sorted folders."""
-
-    def __init__(self, folder):
-        self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        self.files = sorted(folder.glob("*/*.png"))  # sorted, so that every worker has the same order
-
-    def __len__(self):
-        return len(self.files)
-
-    def __getitem__(self, index):
-        file = self.files[index]
-        with Image.open(file) as image:
-            pixels = np.asarray(image.resize((8, 8)))
-        return {"image": pixels, "label": self.classes.index(file.parent.name)}
-
-
 def write(folder):
     """Write 200 random images of each of 10 classes."""
     rng = np.random.default_rng(0)
@@ -49,4 +32,5 @@ if __name__ == "__main__":
         samples = sum(len(batch["label"]) for batch in connection.batches())
     print(f"{samples} samples of {connection.element_spec}")
 else:  # in a worker
-    feed = Feed(ImageFolder(FOLDER), batch_size=32, shuffle=1, seed=7)
+    leaves = {"image": "image", "label": "label"}
+    feed = Feed.from_folder(FOLDER, leaves, size=(8, 8), mode="L", batch_size=32, shuffle=1, seed=7)

@@ -2,7 +2,7 @@
 
 from .sources.description import Column, Description
 from .sources.files import open_binary
-from .sources.format import Format, Source
+from .sources.format import Format, Indexable, Source
 from .sources.reader import Reader
 from .sources.row_ranges import RowRange
 from .sources.structure import Columns
@@ -13,6 +13,7 @@ __all__ = [
     "Columns",
     "Description",
     "Format",
+    "Indexable",
     "Reader",
     "RowRange",
     "Shard",

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -39,6 +40,7 @@ from penstock_server.peeking.leaves.reservoir import Reservoir
 from penstock_server.peeking.leaves.summary import Summary
 from penstock_server.sources.crc32c import crc32c, masked
 from penstock_server.sources.example import example_class
+from penstock_server.targets.file_target import load_target, make_target
 from tests.conftest import Daemon, DaemonLauncher, Serve
 from tests.fakes.statuses import of
 from tests.processes.free_ports import free_port
@@ -693,8 +695,7 @@ def test_a_look_at_a_running_feed_takes_no_batch_from_anybody(serve: Serve) -> N
         ("none.npy", "no samples to read: the files have no rows"),
         ("junk.tfrecord", "junk.tfrecord: record at byte 0: its length is corrupt"),
         ("junk.tar", "junk.tar: the tar file is truncated or damaged"),
-        ("photos", "photos is a directory of images"),
-        ("photos", "examples/files/image_folder.py"),
+        ("photos", "photos/cats/1.jpg cannot be decoded: it is not an image of a known format, or is empty"),
         ("shards", "shards is a directory: give the files in it, such as 'shards/*.npy' (1)"),
         ("shards/a.npy truncated.h5", "the files have several formats"),
         ("feed.py:feed feed.py:other", "give one feed, or data files of one format"),
@@ -731,6 +732,33 @@ def test_a_mistake_is_named(words: str, message: str, tmp_path: Path, monkeypatc
     assert message in found.output
     assert "Traceback" not in found.output
     assert not (tmp_path / "sheet.png").exists()
+
+
+def test_a_folder_of_images_is_described_and_its_command_serves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    for name, count in {"cat": 30, "dog": 20}.items():
+        (tmp_path / "my photos" / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.full((20, 30 + number % 2, 3), 3 * number, np.uint8)
+            images.fromarray(pixels).save(tmp_path / "my photos" / name / f"{number}.png")
+    (tmp_path / "my photos" / "none").mkdir()
+    (tmp_path / "my photos" / "cat" / "about.txt").write_text("x")
+    text = said("my photos")
+    assert "my photos: folder of images, 50 samples" in text
+    assert "3 classes, one for each folder: cat (30), dog (20), none (0)" in text
+    assert "classes without images, which keep their labels: none" in text
+    assert "left out: files that are no images, 1 .txt" in text
+    assert "20 high, 30 to 31 wide" in text
+    assert "label: int32\n  0 to 1" in text
+    assert "penstock serve 'my photos' --batch-size 32 --shuffle 50 --size 224x224" in text
+    assert 'Feed.from_folder("my photos", batch_size=32, shuffle=50, size=(224, 224))' in text
+    command = shlex.split(text[text.index("penstock serve") :].partition("\n")[0])
+    target = make_target(command[2:3], (), name=None, batch_size=32, shuffle=50, size=(224, 224))
+    feed: Any = load_target(target, lambda name: None)
+    assert [leaf.shape for leaf in feed.generate[0]] == [(224, 224, 3), ()]
 
 
 def test_a_url_where_nobody_listens_is_named() -> None:

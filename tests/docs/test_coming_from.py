@@ -98,7 +98,7 @@ def snippets(heading: str) -> list[str]:
 
 def test_before_and_after_give_the_same_samples(daemon: Daemon, start_trainer: StartTrainer) -> None:
     from_generator, mapped, fit_generator, loader, service, tensorpack = (
-        snippets(heading) for heading in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+        found for heading in re.findall(r"^## (.*)$", PAGE, re.MULTILINE) if (found := snippets(heading))
     )
     old, segments, keras_before, keras_after = fit_generator
     assert "fit_generator(" in old

@@ -25,6 +25,19 @@ class Rows(click.ParamType[tuple[int, int | None]]):
         return int(match[1] or 0), int(match[2]) if match[2] else None
 
 
+class Size(click.ParamType[tuple[int, int]]):
+    """The size of images, HEIGHTxWIDTH."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Return `value` as (height, width)."""
+        match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", str(value))
+        if match is None:
+            self.fail(f"must be HEIGHTxWIDTH, such as 224x224, got {value!r}", param, ctx)
+        return int(match[1]), int(match[2])
+
+
 _OPTIONS = (
     option(
         "--leaf",
@@ -67,6 +80,15 @@ _OPTIONS = (
         metavar="START:STOP",
         show_default="all",
         help="With FILE: rows to serve, counted over all files.",
+    ),
+    option(
+        "--size",
+        group=Group.DATA_FILES,
+        type=Size(),
+        default=None,
+        metavar="HEIGHTxWIDTH",
+        show_default="the files'",
+        help="With a folder of images: their size in pixels.",
     ),
     option(
         "--transform",

@@ -10,7 +10,7 @@ from typing import Any, Self
 from ..sources import files as fs
 from ..sources import registry
 from ..sources.features import FixedLen, VarLen
-from ..sources.format import Format
+from ..sources.format import Format, Source
 from .options.values import OnError
 
 
@@ -192,6 +192,64 @@ class FromFiles:
         return cls._of("tar (WebDataset)", files, leaves, {"decode": decode}, batch_size, options)
 
     @classmethod
+    def from_folder(
+        cls,
+        folder: str | os.PathLike[str],
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        size: tuple[int, int] | None = None,
+        mode: str = "RGB",
+        resize: str = "stretch",
+        upright: bool = True,
+        validation: float = 0.0,
+        part: str = "",
+        part_seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the images in a folder, read with Pillow.
+
+        Each subfolder is a class. An image's label is the place of its class among the sorted names, as in Keras and
+        torchvision. Images may lie deeper; hidden files, and files that are no images by their ending, are left out.
+        The images of a folder without subfolders have no labels.
+
+        The feed is indexable: with any `shuffle` above 0 each epoch is a permutation of all images.
+
+        Args:
+            folder: a path.
+            leaves: "image", "label" and "path" (that inside the folder) in the structure of a sample. By default
+                `("image", "label")`, or `"image"` if there are no subfolders.
+            batch_size: images in a batch.
+            size: (height, width) of the images in pixels, to which they are resized with bilinear interpolation. By
+                default that of the files, which must then all have the same, unless a transform or `batching` takes
+                care of it. Large JPEG files are decoded at a half, a quarter or an eighth of their size if that is
+                enough.
+            mode: "RGB", "RGBA", "L" (grey) or "I;16" (grey of 16 bits). All images are converted to it.
+            resize: what `size` does to images of another shape: "stretch", "crop" (the middle) or "pad" (with black).
+            upright: turn images as their EXIF data say, as viewers do.
+            validation: share of the images of each class to set aside for validation, 0 to 1.
+            part: with `validation`, "train" or "validation": which images to serve.
+            part_seed: another number sets other images aside.
+            options: other attributes of `Feed`, such as `shuffle` and `transform`. `splits` and `segment` are refused.
+
+        An image is an array [height, width, channels] of uint8 (uint16 for "I;16"), and a label is an int32. An image
+        that cannot be decoded is an error of the feed that names the file.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        own = {
+            "size": size,
+            "mode": mode,
+            "resize": resize,
+            "upright": upright,
+            "validation": validation,
+            "part": part,
+            "part_seed": part_seed,
+        }
+        return cls._of("folder of images", folder, leaves, own, batch_size, options)
+
+    @classmethod
     def from_files(
         cls,
         files: Any,
@@ -240,18 +298,26 @@ class FromFiles:
         one = registry.by_name(format) if isinstance(format, str) else format
         if "on_error" in own:
             own = {**own, "on_error": OnError.of(own["on_error"]).action}
+        if one.takes("same_size"):  # what follows the source may bring images to one size
+            own = {**own, "same_size": not options.get("transform") and options.get("batching", "stack") == "stack"}
         source = one.source(files, leaves, **own)
         for name in ("splits", "segment"):
             if name in options:
                 raise TypeError(f"Feed.{one.constructor} divides the files itself: leave {name}= out")
         make: Any = cls  # a Feed
-        feed: Self = make(source.reader, splits=source.splits, batch_size=batch_size, **options)
+        feed: Self
+        if isinstance(source, Source):
+            feed = make(source.reader, splits=source.splits, batch_size=batch_size, **options)
+        else:
+            feed = make(source, batch_size=batch_size, **options)
         return feed
 
 
 def _format_of(files: Any) -> Format:
     first = fs.checked([*files.values()] if isinstance(files, Mapping) else files)[0]
     found = registry.format_of(first)
+    if found is None and os.path.isdir(first):
+        raise ValueError(f"{first} is a folder without images: give the files in it, such as {first}/*.h5")
     if found is None:
         raise ValueError(
             f"{first} has the ending of no format: give format=, or install the package that has the format. The known "

@@ -47,6 +47,8 @@ class Description:
         features: the features of a TFRecord file, by name.
         names_leaves: False if the file is one array, whose rows are the samples.
         kind: the kind of file, if the format's name does not say it; or "".
+        options: the options of the format that serving the columns takes, by name.
+        needs_leaves: False if a feed without `leaves` serves the same columns.
     """
 
     columns: tuple[Column, ...]
@@ -56,6 +58,8 @@ class Description:
     features: dict[str, FixedLen | VarLen] | None = None
     names_leaves: bool = True
     kind: str = ""
+    options: dict[str, object] = field(default_factory=dict)
+    needs_leaves: bool = True
 
 
 def leaf_names(names: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from .description import Description
@@ -25,6 +25,14 @@ class Source(NamedTuple):
     reader: Reader
 
 
+class Indexable(Protocol):
+    """The samples of one feed by index. Workers call it, so it can be pickled, and opens files when it is called."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
 class Format(ABC):
     """A format of data files, for `Feed.from_files` and for `penstock serve`, `check` and `peek` with FILE.
 
@@ -35,6 +43,7 @@ class Format(ABC):
         name: the format's name in messages. No two formats share one.
         endings: the endings of its file names, in lower case, such as (".h5", ".hdf5").
         magic: the first bytes of its files, to recognize local files that have another ending; by default no bytes.
+        folder_of: endings in lower case, if a folder of such files is one dataset of this format.
         library: a module that its readers use. Workers are forked after it is imported, so it must survive a fork.
         constructor: the method of `Feed` that makes its feeds.
         needs_module: why options of `penstock serve` cannot describe its feeds; "" if they can.
@@ -43,21 +52,22 @@ class Format(ABC):
     name: str
     endings: tuple[str, ...]
     magic: bytes = b""
+    folder_of: tuple[str, ...] = ()
     library: str = "numpy"
     constructor: str = "from_files"
     needs_module: str = ""
 
     def matches(self, name: str) -> bool:
         """Return whether a file name, pattern or URL in lower case has an ending of this format."""
-        return name.removesuffix("*").endswith(self.endings)
+        return bool(self.endings) and name.removesuffix("*").endswith(self.endings)
 
     def recognizes(self, head: bytes) -> bool:
         """Return whether a file that begins with these 512 bytes has this format."""
         return bool(self.magic) and head.startswith(self.magic)
 
     @abstractmethod
-    def source(self, *args: Any, **kwargs: Any) -> Source:
-        """Return the source of a feed. Open no files yet.
+    def source(self, *args: Any, **kwargs: Any) -> Source | Indexable:
+        """Return the source of a feed, or an object with all samples by index. Open no files yet.
 
         The parameters are `files`, `leaves` and keyword-only options. `files` is a path, a pattern, a URL or a list of
         these. `leaves` is the structure of a sample, as for `Columns`. If it has a default, `penstock serve` needs no

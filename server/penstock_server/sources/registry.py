@@ -7,6 +7,7 @@ no format of Penstock's own has the file's ending.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 
@@ -15,18 +16,22 @@ from penstock_proto import StartError
 from . import files as fs
 from .format import Format
 from .hdf5.format import Hdf5
+from .images.format import ImageFolder
 from .npy.format import Numpy
 from .parquet.format import Parquet
 from .tfrecord.format import TFRecord
 from .webdataset.format import WebDataset
 
-BUILT_IN: tuple[Format, ...] = (Hdf5(), Numpy(), Parquet(), WebDataset(), TFRecord())
+BUILT_IN: tuple[Format, ...] = (Hdf5(), Numpy(), Parquet(), WebDataset(), TFRecord(), ImageFolder())
 
 GROUP = "penstock.formats"
 """The group of entry points."""
 
 _HEAD = 512
 """Bytes by which a file is recognized."""
+
+_LOOKED_AT = 10_000
+"""Files by which a folder is recognized, at most."""
 
 
 def by_ending(name: str) -> Format | None:
@@ -41,20 +46,40 @@ def by_ending(name: str) -> Format | None:
 
 
 def format_of(name: str) -> Format | None:
-    """Return the format of a file, a pattern or a URL: by its ending or, for a local file, by its first bytes.
+    """Return the format of a file, a pattern or a URL: by its ending or, for a local file, by its first bytes. A folder
+    has a format if most files in it are those of such a format's folders.
 
     Raises:
         StartError: a registered format cannot be loaded.
     """
     found = by_ending(name)
-    if found is not None or fs.is_url(name) or not os.path.isfile(name):
+    if found is not None or fs.is_url(name):
         return found
+    if os.path.isdir(name):
+        return _format_of_folder(name)
+    if not os.path.isfile(name):
+        return None
     try:
         with open(name, "rb") as opened:
             head = opened.read(_HEAD)
     except OSError:
         return None
     return next((one for one in (*BUILT_IN, *installed()) if one.recognizes(head)), None)
+
+
+def _format_of_folder(folder: str) -> Format | None:
+    of_folders = [one for one in BUILT_IN if one.folder_of]
+    counts: Counter[Format | None] = Counter()
+    for _, _, names in os.walk(folder, followlinks=True):
+        for name in names:
+            if not name.startswith("."):
+                whole = (one for one in of_folders if name.lower().endswith(one.folder_of))
+                counts[next(whole, None) or by_ending(name)] += 1
+        if counts.total() > _LOOKED_AT:
+            break
+    del counts[None]
+    most = max(counts, key=counts.__getitem__, default=None)
+    return most if most in of_folders else None
 
 
 def by_name(name: str) -> Format:

@@ -58,6 +58,8 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
     if options.get("rows") is not None and not found.takes("rows"):
         have = " and ".join(one.name for one in registry.BUILT_IN if one.takes("rows"))
         raise ValueError(f"--rows is for {have} files: divide {files[0]} and the others by file")
+    if options.get("size") is not None and not found.takes("size"):
+        raise ValueError(f"--size is for folders of images, and {files[0]} is {found.name}: give --transform instead")
     call = {
         "format": found.name,
         "library": found.library,
@@ -90,8 +92,9 @@ def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
     del call["library"]
     if isinstance(leaves, list):
         leaves = leaves[0] if len(leaves) == 1 else tuple(leaves)
-    if "rows" in call:
-        call["rows"] = tuple(call["rows"])
+    for name in ("rows", "size"):
+        if name in call:
+            call[name] = tuple(call[name])
     try:
         feed: Feed = Feed.from_files(files, leaves, **call)
     except (TypeError, ValueError) as error:

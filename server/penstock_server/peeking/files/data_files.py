@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from penstock_proto import FeedError, StartError
 
@@ -17,8 +18,6 @@ from ...sources.description import Description
 from ...sources.format import Format
 from ..leaves.summary import Summary
 from .sampling import PLACES, feed_of, limited, splits_of, spread
-
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 _ERRORS = (OSError, ValueError, LookupError, TypeError, ImportError)
 """The exceptions that readers raise for a file that they cannot read."""
@@ -68,16 +67,14 @@ def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
 
     Raises:
         FeedError: the first file cannot be read, or holds nothing that can be served; the message says why.
-        StartError: the files have several formats, or the first one is a directory.
+        StartError: the files have several formats.
     """
     if len({registry.format_of(file) for file in files}) > 1:
         raise StartError("the files have several formats: look at one format at a time")
     try:
         found = fs.expand(files)
         first = found[0]
-        nbytes = fs.size_of(first)
-        if os.path.isdir(first):
-            refuse_directory(first)
+        nbytes = None if os.path.isdir(first) else fs.size_of(first)
         if nbytes == 0:
             raise FeedError(f"{first} is empty (0 bytes): was it written to the end?")
         format = registry.format_of(first) or registry.format_of(files[0])
@@ -103,7 +100,8 @@ def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
 
 def _read(format: Format, description: Description, first: str, most: int, seconds: float) -> tuple[Summary, int, str]:
     """Return the summary of some samples, the number of places they come from, and the error that ended the reading."""
-    summary, splits, said = Summary(), [], ""
+    splits: Sequence[Any] = ()
+    summary, said = Summary(), ""
     try:
         feed = feed_of(format, description, first)
         splits = splits_of(feed)
@@ -166,30 +164,21 @@ def is_url_of_feed(name: str) -> bool:
 
 
 def refuse_directory(name: str) -> None:
-    """Raise the error for a directory.
+    """Raise the error for a directory that is no dataset.
 
     Raises:
         StartError: always; the message says how to serve the files in it.
     """
     data: Counter[str] = Counter()
-    images = 0
     for folder, _, names in os.walk(name):
         deeper = "" if os.path.samefile(folder, name) else "**/"
-        for one in names:
-            images += one.lower().endswith(_IMAGES)
-            if registry.by_ending(one) is not None:
-                data[deeper + "*" + "".join(Path(one).suffixes[-1:])] += 1
-        if images + data.total() > 10_000:
+        data.update(deeper + "*" + "".join(Path(one).suffixes[-1:]) for one in names if registry.by_ending(one))
+        if data.total() > 10_000:
             break
-    if data and data.total() >= images:
+    if data:
         pattern, count = data.most_common(1)[0]
         raise StartError(
             f"{name} is a directory: give the files in it, such as '{name.rstrip('/')}/{pattern}' ({count})"
-        )
-    if images:
-        raise StartError(
-            f"{name} is a directory of images: an object with __len__ and __getitem__ serves them as they are, see "
-            "examples/files/image_folder.py. Then give its feed, as MODULE:ATTR"
         )
     raise StartError(f"{name} is a directory without data files: give a file that ends in {registry.all_endings()}")
 

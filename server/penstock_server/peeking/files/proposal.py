@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...sources import registry
-from ...sources.description import Column
+from ...sources.description import Column, Description
 from ...sources.features import FixedLen, VarLen
 from ..leaves import images
 from ..leaves.summary import LeafSummary
@@ -60,11 +60,15 @@ def propose(peeked: PeekedFile) -> Proposal | None:
         options["batching"] = '"pad"'
     decoded = [column for column in columns if _can_be_decoded(peeked, column)]
     files = _as_pattern(peeked.files)
-    direct = not peeked.format.needs_module and "batching" not in options
+    direct = not peeked.format.needs_module and "batching" not in options and not {*description.options} - {"size"}
     if direct:
         leaves = [f"--leaf {_for_shell(f'{column.leaf}={column.name}')}" for column in columns]
-        words = [*map(_for_shell, files), *(leaves if description.names_leaves else ())]
-        command = _wrapped(["penstock serve", *words, f"--batch-size {batch_size}", f"--shuffle {options['shuffle']}"])
+        words = [*map(_for_shell, files), *(leaves if _names_leaves(description) else ())]
+        words += [f"--batch-size {batch_size}", f"--shuffle {options['shuffle']}"]
+        if (side := description.options.get("size")) is not None:
+            assert isinstance(side, tuple)
+            words.append(f"--size {side[0]}x{side[1]}")
+        command = _wrapped(["penstock serve", *words])
     else:
         command = f"penstock serve {MODULE}:feed"
     module = _module(peeked, files, columns, decoded, options)
@@ -87,6 +91,10 @@ def unfit(peeked: PeekedFile) -> dict[str, str]:
             elif leaf.varies and leaf.text:
                 found[column.name] = f"{where}its number of strings varies"
     return found
+
+
+def _names_leaves(description: Description) -> bool:
+    return description.names_leaves and description.needs_leaves
 
 
 def _leaves(peeked: PeekedFile, column: Column) -> dict[str, LeafSummary]:
@@ -133,7 +141,7 @@ def _module(
         arguments.append(
             _dict([(column.name, _declared(feature)) for column, feature in zip(columns, features, strict=True)])
         )
-    elif description.names_leaves:
+    elif _names_leaves(description):
         arguments.append(_dict([(column.leaf, _quoted(column.name)) for column in columns]))
     if decoded:
         head = ["import io", "", "import numpy as np", "from PIL import Image", ""]
@@ -144,6 +152,7 @@ def _module(
         lines += ["", "def pixels(data):", "    return np.asarray(Image.open(io.BytesIO(data)))", "", ""]
     if peeked.format.constructor == "from_files" and registry.by_ending(files[0]) is not peeked.format:
         options = {"format": _quoted(peeked.format.name), **options}
+    options = {**options, **{name: repr(value) for name, value in description.options.items()}}
     arguments += [f"{name}={value}" for name, value in options.items()]
     call = f"feed = Feed.{peeked.format.constructor}("
     one = f"{call}{', '.join(arguments)})"

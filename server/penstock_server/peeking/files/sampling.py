@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -28,26 +28,30 @@ def feed_of(format: Format, description: Description, file: str) -> Feed:
         leaves = {column.name: description.features[column.name] for column in description.columns}
     elif not description.names_leaves:
         leaves = None
-    return Feed.from_files(file, leaves, batch_size=1, format=format)
+    return Feed.from_files(file, leaves, batch_size=1, format=format, **description.options)
 
 
-def splits_of(feed: Feed) -> list[Any]:
-    """Return the splits of a feed of data files.
+def splits_of(feed: Feed) -> Sequence[Any]:
+    """Return the splits of a feed of data files, or the indices of its samples if it has no splits.
 
     Raises:
         Exception: the feed's source failed.
     """
-    listed: Any = feed.splits
+    listed, source = feed.splits, feed.generate
+    if not callable(source):
+        return range(len(source))
+    assert callable(listed)
     return list(listed())
 
 
-def spread(feed: Feed, splits: list[Any], most: int) -> Iterator[Any]:
+def spread(feed: Feed, splits: Sequence[Any], most: int) -> Iterator[Any]:
     """Yield up to `most` samples, spread evenly over up to `PLACES` places among the splits.
 
     Raises:
         Exception: the feed's source failed.
     """
-    read: Any = feed.generate
+    source: Any = feed.generate
+    read = source if callable(source) else lambda index: (source[index] for _ in range(1))
     places = min(PLACES, len(splits))
     for place in range(places):
         left = (place + 1) * most // places - place * most // places

@@ -1,0 +1,112 @@
+"""The images of a folder by index: an indexable object, so any worker can make any batch, and the order is exact."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..structure import Columns
+from .listing import Listing, Part, list_images
+from .pixels import read_pixels
+
+COLUMNS = ("image", "label", "path")
+"""The columns: pixels, the number of the class (int32), and the path inside the folder (text)."""
+
+
+class FolderImages:
+    """The images of a folder, and their classes.
+
+    The folder is listed at the first use.
+
+    Args:
+        folder: the folder's path.
+        leaves: names of `COLUMNS` in the structure of a sample, as for `Columns`; by default ("image", "label"), or
+            "image" if the folder has no subfolders.
+        part: which of the images are served.
+        mode, size, resize, upright: see `read_pixels`.
+        same_size: whether an image whose size differs from that of the first one is an error.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        leaves: Any,
+        part: Part,
+        *,
+        mode: str,
+        size: tuple[int, int] | None,
+        resize: str,
+        upright: bool,
+        same_size: bool,
+    ) -> None:
+        self._folder = folder
+        self._leaves = leaves
+        self._part = part
+        self._mode, self._size, self._resize, self._upright = mode, size, resize, upright
+        self._same_size = same_size and size is None
+
+    @cached_property
+    def listing(self) -> Listing:
+        """The list of the images.
+
+        Raises:
+            OSError, ValueError: see `list_images`.
+        """
+        return list_images(self._folder, self._part)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by label."""
+        return self.listing.classes
+
+    def __len__(self) -> int:
+        return len(self.listing)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the sample of an image.
+
+        Raises:
+            ImportError, OSError: see `read_pixels`.
+            ValueError: see there; or the image has another size than the first one.
+        """
+        columns, path = self._columns, self.listing.path(index)
+        row = [[self._value(name, index, path)] for name in columns.names]
+        return next(columns.samples(row))
+
+    @cached_property
+    def _columns(self) -> Columns:
+        leaves = self._leaves
+        if leaves is None:
+            leaves = ("image", "label") if self.classes else "image"
+        columns = Columns(leaves, "column of the folder")
+        for name in columns.names:
+            if name not in COLUMNS:
+                raise ValueError(f"a folder of images has the columns {', '.join(COLUMNS)}, got {name!r} in leaves=")
+        if "label" in columns.names and not self.classes:
+            raise ValueError(
+                f"{self._folder} has no subfolders, so its images have no labels: leave 'label' out, or put the images "
+                "of each class into a folder"
+            )
+        return columns
+
+    def _value(self, name: str, index: int, path: str) -> Any:
+        if name == "label":
+            return np.int32(self.listing.label(index))
+        if name == "path":
+            return os.path.relpath(path, self._folder)
+        pixels = read_pixels(path, self._mode, self._size, self._resize, upright=self._upright)
+        if self._same_size and pixels.shape != self._first.shape:
+            (height, width, _), (first_height, first_width, _) = pixels.shape, self._first.shape
+            raise ValueError(
+                f"{path} is {height} x {width} pixels (height x width), and {self.listing.path(0)} is {first_height} x "
+                f"{first_width}: give a size for all, such as size=(224, 224), or --size 224x224"
+            )
+        return pixels
+
+    @cached_property
+    def _first(self) -> npt.NDArray[Any]:
+        return read_pixels(self.listing.path(0), self._mode, None, self._resize, upright=self._upright)

@@ -1,0 +1,144 @@
+"""Reads image files as arrays of one mode and, if asked for, of one size."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_proto import distribution
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MODES = {"RGB": 3, "RGBA": 4, "L": 1, "I;16": 1}
+"""The channels of each mode: colours, colours with transparency, grey, and grey of 16 bits."""
+
+RESIZES = ("stretch", "crop", "pad")
+
+MOST_PIXELS = 1 << 28
+"""Pixels of an image, at most. A small file can claim any number of them."""
+
+_ORIENTATION = 0x0112
+"""The EXIF tag that says how a camera was held. From 5 on, width and height change places."""
+
+_DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
+"""Pillow's modes for pixels of more than 8 bits."""
+
+
+def read_pixels(
+    file: str, mode: str, size: tuple[int, int] | None, resize: str, *, upright: bool
+) -> npt.NDArray[np.uint8 | np.uint16]:
+    """Return the pixels of an image file, of the first picture if it has several.
+
+    Args:
+        file: the path.
+        mode: one of `MODES`.
+        size: (height, width) of the result; None: as the file has it.
+        resize: how an image of another shape becomes that size: one of `RESIZES`.
+        upright: whether to turn the image as its EXIF data say, as viewers do.
+
+    Returns:
+        An array [height, width, channels] of uint8, or of uint16 for mode "I;16".
+
+    Raises:
+        ImportError: Pillow is missing.
+        OSError: there is no such file, or it is no image, is damaged, or is too large; the message names the file.
+        ValueError: it has too many, or too few, bits for `mode`; the message names the file.
+    """
+    image_module = _pillow()
+    with open(file, "rb") as opened, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes between Pillow's two bounds, and of odd metadata
+        try:
+            with image_module.open(opened) as image:
+                problem = _problem(image, mode)
+                if not problem:
+                    return _pixels(image, mode, size, resize, upright)
+        except Exception as error:  # Pillow raises many types for damaged files
+            raise OSError(
+                f"{file} cannot be decoded: {_cause(error)}. Replace the file, or take it out of the folder"
+            ) from None
+    raise ValueError(f"{file} {problem}")
+
+
+def header_of(file: str) -> tuple[tuple[int, int], str]:
+    """Return (height, width) and Pillow's mode of an image, from its header.
+
+    Raises:
+        ImportError: Pillow is missing.
+        OSError: it is no image; the message names the file.
+    """
+    image_module = _pillow()
+    with open(file, "rb") as opened, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with image_module.open(opened) as image:
+                return (image.height, image.width), image.mode
+        except Exception as error:
+            raise OSError(f"{file} cannot be decoded: {_cause(error)}") from None
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError(f"images need Pillow: {distribution.pip_install('images')}") from None
+    return Image
+
+
+def _problem(image: Image, mode: str) -> str:
+    """Return why an image cannot be read in a mode, and what to do; or ""."""
+    if image.width * image.height > MOST_PIXELS:
+        return (
+            f"has {image.width} x {image.height} pixels, and at most {MOST_PIXELS} are read: cut it into tiles, or "
+            "take it out of the folder"
+        )
+    deep = image.mode in _DEEP
+    if deep and mode != "I;16":
+        return (
+            f"has more than 8 bits for each pixel (its mode is {image.mode}), which mode={mode!r} would cut off: give "
+            'mode="I;16", or convert the file'
+        )
+    if mode == "I;16" and (not deep or image.mode == "F"):
+        return (
+            f'does not have 16 bits for each pixel (its mode is {image.mode}), as mode="I;16" promises: give another '
+            "mode, or convert the file"
+        )
+    return ""
+
+
+def _pixels(image: Image, mode: str, size: tuple[int, int] | None, resize: str, upright: bool) -> npt.NDArray[Any]:
+    from PIL import Image as images
+    from PIL import ImageOps
+
+    turned = upright and image.getexif().get(_ORIENTATION, 1)
+    if size is not None and image.format == "JPEG":
+        height, width = reversed(size) if turned and turned >= 5 else size
+        image.draft(None, (width, height))  # decodes no more than 8 times as much as is needed
+    if mode == "I;16":
+        found: Image = image.convert("I").convert("F")
+    else:
+        found = image if image.mode == mode else image.convert(mode)
+    if turned and turned != 1:
+        found = ImageOps.exif_transpose(found)
+    if size is not None and size != (found.height, found.width):
+        height, width = size
+        if resize == "crop":
+            found = ImageOps.fit(found, (width, height), images.Resampling.BILINEAR)
+        elif resize == "pad":
+            found = ImageOps.pad(found, (width, height), images.Resampling.BILINEAR)
+        else:
+            found = found.resize((width, height), images.Resampling.BILINEAR)
+    array = np.asarray(found)
+    if mode == "I;16":
+        array = np.rint(array).astype(np.uint16)
+    return array if array.ndim == 3 else array[:, :, None]
+
+
+def _cause(error: Exception) -> str:
+    text = str(error)
+    if "cannot identify image file" in text:
+        return "it is not an image of a known format, or is empty"
+    return text or type(error).__name__
