@@ -191,6 +191,9 @@ class TestPixels:
         monkeypatch.setattr(pixels, "MOST_PIXELS", 47)
         with pytest.raises(ValueError, match=r"a\.png has 8 x 6 pixels, and at most 47 are read: cut it into tiles"):
             images(tmp_path)
+        monkeypatch.setattr(PIL, "MAX_IMAGE_PIXELS", 5)
+        with pytest.raises(OSError, match=r"a\.png cannot be decoded: it claims more than the 47 pixels that are read"):
+            images(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,16 @@ _CLASSES = 12
 _SIZE = (224, 224)
 """The size that is proposed for images of different sizes: that of ImageNet's models."""
 
+_MODES = {
+    "1": "black and white",
+    "L": "grey",
+    "LA": "grey with transparency",
+    "RGB": "colour",
+    "RGBA": "colour with transparency",
+    "P": "palette",
+    "I;16": "grey of 16 bits",
+}
+
 
 def describe(folder: str) -> Description:
     """Describe a folder of images.
@@ -83,5 +93,4 @@ def _range(values: tuple[int, ...]) -> str:
 
 
 def _modes(modes: Counter[str]) -> str:
-    words = {"RGB": "colour", "L": "grey", "RGBA": "colour with transparency", "P": "palette", "CMYK": "CMYK"}
-    return ", ".join(f"{count} {words.get(mode, mode)}" for mode, count in modes.most_common())
+    return ", ".join(f"{count} {_MODES.get(mode, mode)}" for mode, count in modes.most_common())

@@ -18,8 +18,8 @@ MODES = {"RGB": 3, "RGBA": 4, "L": 1, "I;16": 1}
 
 RESIZES = ("stretch", "crop", "pad")
 
-MOST_PIXELS = 1 << 28
-"""Pixels of an image, at most. A small file can claim any number of them."""
+MOST_PIXELS = 100_000_000
+"""Pixels of an image, at most: 300 MB of RGB. A small file can claim any number of them."""
 
 _ORIENTATION = 0x0112
 """The EXIF tag that says how a camera was held. From 5 on, width and height change places."""
@@ -138,7 +138,9 @@ def _pixels(image: Image, mode: str, size: tuple[int, int] | None, resize: str, 
 
 
 def _cause(error: Exception) -> str:
-    text = str(error)
+    text = str(error).rstrip(".")
+    if type(error).__name__ == "DecompressionBombError":  # Pillow's own bound is higher
+        return f"it claims more than the {MOST_PIXELS} pixels that are read"
     if "cannot identify image file" in text:
         return "it is not an image of a known format, or is empty"
     return text or type(error).__name__
