@@ -153,6 +153,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
         "PORT": ["5556"],
         "HOST[:PORT]": ["loader.lan:5"],
         "START:STOP": ["3:9"],
+        "HEIGHTxWIDTH": ["3x9"],
         "tcp://HOST:PORT": ["tcp://0.0.0.0:1"],
     }
     needed = [

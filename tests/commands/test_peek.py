@@ -686,7 +686,7 @@ def test_a_look_at_a_running_feed_takes_no_batch_from_anybody(serve: Serve) -> N
     [
         ("absent.h5", "absent.h5: no such file"),
         ("absent-*.h5", "no file matches absent-*.h5"),
-        ("notes.csv", "expected a file that ends in .h5, .hdf5"),
+        ("notes.pdf", "expected a file that ends in .h5, .hdf5"),
         ("feed.py", "which feed in it? Write feed.py:ATTR"),
         ("empty.h5", "empty.h5 is empty (0 bytes)"),
         ("truncated.h5", "truncated.h5: the file is truncated: copy it again"),
@@ -710,7 +710,7 @@ def test_a_mistake_is_named(words: str, message: str, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     if words == "tcp://127.0.0.1:5555":
         monkeypatch.setattr("penstock_server.to_daemon.control.status", lambda url, timeout, keys: of(Status))
-    (tmp_path / "notes.csv").write_text("a,b")
+    (tmp_path / "notes.pdf").write_text("a,b")
     (tmp_path / "feed.py").write_text("feed = 1")
     (tmp_path / "empty.h5").touch()
     h5_file(tmp_path)

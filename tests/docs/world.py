@@ -47,6 +47,9 @@ def write_data(scenes: str) -> None:
         photo = Path("photos", "ab"[number % 2], f"{number}.png")
         photo.parent.mkdir(parents=True, exist_ok=True)
         photo.write_bytes(picture.getvalue())
+    Path("houses.csv").write_text("area,rooms,price\n" + "80.5,3,200\n" * 40)
+    Path("digits.csv").write_text("label,pixel0,pixel1\n" + "7,0,255\n" * 40)
+    Path("pets.csv").write_text("file,breed\n" + "photos/a/0.png,pug\n" * 40)
     with tarfile.open("train-0.tar", "w") as tar:
         for number in range(40):
             for name, data in ((f"{number:03}.png", picture.getvalue()), (f"{number:03}.cls", b"1")):

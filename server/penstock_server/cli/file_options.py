@@ -88,7 +88,14 @@ _OPTIONS = (
         default=None,
         metavar="HEIGHTxWIDTH",
         show_default="the files'",
-        help="With a folder of images: their size in pixels.",
+        help="With a folder of images, or --images: their size in pixels.",
+    ),
+    option(
+        "--images",
+        group=Group.DATA_FILES,
+        default=None,
+        metavar="COLUMN",
+        help="With a CSV file: the column that holds the paths of images, which are read in its place.",
     ),
     option(
         "--transform",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..sources import files as fs
 from ..sources import registry
 from ..sources.features import FixedLen, VarLen
 from ..sources.format import Format, Source
 from .options.values import OnError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class FromFiles:
@@ -248,6 +251,62 @@ class FromFiles:
             "part_seed": part_seed,
         }
         return cls._of("folder of images", folder, leaves, own, batch_size, options)
+
+    @classmethod
+    def from_csv(
+        cls,
+        file: str | os.PathLike[str],
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        images: str | Sequence[str] | Mapping[str, str] = (),
+        classes: str | Sequence[str] = (),
+        dtypes: Mapping[str, npt.DTypeLike] | None = None,
+        size: tuple[int, int] | None = None,
+        mode: str = "RGB",
+        resize: str = "stretch",
+        upright: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the rows of a CSV file, whose first line names the columns.
+
+        A column is int64, float64 or bools if all of its cells are such values, and otherwise text. Numbers with
+        leading zeros are text. An empty cell among numbers is an error. Each worker holds the columns that the feed
+        uses, so a file may have at most 1 GiB.
+
+        The feed is indexable: with any `shuffle` above 0 each epoch is a permutation of all rows.
+
+        Args:
+            file: a path or URL. It is UTF-8, may be compressed with gzip, and is separated by tabs if it ends in .tsv,
+                else by commas, semicolons or tabs.
+            leaves: the names of columns in the structure of a sample, as for `from_hdf5`; by default a dict of all
+                columns. A name with `*`, such as "pixel*", makes one array of all columns that match.
+            batch_size: samples in a batch.
+            images: columns that hold the paths of images, which are read in their place; or a dict with a path for each
+                column, with {} for the cell: `{"id": "photos/{}.jpg"}`. Paths are relative to the file's folder.
+            classes: columns whose values become int32 numbers from 0, in the order of the sorted values.
+            dtypes: other dtypes of columns of numbers, such as `{"pixel*": "uint8"}`. A value that an integer dtype
+                cannot hold is an error.
+            size: (height, width) of the images, as for `from_folder`.
+            mode: their mode, as for `from_folder`.
+            resize: what `size` does to images of another shape, as for `from_folder`.
+            upright: turn images as their EXIF data say.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        Raises:
+            OSError: the file cannot be read; the message names it.
+            TypeError, ValueError: an option cannot work, or the file is no such table; the message says what to do.
+        """
+        own = {
+            "images": images,
+            "classes": classes,
+            "dtypes": dtypes,
+            "size": size,
+            "mode": mode,
+            "resize": resize,
+            "upright": upright,
+        }
+        return cls._of("CSV", file, leaves, own, batch_size, options)
 
     @classmethod
     def from_files(

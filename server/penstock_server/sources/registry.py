@@ -19,10 +19,11 @@ from .hdf5.format import Hdf5
 from .images.format import ImageFolder
 from .npy.format import Numpy
 from .parquet.format import Parquet
+from .tables.format import Csv
 from .tfrecord.format import TFRecord
 from .webdataset.format import WebDataset
 
-BUILT_IN: tuple[Format, ...] = (Hdf5(), Numpy(), Parquet(), WebDataset(), TFRecord(), ImageFolder())
+BUILT_IN: tuple[Format, ...] = (Hdf5(), Numpy(), Parquet(), WebDataset(), TFRecord(), Csv(), ImageFolder())
 
 GROUP = "penstock.formats"
 """The group of entry points."""

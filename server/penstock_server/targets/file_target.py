@@ -58,8 +58,9 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
     if options.get("rows") is not None and not found.takes("rows"):
         have = " and ".join(one.name for one in registry.BUILT_IN if one.takes("rows"))
         raise ValueError(f"--rows is for {have} files: divide {files[0]} and the others by file")
-    if options.get("size") is not None and not found.takes("size"):
-        raise ValueError(f"--size is for folders of images, and {files[0]} is {found.name}: give --transform instead")
+    for option, of in (("size", "folders of images, and CSV files that name images"), ("images", "CSV files")):
+        if options.get(option) is not None and not found.takes(option):
+            raise ValueError(f"--{option} is for {of}, and {files[0]} is {found.name}: leave it out")
     call = {
         "format": found.name,
         "library": found.library,

@@ -60,7 +60,9 @@ def propose(peeked: PeekedFile) -> Proposal | None:
         options["batching"] = '"pad"'
     decoded = [column for column in columns if _can_be_decoded(peeked, column)]
     files = _as_pattern(peeked.files)
-    direct = not peeked.format.needs_module and "batching" not in options and not {*description.options} - {"size"}
+    direct = (
+        not peeked.format.needs_module and "batching" not in options and not {*description.options} - {"size", "images"}
+    )
     if direct:
         leaves = [f"--leaf {_for_shell(f'{column.leaf}={column.name}')}" for column in columns]
         words = [*map(_for_shell, files), *(leaves if _names_leaves(description) else ())]
@@ -68,6 +70,8 @@ def propose(peeked: PeekedFile) -> Proposal | None:
         if (side := description.options.get("size")) is not None:
             assert isinstance(side, tuple)
             words.append(f"--size {side[0]}x{side[1]}")
+        if (column := description.options.get("images")) is not None:
+            words.append(f"--images {_for_shell(str(column))}")
         command = _wrapped(["penstock serve", *words])
     else:
         command = f"penstock serve {MODULE}:feed"
@@ -152,7 +156,8 @@ def _module(
         lines += ["", "def pixels(data):", "    return np.asarray(Image.open(io.BytesIO(data)))", "", ""]
     if peeked.format.constructor == "from_files" and registry.by_ending(files[0]) is not peeked.format:
         options = {"format": _quoted(peeked.format.name), **options}
-    options = {**options, **{name: repr(value) for name, value in description.options.items()}}
+    for name, value in description.options.items():
+        options = {**options, name: _quoted(value) if isinstance(value, str) else repr(value)}
     arguments += [f"{name}={value}" for name, value in options.items()]
     call = f"feed = Feed.{peeked.format.constructor}("
     one = f"{call}{', '.join(arguments)})"

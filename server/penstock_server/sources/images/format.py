@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files as fs
 from ..format import Format
-from .listing import ENDINGS
+from .options import ENDINGS, checked_pixels
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -41,21 +41,13 @@ class ImageFolder(Format):
         """See `Format`. `Feed.from_folder` describes the options. With `same_size`, images must not differ in size."""
         from .items import FolderImages
         from .listing import Part
-        from .pixels import MODES, RESIZES
 
         folder, *more = fs.checked(files)
         if more:
             raise ValueError("a feed has one folder of images: make a feed for each, and Feed.mix or Feed.zip them")
         if fs.is_url(folder):
             raise ValueError(f"{folder} is a URL, and folders of images must be local: copy it, or serve tar files")
-        if size is not None:
-            size = _checked_size(size)
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
-        if resize not in RESIZES:
-            raise ValueError(f"resize must be one of {', '.join(map(repr, RESIZES))}, got {resize!r}")
-        if not isinstance(upright, bool):
-            raise TypeError(f"upright must be True or False, got {upright!r}")
+        size = checked_pixels(size, mode, resize, upright)
         if isinstance(validation, bool) or not isinstance(validation, int | float) or not 0 <= validation < 1:
             raise ValueError(f"validation is the share of the images to set aside, 0 to 1, got {validation!r}")
         if part not in (("train", "validation") if validation else ("",)):
@@ -83,16 +75,3 @@ class ImageFolder(Format):
         from .description import describe
 
         return describe(file)
-
-
-def _checked_size(size: Any) -> tuple[int, int]:
-    """Return `size` as (height, width).
-
-    Raises:
-        ValueError: it is something else.
-    """
-    whole = isinstance(size, tuple | list) and len(size) == 2 and all(type(one) is int and one > 0 for one in size)
-    if not whole:
-        raise ValueError(f"size must be (height, width) in pixels, such as (224, 224), got {size!r}")
-    height, width = size
-    return height, width

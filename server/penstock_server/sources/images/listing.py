@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-"""The endings of image files, in lower case."""
+from .options import ENDINGS
 
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 """Names of folders that hold a part of a dataset each, not a class."""

@@ -13,11 +13,6 @@ from penstock_proto import distribution
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MODES = {"RGB": 3, "RGBA": 4, "L": 1, "I;16": 1}
-"""The channels of each mode: colours, colours with transparency, grey, and grey of 16 bits."""
-
-RESIZES = ("stretch", "crop", "pad")
-
 MOST_PIXELS = 100_000_000
 """Pixels of an image, at most: 300 MB of RGB. A small file can claim any number of them."""
 
@@ -35,7 +30,7 @@ def read_pixels(
 
     Args:
         file: the path.
-        mode: one of `MODES`.
+        mode: one of `MODES` of options.py.
         size: (height, width) of the result; None: as the file has it.
         resize: how an image of another shape becomes that size: one of `RESIZES`.
         upright: whether to turn the image as its EXIF data say, as viewers do.

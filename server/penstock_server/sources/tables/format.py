@@ -1,0 +1,79 @@
+"""What Penstock knows about CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import files as fs
+from ..format import Format
+from ..images.options import checked_pixels
+
+if TYPE_CHECKING:
+    from ..description import Description
+    from ..files import Files
+    from .rows import TableRows
+
+
+class Csv(Format):
+    """CSV files, whose rows are samples."""
+
+    name = "CSV"
+    endings = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+    constructor = "from_csv"
+
+    def source(
+        self,
+        files: Files,
+        leaves: Any = None,
+        *,
+        images: str | Sequence[str] | Mapping[str, str] = (),
+        classes: str | Sequence[str] = (),
+        dtypes: Mapping[str, Any] | None = None,
+        size: tuple[int, int] | None = None,
+        mode: str = "RGB",
+        resize: str = "stretch",
+        upright: bool = True,
+    ) -> TableRows:
+        """See `Format`. `Feed.from_csv` describes the options."""
+        from .rows import TableRows
+
+        file, *more = fs.checked(files)
+        if more:
+            raise ValueError("a feed has one CSV file: join them (the header once), or write Parquet files")
+        size = checked_pixels(size, mode, resize, upright)
+        if isinstance(images, str):
+            images = (images,)
+        if not isinstance(images, Mapping):
+            images = dict.fromkeys(images, "{}")
+        for template in images.values():
+            if not isinstance(template, str) or "{}" not in template:
+                raise ValueError(f'images={{COLUMN: PATH}} needs {{}} in PATH, such as "photos/{{}}.jpg": {template!r}')
+        if images and fs.is_url(file):
+            raise ValueError(f"{file} is a URL, and its images would have to be local: copy the file to their folder")
+        names = (classes,) if isinstance(classes, str) else tuple(classes)
+        kinds = {name: _dtype(name, dtype) for name, dtype in (dtypes or {}).items()}
+        return TableRows(file, leaves, images, names, kinds, mode=mode, size=size, resize=resize, upright=upright)
+
+    def describe(self, file: str) -> Description:
+        """See `Format`."""
+        from .description import describe
+
+        return describe(file)
+
+
+def _dtype(name: str, dtype: Any) -> Any:
+    """Return a dtype of numbers.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    import numpy as np
+
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found.kind not in "biuf":
+        raise TypeError(f'dtypes= takes a dtype of numbers for {name!r}, such as "float32", got {dtype!r}')
+    return found
