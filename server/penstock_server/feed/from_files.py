@@ -5,16 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ..sources import files as fs
 from ..sources import registry
 from ..sources.features import FixedLen, VarLen
 from ..sources.format import Format, Source
 from .options.values import OnError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 class FromFiles:
@@ -261,7 +258,7 @@ class FromFiles:
         batch_size: int | None,
         images: str | Sequence[str] | Mapping[str, str] = (),
         classes: str | Sequence[str] = (),
-        dtypes: Mapping[str, npt.DTypeLike] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
         size: tuple[int, int] | None = None,
         mode: str = "RGB",
         resize: str = "stretch",
