@@ -154,7 +154,8 @@ class FromWorkers:
         """End a worker that has imported other feeds than the daemon serves."""
         self._imports.pop(worker)
         text, fields = (
-            "worker %d imported other feeds than the daemon serves: a module changed; restart the daemon",
+            "worker %d imported other feeds than the daemon serves: a module changed, or the number of samples that it "
+            "finds (images in a folder, rows of a table): restart the daemon",
             {
                 "event": "worker_rejected",
                 "worker": worker,
