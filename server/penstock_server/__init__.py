@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from .feed.feed import Feed
     from .feed.options.values import Cache, OnError, Pad, Shuffle
     from .sources.features import FixedLen, VarLen
+    from .sources.images.decoder import ImageDecoder
 
 __all__ = [
     "Cache",
     "DictSpec",
     "Feed",
     "FixedLen",
+    "ImageDecoder",
     "Leaf",
     "OnError",
     "Pad",
@@ -32,6 +34,7 @@ _PLACES = {
     "DictSpec": "penstock_proto.spec",
     "Feed": "penstock_server.feed.feed",
     "FixedLen": "penstock_server.sources.features",
+    "ImageDecoder": "penstock_server.sources.images.decoder",
     "Leaf": "penstock_proto.spec",
     "OnError": "penstock_server.feed.options.values",
     "Pad": "penstock_server.feed.options.values",

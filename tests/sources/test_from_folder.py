@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_server import Feed
+from penstock_server import Feed, ImageDecoder
 from penstock_server.sources import registry
 from penstock_server.sources.images import pixels
 from tests.conftest import Serve
@@ -181,7 +181,7 @@ class TestPixels:
     def test_a_damaged_image_is_named(self, photos: Path, damage: str) -> None:
         bad = save(photos / "dog" / "03.jpg", 5, (64, 64, 3))
         bad.write_bytes({"cut": bad.read_bytes()[:300], "empty": b"", "text": b"<html>"}[damage])
-        with pytest.raises(OSError, match=r"photos/dog/03\.jpg cannot be decoded: .+\. Replace the file, or take it"):
+        with pytest.raises(OSError, match=r"photos/dog/03\.jpg cannot be decoded: .+\. Replace it, or leave it out"):
             images("photos", size=(8, 8))
 
     def test_an_image_may_not_claim_any_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +235,17 @@ def test_a_feed_can_be_sent_to_workers(photos: Path) -> None:
     source: Any = Feed.from_folder("photos", batch_size=4, size=(4, 4)).generate
     os.rename(photos, photos.with_name("moved"))
     assert len(pickle.loads(pickle.dumps(source))) == 37, "with the list that the trainer saw"
+
+
+def test_a_decoder_reads_bytes_wherever_they_come_from(photos: Path) -> None:
+    decoder = ImageDecoder(size=(3, 4), mode="L")
+    data = (photos / "dog" / "00.png").read_bytes()
+    assert decoder(data).tolist() == [[[12]] * 4] * 3
+    assert pickle.loads(pickle.dumps(decoder)) == decoder
+    with pytest.raises(OSError, match=r"an image of 50 bytes cannot be decoded: .+\. Replace it, or leave it out"):
+        decoder(data[:50])
+    with pytest.raises(ValueError, match="mode must be one of"):
+        ImageDecoder(mode="BGR")
 
 
 def test_a_folder_has_the_format_of_most_of_its_files(photos: Path) -> None:

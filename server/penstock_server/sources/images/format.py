@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files as fs
 from ..format import Format
-from .options import ENDINGS, checked_pixels
+from .decoder import ImageDecoder
+from .options import ENDINGS
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -47,7 +48,7 @@ class ImageFolder(Format):
             raise ValueError("a feed has one folder of images: make a feed for each, and Feed.mix or Feed.zip them")
         if fs.is_url(folder):
             raise ValueError(f"{folder} is a URL, and folders of images must be local: copy it, or serve tar files")
-        size = checked_pixels(size, mode, resize, upright)
+        decoder = ImageDecoder(size, mode, resize, upright)
         if isinstance(validation, bool) or not isinstance(validation, int | float) or not 0 <= validation < 1:
             raise ValueError(f"validation is the share of the images to set aside, 0 to 1, got {validation!r}")
         if part not in (("train", "validation") if validation else ("",)):
@@ -59,16 +60,7 @@ class ImageFolder(Format):
         if isinstance(part_seed, bool) or not isinstance(part_seed, int):
             raise TypeError(f"part_seed must be a whole number, got {part_seed!r}")
         chosen = Part(validation, part, part_seed)
-        return FolderImages(
-            os.path.normpath(folder),
-            leaves,
-            chosen,
-            mode=mode,
-            size=size,
-            resize=resize,
-            upright=upright,
-            same_size=same_size,
-        )
+        return FolderImages(os.path.normpath(folder), leaves, chosen, decoder, same_size=same_size)
 
     def describe(self, file: str) -> Description:
         """See `Format`."""

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..structure import Columns
+from .decoder import ImageDecoder
 from .listing import Listing, Part, list_images
-from .pixels import read_pixels
 
 COLUMNS = ("image", "label", "path")
 """The columns: pixels, the number of the class (int32), and the path inside the folder (text)."""
@@ -27,7 +27,7 @@ class FolderImages:
         leaves: names of `COLUMNS` in the structure of a sample, as for `Columns`; by default ("image", "label"), or
             "image" if the folder has no subfolders.
         part: which of the images are served.
-        mode, size, resize, upright: see `read_pixels`.
+        decoder: reads the images.
         same_size: whether an image whose size differs from that of the first one is an error.
     """
 
@@ -36,18 +36,15 @@ class FolderImages:
         folder: str,
         leaves: Any,
         part: Part,
+        decoder: ImageDecoder,
         *,
-        mode: str,
-        size: tuple[int, int] | None,
-        resize: str,
-        upright: bool,
         same_size: bool,
     ) -> None:
         self._folder = folder
         self._leaves = leaves
         self._part = part
-        self._mode, self._size, self._resize, self._upright = mode, size, resize, upright
-        self._same_size = same_size and size is None
+        self._decoder = decoder
+        self._same_size = same_size and decoder.size is None
 
     @cached_property
     def listing(self) -> Listing:
@@ -70,9 +67,10 @@ class FolderImages:
         """Return the sample of an image.
 
         Raises:
-            ImportError, OSError: see `read_pixels`.
+            ImportError, OSError: see `ImageDecoder`.
             ValueError: see there; or the image has another size than the first one.
         """
+        index = range(len(self))[index]
         columns, path = self._columns, self.listing.path(index)
         row = [[self._value(name, index, path)] for name in columns.names]
         return next(columns.samples(row))
@@ -98,7 +96,7 @@ class FolderImages:
             return np.int32(self.listing.label(index))
         if name == "path":
             return os.path.relpath(path, self._folder)
-        pixels = read_pixels(path, self._mode, self._size, self._resize, upright=self._upright)
+        pixels = self._decoder.read(path)
         if self._same_size and pixels.shape != self._first.shape:
             (height, width, _), (first_height, first_width, _) = pixels.shape, self._first.shape
             raise ValueError(
@@ -109,4 +107,4 @@ class FolderImages:
 
     @cached_property
     def _first(self) -> npt.NDArray[Any]:
-        return read_pixels(self.listing.path(0), self._mode, None, self._resize, upright=self._upright)
+        return self._decoder.read(self.listing.path(0))

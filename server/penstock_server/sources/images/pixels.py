@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,13 @@ _DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
 
 
 def read_pixels(
-    file: str, mode: str, size: tuple[int, int] | None, resize: str, *, upright: bool
+    source: BinaryIO, name: str, mode: str, size: tuple[int, int] | None, resize: str, *, upright: bool
 ) -> npt.NDArray[np.uint8 | np.uint16]:
-    """Return the pixels of an image file, of the first picture if it has several.
+    """Return the pixels of an image, of the first picture if the file has several.
 
     Args:
-        file: the path.
+        source: the bytes of an image file.
+        name: what messages call it, such as its path.
         mode: one of `MODES` of options.py.
         size: (height, width) of the result; None: as the file has it.
         resize: how an image of another shape becomes that size: one of `RESIZES`.
@@ -40,22 +41,20 @@ def read_pixels(
 
     Raises:
         ImportError: Pillow is missing.
-        OSError: there is no such file, or it is no image, is damaged, or is too large; the message names the file.
-        ValueError: it has too many, or too few, bits for `mode`; the message names the file.
+        OSError: it is no image, is damaged, or is too large; the message has `name`.
+        ValueError: it has too many, or too few, bits for `mode`; the message has `name`.
     """
     image_module = _pillow()
-    with open(file, "rb") as opened, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of sizes between Pillow's two bounds, and of odd metadata
         try:
-            with image_module.open(opened) as image:
+            with image_module.open(source) as image:
                 problem = _problem(image, mode)
                 if not problem:
                     return _pixels(image, mode, size, resize, upright)
         except Exception as error:  # Pillow raises many types for damaged files
-            raise OSError(
-                f"{file} cannot be decoded: {_cause(error)}. Replace the file, or take it out of the folder"
-            ) from None
-    raise ValueError(f"{file} {problem}")
+            raise OSError(f"{name} cannot be decoded: {_cause(error)}. Replace it, or leave it out") from None
+    raise ValueError(f"{name} {problem}")
 
 
 def header_of(file: str) -> tuple[tuple[int, int], str]:
@@ -88,7 +87,7 @@ def _problem(image: Image, mode: str) -> str:
     if image.width * image.height > MOST_PIXELS:
         return (
             f"has {image.width} x {image.height} pixels, and at most {MOST_PIXELS} are read: cut it into tiles, or "
-            "take it out of the folder"
+            "leave it out"
         )
     deep = image.mode in _DEEP
     if deep and mode != "I;16":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files as fs
 from ..format import Format
-from ..images.options import checked_pixels
+from ..images.decoder import ImageDecoder
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -41,7 +41,7 @@ class Csv(Format):
         file, *more = fs.checked(files)
         if more:
             raise ValueError("a feed has one CSV file: join them (the header once), or write Parquet files")
-        size = checked_pixels(size, mode, resize, upright)
+        decoder = ImageDecoder(size, mode, resize, upright)
         if isinstance(images, str):
             images = (images,)
         if not isinstance(images, Mapping):
@@ -53,7 +53,7 @@ class Csv(Format):
             raise ValueError(f"{file} is a URL, and its images would have to be local: copy the file to their folder")
         names = (classes,) if isinstance(classes, str) else tuple(classes)
         kinds = {name: _dtype(name, dtype) for name, dtype in (dtypes or {}).items()}
-        return TableRows(file, leaves, images, names, kinds, mode=mode, size=size, resize=resize, upright=upright)
+        return TableRows(file, leaves, images, names, kinds, decoder)
 
     def describe(self, file: str) -> Description:
         """See `Format`."""

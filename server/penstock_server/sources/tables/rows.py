@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..images.pixels import read_pixels
+from ..images.decoder import ImageDecoder
 from ..structure import Columns
 from .table import Table, read_table
 
@@ -40,7 +40,7 @@ class TableRows:
         images: by column, the paths of its images, with {} for the cell. They are relative to the file's folder.
         classes: columns whose values become numbers from 0, in the order of the sorted values.
         dtypes: dtypes of columns of numbers.
-        mode, size, resize, upright: see `read_pixels`.
+        decoder: reads the images.
     """
 
     def __init__(
@@ -50,16 +50,12 @@ class TableRows:
         images: Mapping[str, str],
         classes: Sequence[str],
         dtypes: Mapping[str, np.dtype[Any]],
-        *,
-        mode: str,
-        size: tuple[int, int] | None,
-        resize: str,
-        upright: bool,
+        decoder: ImageDecoder,
     ) -> None:
         self._file = file
         self._leaves = leaves
         self._images, self._numbered, self._dtypes = dict(images), tuple(classes), dict(dtypes)
-        self._mode, self._size, self._resize, self._upright = mode, size, resize, upright
+        self._decoder = decoder
 
     def __len__(self) -> int:
         return self._loaded.rows
@@ -120,7 +116,7 @@ class TableRows:
             return value
         path = os.path.join(os.path.dirname(self._file), template.replace("{}", value))
         try:
-            return read_pixels(path, self._mode, self._size, self._resize, upright=self._upright)
+            return self._decoder.read(path)
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path}: no such file. Row {index + 1} of {self._file} names it, in column {name!r}"
