@@ -323,6 +323,7 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
     anew = world.open(rank=0, world_size=2)
     with pytest.raises(StateMismatch, match=f"{says}: all ranks must begin at the start"):
         world.run()
+    assert anew.reader.begun is None, "what is refused changes nothing"
     world.handle(on.Lost(anew.reader.number, 0))
     back = world.ask("train", asks[0])
     assert back.stream == again.stream

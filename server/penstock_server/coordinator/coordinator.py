@@ -267,6 +267,7 @@ class Coordinator:
         consumer, stream = self._read_by(event.consumer)
         if stream.feed.ends_before(event.epoch) and self._groups.of(stream) is not None:
             raise stream.feed.end_of_stream()
+        self._admission.check_begin(consumer)
         stream.begin(consumer, event.epoch)
         self._admission.on_begun(consumer)
 

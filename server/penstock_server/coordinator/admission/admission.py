@@ -111,9 +111,18 @@ class Admission:
         """The rendezvous that still wait for ranks."""
         return [rendezvous for rendezvous in self._rendezvous.values() if not rendezvous.stream.consumers]
 
+    def check_begin(self, consumer: Consumer) -> None:
+        """Refuse a consumer that begins to read, but must not, before anything has changed.
+
+        Raises:
+            StateMismatch: it waits for other ranks, and one of them comes back to a job at another place.
+        """
+        for rendezvous in self._rendezvous.values():
+            if rendezvous.stream.number == consumer.stream:
+                rendezvous.check_begin(consumer)
+
     def on_begun(self, consumer: Consumer) -> None:
-        """Note that the consumer has begun to read. If it waits for other ranks, this raises as `Rendezvous.on_begun`
-        does."""
+        """Note that the consumer has begun to read."""
         for rendezvous in self._rendezvous.values():
             if rendezvous.stream.number == consumer.stream:
                 rendezvous.on_begun(consumer)

@@ -67,15 +67,21 @@ class Rendezvous:
         self.stream.outlet.waiting.append(consumer)
         self._start_if_ready(waiting)
 
-    def on_begun(self, consumer: Consumer) -> None:
-        """Note that a rank has begun to read, and so is ready. If all are ready now, the stream begins, or fails if
-        their requests differ.
+    def check_begin(self, consumer: Consumer) -> None:
+        """Refuse a rank that begins to read, but must not, before anything has changed.
 
         Raises:
             StateMismatch: as for `admit`.
         """
-        member, ask = self._members.get(consumer.rank, (None, None))
-        if member is not consumer or ask is None or consumer.begun is None or self.stream.consumers or self.over:
+        ask = self._waiting_ask(consumer)
+        if ask is not None:
+            self._check_nobody_comes_back(ask)
+
+    def on_begun(self, consumer: Consumer) -> None:
+        """Note that a rank, which `check_begin` has let pass, has begun to read, and so is ready. If all are ready now,
+        the stream begins, or fails if their requests differ."""
+        ask = self._waiting_ask(consumer)
+        if ask is None or consumer.begun is None:
             return
         self._prefer_those_who_come_back(ask)
         if self.over:
@@ -100,6 +106,11 @@ class Rendezvous:
         """Remove a rank that has gone before the stream began."""
         if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
             del self._members[consumer.rank]
+
+    def _waiting_ask(self, consumer: Consumer) -> OpenRequest | None:
+        """Return the request of a rank that is there, if the stream has not begun; else None."""
+        member, ask = self._members.get(consumer.rank, (None, None))
+        return None if member is not consumer or self.stream.consumers or self.over else ask
 
     def _is_certain(self, ask: OpenRequest) -> bool:
         """Whether it is certain where the rank begins, even before it begins to read."""
@@ -130,13 +141,21 @@ class Rendezvous:
         Raises:
             StateMismatch: another one comes back.
         """
+        self._check_nobody_comes_back(ask)
         for other in self._ready:
-            if other.again is ask.again or _place(other) == _place(ask):
-                continue
-            if other.again:
+            if ask.again and not other.again and _place(other) != _place(ask):
+                self.stream.fail(self._mismatch(other, ask))
+                return
+
+    def _check_nobody_comes_back(self, ask: OpenRequest) -> None:
+        """Refuse a rank that does not come back to a job, if another one does, and elsewhere.
+
+        Raises:
+            StateMismatch: one does.
+        """
+        for other in self._ready:
+            if other.again and not ask.again and _place(other) != _place(ask):
                 raise self._mismatch(ask, other)
-            self.stream.fail(self._mismatch(other, ask))
-            return
 
     @property
     def _feed(self) -> str:
