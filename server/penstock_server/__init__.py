@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock_proto import DictSpec, Leaf, TupleSpec
 
     from .feed.feed import Feed
-    from .feed.options.values import Cache, OnError, Pad, Shuffle
+    from .feed.options.values import Cache, OnError, Pad, Shuffle, Weights
     from .sources.features import FixedLen, VarLen
     from .sources.images.decoder import ImageDecoder
 
@@ -27,6 +27,7 @@ __all__ = [
     "Shuffle",
     "TupleSpec",
     "VarLen",
+    "Weights",
 ]
 
 _PLACES = {
@@ -41,6 +42,7 @@ _PLACES = {
     "Shuffle": "penstock_server.feed.options.values",
     "TupleSpec": "penstock_proto.spec",
     "VarLen": "penstock_server.sources.features",
+    "Weights": "penstock_server.feed.options.values",
 }
 
 

@@ -124,6 +124,7 @@ def test_classes_are_numbered_in_the_order_of_their_values() -> None:
     assert [int(source[index][1]) for index in range(3)] == [1, 0, 1]
     assert source[0][1].dtype == np.int32
     assert source.classes == {"breed": ("cat", "dog")}
+    assert source.column("breed").tolist() == [1, 0, 1]
 
 
 class TestImages:

@@ -54,6 +54,8 @@ def test_labels_are_the_places_of_the_sorted_folders(photos: Path) -> None:
     samples = images("photos")
     assert [int(image[0, 0, 0]) for image, _ in samples] == list(range(37))
     assert [int(label) for _, label in samples] == [0] * 12 + [1] * 20 + [2] * 5
+    source: Any = Feed.from_folder("photos", batch_size=4).generate
+    assert source.labels.tolist() == [0] * 12 + [1] * 20 + [2] * 5
     image, label = samples[0]
     assert (image.dtype, image.shape, label.dtype) == (np.uint8, (6, 8, 3), np.int32)
     assert Feed.from_folder("photos", batch_size=4).generate.classes == ("cat", "dog", "emu")  # type: ignore[union-attr]

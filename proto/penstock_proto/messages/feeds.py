@@ -88,7 +88,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     which "pad" fills them up; none: to the longest of the batch. `block`: how many neighbours of an indexable feed stay
     together when it shuffles. `cache`: the directory of its cached splits. `mixes`: it draws from several feeds, each
     with its own splits. `part_caches`: the names of these feeds that have a cache, with its directory. `params`: the
-    parameters of the feed's factory whose defaults differ, as text.
+    parameters of the feed's factory whose defaults differ, as text. `weights`: a digest of the weights with which the
+    items of an indexable feed are drawn; "" if each comes once. Then `length` is the number of draws.
     """
 
     name: Name
@@ -116,6 +117,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     mixes: bool = False
     part_caches: Annotated[tuple[tuple[Name, Directory], ...], Meta(max_length=256)] = ()
     params: Annotated[str, Meta(max_length=MAX_PARAMS)] = ""
+    weights: Annotated[str, Meta(pattern="^[0-9a-f]{0,32}$")] = ""
 
     def __post_init__(self) -> None:
         check_size(self.spec)

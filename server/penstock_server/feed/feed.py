@@ -70,8 +70,8 @@ class Feed(FeedOptions, FromFiles, Combining):
     feed keeps the generator's order.
 
     Most feeds need only the first six options: the source, `splits`, `transform`, `batch_size`, `shuffle` and `seed`.
-    Four options have a plain spelling and a longer one, a value that is checked when it is made: `shuffle`, `batching`,
-    `on_error` and `cache`. The feed keeps the value: with `shuffle=1000`, its attribute is `Shuffle(1000)`.
+    Five options have a plain spelling and a longer one, a value that is checked when it is made: `shuffle`, `batching`,
+    `on_error`, `cache` and `weights`. The feed keeps the value: with `shuffle=1000`, its attribute is `Shuffle(1000)`.
 
     Attributes:
         generate: the source: a generator function, an indexable object, or, with `method`, a class.
@@ -86,6 +86,9 @@ class Feed(FeedOptions, FromFiles, Combining):
         shuffle: number of samples to mix (batches if `batch_size` is None), or a `Shuffle`, which also says how. 0, the
             default, keeps the order of the input.
         seed: 0 to 2**62, 0 by default. The stream is a function of the feed and its seed.
+        weights: for an indexable object: numbers in proportion to which its items are drawn, one for each, with
+            replacement, or a `Weights`, which can draw without. An epoch has `samples` draws, by default as many as
+            there are items. Each epoch draws anew, and `shuffle` has no effect.
         name: the feed's name in its URL; by default the name of the module's attribute.
         epochs: number of epochs in a stream; None: no limit.
         samples: samples in an epoch, if known in advance. The number of steps is then known too.
@@ -207,6 +210,9 @@ class Feed(FeedOptions, FromFiles, Combining):
         """
         name = self.name if self.name is not None else check_name(default_name)
         length = length_of(self.generate) if is_indexable(self.generate) else None
+        if self.weights is not None:
+            assert length is not None
+            length = self._draws(length)
         samples, lanes, warnings = self.samples, self.lanes, []
         static, mixed = not callable(self.splits), self.generate if isinstance(self.generate, Mixed) else None
         shuffle, on_error = Shuffle.of(self.shuffle), OnError.of(self.on_error)
@@ -262,4 +268,5 @@ class Feed(FeedOptions, FromFiles, Combining):
             cache=None if self.cache is None else feed_directory(self),
             mixes=mixed is not None,
             part_caches=() if mixed is None else mixed.caches,
+            weights="" if self.weights is None else self.weights.digest,
         )

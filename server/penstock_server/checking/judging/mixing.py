@@ -11,6 +11,8 @@ from ...feed.options.plan_sizes import block_samples, pooled_lanes
 
 def mixing(plan: FeedPlan, spec: Spec, n_splits: int) -> str:
     """Describe how wide a range the samples of a batch come from. `feed_warnings.mixing_warning` judges it."""
+    if plan.weights:
+        return "each sample is drawn from all items, by weights="
     unit = "samples" if plan.batch_size is not None else "batches"
     if not plan.shuffle:
         return f"none: {unit} keep their order (no shuffle=)"

@@ -10,6 +10,7 @@ import msgspec
 from penstock_proto.messages import FeedPlan
 from penstock_proto.text import printable
 
+from ...feed.objects.indexables import length_of
 from ...worker.batch.shares import stretch_of_share
 from ...worker.isolation.randomness import GlobalRandomness
 from ...worker.reading.indexed import IndexRun
@@ -95,13 +96,13 @@ class BatchPlaces:
     """The batches of an indexable feed, in the order of its items."""
 
     def __init__(self, feed: LoadedFeed, randomness: GlobalRandomness, page: ActivityPage) -> None:
-        plan = feed.plan
+        plan = _unshuffled(feed)
         assert plan.length is not None
         self._rows = plan.batch_size or 1
         self._count = -(-plan.length // self._rows)
         self._length = plan.length
         self._run = IndexRun(
-            _unshuffled(feed),
+            plan,
             feed.items,
             epoch=0,
             collate=feed.collate,
@@ -128,4 +129,6 @@ class BatchPlaces:
 
 
 def _unshuffled(feed: LoadedFeed) -> FeedPlan:
-    return msgspec.structs.replace(feed.plan, shuffle=0, block=None)
+    return msgspec.structs.replace(
+        feed.plan, shuffle=0, block=None, length=length_of(feed.declared.generate), weights=""
+    )

@@ -21,7 +21,7 @@ from .checks import whole
 from .generator_call import GeneratorCall
 from .old_spellings import refuse_old_spellings
 from .short_repr import arguments, call
-from .values import FAIL, NO_SHUFFLE, Cache, OnError, Pad, Shuffle, batching_of
+from .values import FAIL, NO_SHUFFLE, Cache, OnError, Pad, Shuffle, Weights, batching_of
 
 TORCH_LOADER = (
     "expected a dataset, got a torch DataLoader, which starts workers of its own: give its dataset, "
@@ -41,6 +41,7 @@ class FeedOptions:
     batch_size: int | None
     shuffle: int | Shuffle = NO_SHUFFLE
     seed: int = 0
+    weights: Any = None
     name: str | None = None
     epochs: int | None = None
     samples: int | None = None
@@ -84,6 +85,8 @@ class FeedOptions:
         object.__setattr__(self, "on_error", OnError.of(self.on_error))
         if self.cache is not None:
             object.__setattr__(self, "cache", Cache.of(self.cache))
+        if self.weights is not None:
+            object.__setattr__(self, "weights", Weights.of(self.weights))
 
     def _check_options(self) -> None:
         """Check the options that every kind of source has.
@@ -121,6 +124,11 @@ class FeedOptions:
             raise ValueError(_never_full(self.samples, self.batch_size))
         self._check_batching()
         self._check_block()
+        if self.weights is not None and (not is_indexable(self.generate) or is_keras(self.generate)):
+            raise ValueError(
+                "weights= is for indexable objects whose items are samples: a generator decides itself what it yields. "
+                "Feed.mix has weights for feeds"
+            )
         self._check_cache()
 
     def _check_rebatch(self) -> None:
@@ -239,10 +247,33 @@ class FeedOptions:
                 "another sample, or use a generator with splits="
             )
         length = length_of(self.generate)
-        if self.samples is not None and self.samples != length:
+        if self.weights is not None:
+            assert length is not None
+            length = self._draws(length)
+        elif self.samples is not None and self.samples != length:
             raise ValueError(f"samples={self.samples}, but the indexable object has {length}: leave samples= out")
         if length and self.drop_remainder and length < (self.batch_size or 0):
             raise ValueError(_never_full(length, self.batch_size))
+
+    def _draws(self, items: int) -> int:
+        """Return the number of samples that are drawn in an epoch from so many items.
+
+        Raises:
+            ValueError: the weights do not fit.
+        """
+        weights: Weights = self.weights
+        if len(weights.values) != items:
+            raise ValueError(f"weights= has {len(weights.values)} numbers, and the indexable object {items} items")
+        if Shuffle.of(self.shuffle).block is not None:
+            raise ValueError("the block of shuffle= reads neighbours together, and weights= draws single items")
+        if weights.replacement:
+            return self.samples or items
+        drawable = int((weights.values > 0).sum())
+        if self.samples is not None and self.samples > drawable:
+            raise ValueError(
+                f"samples={self.samples} cannot be drawn without replacement: {drawable} items have a weight above 0"
+            )
+        return self.samples or drawable
 
 
 def checked_splits(splits: Any) -> Any:

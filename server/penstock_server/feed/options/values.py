@@ -6,10 +6,13 @@ what the user gave into the value.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
+
+import numpy as np
 
 from penstock_proto.messages import MAX_BUCKETS
 from penstock_proto.value_text import shown
@@ -76,6 +79,58 @@ class Shuffle:
 
 
 NO_SHUFFLE = Shuffle(0)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Weights:
+    """How often each item of an indexable object comes: `Feed(..., weights=Weights(values, replacement=False))`.
+
+    Attributes:
+        values: a number for each item, in proportion to which it is drawn; 0 leaves it out. float64.
+        replacement: whether an item may come several times in an epoch.
+
+    Raises:
+        TypeError, ValueError: these are no such numbers.
+    """
+
+    values: Any
+    _: KW_ONLY
+    replacement: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.replacement, bool):
+            raise TypeError(f"replacement must be True or False, got {self.replacement!r}")
+        try:
+            values = np.array(self.values, np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(f"weights must be numbers, one for each item, got {shown(self.values)}") from None
+        if values.ndim != 1 or not values.size:
+            raise ValueError(f"weights must be a list of numbers, one for each item, got the shape {values.shape}")
+        if not np.isfinite(values).all() or values.min() < 0:
+            place = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
+            raise ValueError(f"weights must be 0 or more, and item {place} has {values[place]}")
+        if not np.isfinite(values.sum()) or not values.sum():
+            raise ValueError(f"the sum of all weights must be a number above 0, got {values.sum()}")
+        values.flags.writeable = False
+        object.__setattr__(self, "values", values)
+
+    def __repr__(self) -> str:
+        kind = "" if self.replacement else ", replacement=False"
+        return f"Weights(<{len(self.values)} numbers>{kind})"
+
+    @property
+    def digest(self) -> str:
+        """A hash of all of this, in hexadecimal."""
+        return hashlib.blake2b(self.values.tobytes() + bytes([self.replacement]), digest_size=16).hexdigest()
+
+    @classmethod
+    def of(cls, given: Any) -> Weights:
+        """Return what `Feed(weights=given)` means.
+
+        Raises:
+            TypeError, ValueError: it means nothing.
+        """
+        return given if isinstance(given, Weights) else cls(given)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -60,6 +60,11 @@ class FolderImages:
         """The names of the classes, by label."""
         return self.listing.classes
 
+    @property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """The labels of all images, by index. No image is read."""
+        return np.repeat(np.arange(len(self.listing.counts), dtype=np.int32), self.listing.counts)
+
     def __len__(self) -> int:
         return len(self.listing)
 

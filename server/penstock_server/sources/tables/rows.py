@@ -76,6 +76,14 @@ class TableRows:
         """The names of the classes by number, by column."""
         return self._loaded.classes
 
+    def column(self, name: str) -> Any:
+        """Return all values of a column that samples have, by index: an array of numbers, or a list of text.
+
+        Raises:
+            KeyError: samples do not have it.
+        """
+        return self._loaded.values[name]
+
     @cached_property
     def _columns(self) -> Columns:
         leaves = {name: name for name in self._loaded.names} if self._leaves is None else self._leaves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 from penstock_proto import GeneratorError, SpecError
 from penstock_proto.messages import FeedPlan
 
+from ...feed.options.values import Weights
 from ...shuffling.block_order import BlockOrder
 from ...shuffling.permutation import make_key, permute
+from ...shuffling.weighted_order import WeightedOrder
 from ...targets.importing import user_traceback
 from ...worker_state.activity import ActivityPage
 from ..batch.collate import BadSample, Collate, Raised
@@ -29,7 +32,7 @@ class IndexRun:
     """One epoch of an indexable feed.
 
     Args:
-        plan: the feed's options; `length` is the number of items.
+        plan: the feed's options; `length` is the number of samples in an epoch.
         items: the indexable object.
         epoch: from 0.
         collate: copies samples into stores.
@@ -37,6 +40,7 @@ class IndexRun:
         page: the worker's activity page.
         run: the daemon's number of the run.
         transform: applied to each item.
+        weights: those with which items are drawn, if each does not come once.
         spot_of: returns a spot for a batch, or None; see `SpotChecks.of_run`.
 
     Attributes:
@@ -60,6 +64,7 @@ class IndexRun:
         page: ActivityPage,
         run: int,
         transform: Transforms | None = None,
+        weights: Weights | None = None,
         spot_of: SpotOf = lambda index, seconds: None,
     ) -> None:
         assert plan.length is not None
@@ -69,9 +74,12 @@ class IndexRun:
         self._seed = plan.seed
         self._epoch = epoch
         self._key = make_key(plan.seed, epoch, "index") if plan.shuffle else None
-        self._blocks = None
-        if plan.block is not None and plan.length:
-            self._blocks = BlockOrder(plan.seed, epoch, plan.length, plan.block, plan.shuffle)
+        self._order: BlockOrder | WeightedOrder | None = None
+        if weights is not None:
+            values, replacement = weights.values, weights.replacement
+            self._order = WeightedOrder(plan.seed, epoch, plan.length, values, replacement=replacement)
+        elif plan.block is not None and plan.length:
+            self._order = BlockOrder(plan.seed, epoch, plan.length, plan.block, plan.shuffle)
         self._batch_rows = plan.batch_size or 1
         self._collate = collate
         self._randomness = randomness
@@ -81,6 +89,8 @@ class IndexRun:
         self._transform = transform or None
         self._spot_of = spot_of
         self._ahead: tuple[int, list[int]] = 0, []
+        self._drawn = weights is not None
+        self._start = 0
         self._reads: list[int] = []
         self._transforms: int | None = None
         """The item that is being transformed."""
@@ -105,7 +115,7 @@ class IndexRun:
             return 0
         if not self._items.is_at(self._epoch):
             enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
-        self._reads, self._transforms = self._indices(start, start + rows), None
+        self._begin(start, start + rows)
         items = self._page.counting(self._samples())
         spot = self._spot_of(self.index, 0.0)
         if spot is not None:
@@ -139,7 +149,7 @@ class IndexRun:
         start = batch * self._batch_rows
         if not self._items.is_at(self._epoch):
             enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
-        self._reads, self._transforms = self._indices(start, min(self._length, start + self._batch_rows)), None
+        self._begin(start, min(self._length, start + self._batch_rows))
         items = self._samples()
         self._randomness.use_settings(self._state)
         self._randomness.seed(self._seed, self._epoch, batch)
@@ -178,17 +188,24 @@ class IndexRun:
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
+    def _begin(self, start: int, stop: int) -> None:
+        """Read the items at these positions next."""
+        self._start, self._reads, self._transforms = start, self._indices(start, stop), None
+
     def _samples(self) -> Iterator[Any]:
         """Yield the items of `_reads`, transformed."""
         items = self._items.read(self._reads)
         if self._transform is None:
             return items
-        return map(self._transform_item, self._reads, items)
+        # An item that is drawn twice is another sample each time, with random numbers of its own.
+        return map(
+            self._transform_item, self._reads, itertools.count(self._start) if self._drawn else self._reads, items
+        )
 
-    def _transform_item(self, item: int, sample: Any) -> Any:
+    def _transform_item(self, item: int, number: int, sample: Any) -> Any:
         assert self._transform is not None
         self._transforms = item
-        made = self._transform(sample, self._epoch, 0, item)
+        made = self._transform(sample, self._epoch, 0, number)
         self._randomness.use_settings(self._state)
         self._transforms = None
         return made
@@ -202,14 +219,15 @@ class IndexRun:
         return f"items {', '.join(map(str, self._reads[:8]))}{', ...' if len(self._reads) > 8 else ''}"
 
     def _indices(self, start: int, stop: int) -> list[int]:
-        if self._key is None:
+        if self._key is None and self._order is None:
             return list(range(start, stop))
         first, known = self._ahead
         if start < first or stop > first + len(known):
             first, last = start, min(self._length, max(stop, start + _AHEAD))
-            if self._blocks is not None:
-                known = self._blocks.at(start, last).tolist()
+            if self._order is not None:
+                known = self._order.at(start, last).tolist()
             else:
+                assert self._key is not None
                 known = permute(self._key, self._length, np.arange(start, last)).tolist()
             self._ahead = first, known
         return known[start - first : stop - first]

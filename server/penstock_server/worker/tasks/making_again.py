@@ -144,6 +144,7 @@ def _source(
             page=page,
             run=_NO_RUN,
             transform=transform_of(feed.declared, plan.seed, randomness),
+            weights=feed.declared.weights,
         )
         return _Batches(run, plan.length, plan.batch_size or 1)
     shared, part = lists.get(check.splits), feed.parts.get(check.part, feed)

@@ -128,6 +128,7 @@ class RunOpener:
                 page=self._page,
                 run=message.run,
                 transform=transform_of(feed.declared, feed.plan.seed, self._randomness),
+                weights=feed.declared.weights,
                 spot_of=self._spots.of_run(message),
             )
         else:
