@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 import penstock
 from penstock_server import Feed
+from penstock_server.sources.npy import reader
+from penstock_server.sources.npy.description import describe
 from tests.conftest import Daemon, Serve
 from tests.reference.one_stream import one_stream
 
@@ -167,6 +170,116 @@ def test_a_damaged_member_is_named() -> None:
     Path("packed.npz").write_bytes(data)
     with pytest.raises(OSError, match=r"packed.npz: 'images': .*damaged"):
         read(from_numpy("packed.npz"))
+
+
+def flip(file: str, data: bytes) -> None:
+    """Change a byte of a file where it has these bytes."""
+    changed = bytearray(Path(file).read_bytes())
+    changed[changed.find(data) + len(data) // 2] ^= 1
+    Path(file).write_bytes(changed)
+
+
+def test_a_flipped_byte_of_a_mapped_member_is_an_error_before_any_row() -> None:
+    flip("stored.npz", IMAGES[200:210].tobytes())
+    with pytest.raises(OSError, match=r"stored.npz: 'images': the data are damaged \(Bad CRC-32"):
+        from_numpy("stored.npz").splits()  # type: ignore[operator]
+    assert read(from_numpy("stored.npz", "labels")) == IDS.tolist(), "only the arrays that are served are compared"
+
+
+def test_the_checksums_of_a_file_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = from_numpy("stored.npz")
+    first = feed.splits()  # type: ignore[operator]
+    monkeypatch.setattr(zipfile.ZipExtFile, "read1", None)
+    monkeypatch.setattr(reader, "_read_to_the_end", None)
+    assert feed.splits() == first  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("rows", [None, (3, 9)])
+def test_the_checksum_of_a_compressed_member_is_compared_to_its_end(rows: Any) -> None:
+    data = bytearray(Path("packed.npz").read_bytes())
+    for place in (data.find(b"PK\1\2") + 16, 14):  # the CRC in the directory, and in the member's header
+        data[place] ^= 1
+    Path("packed.npz").write_bytes(data)
+    with pytest.raises(OSError, match=r"packed.npz: 'images': the data are damaged \(Bad CRC-32"):
+        read(from_numpy("packed.npz", rows=rows))
+
+
+def header(shape: str, dtype: str = "<f4", length: int | None = None) -> bytes:
+    """Return the first bytes of a .npy file of version 2."""
+    text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\2\0" + (len(text) if length is None else length).to_bytes(4, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (header("(1,)", length=(1 << 32) - 8), "its header claims 4,294,967,288 bytes"),
+        (header("(-1, 2)"), r"its shape is \(-1, 2\)"),
+        (header("(4, 4294967296)"), "rows of 16.0 GiB, and more than 2.0 GiB are not read at once"),
+        (header("(1 << 40,)"), "not a .npy file"),
+        (header(f"({1 << 62}, 2)"), "truncated"),
+        (header(f"({1 << 62}, 0)"), "4,611,686,018,427,387,904 rows without values"),
+        (header("-" * 5000 + "1"), "not a .npy file"),
+        (header("(2,)", "<f3"), "not a .npy file"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_header_claims_is_compared_with_a_bound(data: bytes, message: str, packed: bool) -> None:
+    if packed:
+        with zipfile.ZipFile("a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.npy", data)
+    else:
+        Path("a.npy").write_bytes(data)
+    name = "a.npz" if packed else "a.npy"
+    tracemalloc.start()
+    try:
+        with pytest.raises((OSError, ValueError), match=message) as raised:
+            read(from_numpy(name))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert name in str(raised.value)
+    assert most < 8 << 20
+
+
+def mark_encrypted(file: str) -> None:
+    data = bytearray(Path(file).read_bytes())
+    data[6] |= 1
+    data[data.find(b"PK\1\2") + 8] |= 1
+    Path(file).write_bytes(data)
+
+
+def set_method(file: str) -> None:
+    data = bytearray(Path(file).read_bytes())
+    data[8] = data[data.find(b"PK\1\2") + 10] = 93
+    Path(file).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (mark_encrypted, "'images': it is encrypted: write the file without a password"),
+        (set_method, "'images': it is compressed with the ZIP method 93, which Python cannot read"),
+    ],
+)
+def test_a_member_that_zipfile_cannot_read_is_named(change: Any, message: str) -> None:
+    change("packed.npz")
+    with pytest.raises(OSError, match=message):
+        read(from_numpy("packed.npz"))
+    described = describe("packed.npz")
+    assert [column.name for column in described.columns] == ["labels"]
+    assert message.partition(": ")[2] in described.left_out["images"]
+
+
+def test_thousands_of_arrays_are_not_opened() -> None:
+    with zipfile.ZipFile("many.npz", "w") as archive:
+        for number in range(3000):
+            archive.writestr(f"{number}.npy", b"")
+        archive.writestr("last.npy", Path("y.npy").read_bytes())
+    with pytest.raises(ValueError, match=r"many.npz has 3,001 arrays: name those to serve"):
+        from_numpy("many.npz").splits()  # type: ignore[operator]
+    assert read(from_numpy("many.npz", "last")) == IDS.tolist()
+    assert describe("many.npz").facts == ("only the first 1000 arrays were looked at",)
 
 
 def test_a_file_that_changes_is_an_error() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock_proto.value_text import shown
 
+from .bounds import SPLITS
 from .names_on_disk import on_disk_as
 
 _PIECES = 256
@@ -91,7 +92,7 @@ def divide(tables: list[Table], rows: tuple[int, int | None], split_rows: int | 
     A split begins and ends at a multiple of its file's `unit`, or where `rows` does.
 
     Raises:
-        ValueError: `rows` goes beyond the end, or there are no rows.
+        ValueError: `rows` goes beyond the end, there are no rows, or they make too many splits.
     """
     total = sum(table.rows for table in tables)
     start, stop = rows[0], total if rows[1] is None else rows[1]
@@ -107,9 +108,18 @@ def divide(tables: list[Table], rows: tuple[int, int | None], split_rows: int | 
         wanted = split_rows or _good_size(table, stop - start)
         unit = table.better if table.better <= max(wanted, (stop - start) // _ENOUGH) else table.unit
         step = -(-wanted // unit) * unit
+        _check_count(table.file, last - first, step)
         found += [RowRange(table.file, low, high, table.size) for low, high in _pieces(first, last, step)]
         before += table.rows
     return found
+
+
+def _check_count(file: str, rows: int, step: int) -> None:
+    if rows // step > SPLITS:
+        raise ValueError(
+            f"{file} has {rows:,} rows to serve, which make {rows // step:,} splits, and more than {SPLITS:,} are not "
+            "listed: serve fewer rows with rows=, or make larger splits with split_rows="
+        )
 
 
 def _good_size(table: Table, total: int) -> int:

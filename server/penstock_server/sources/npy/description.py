@@ -8,8 +8,12 @@ from contextlib import ExitStack
 from penstock_proto.status.figures import size
 
 from .. import files as fs
+from ..bounds import COLUMNS
 from ..description import Column, Description, leaf_names, other_length, together
-from .reader import NumpySource
+from .reader import Archive, NumpySource, is_npz
+
+_LEAVES = 100
+"""Arrays that are proposed as leaves, at most. If more of them share a length, they are hardly leaves."""
 
 
 def describe(file: str) -> Description:
@@ -18,8 +22,9 @@ def describe(file: str) -> Description:
     Raises:
         OSError: the file cannot be read; the message names it.
         TypeError: the file is a single array that cannot be served.
+        ValueError: too many arrays share a length; the message says what to do.
     """
-    if not file.lower().endswith(".npz"):
+    if not is_npz(file):
         with ExitStack() as stack:
             (array,), _ = NumpySource(file, None).open((file,), stack)
             mapped = "memory-mapped" if array.seekable and not fs.is_url(file) else "read in pieces"
@@ -30,35 +35,33 @@ def describe(file: str) -> Description:
     nbytes: dict[str, int] = {}
     storage: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    for name, compressed in _members(file).items():
-        try:
-            with ExitStack() as stack:
-                (array,), _ = NumpySource(file, name).open((file,), stack)
-                lengths[name], nbytes[name] = array.rows, array.rows * array.row_nbytes
-        except TypeError as error:
-            left_out[name] = str(error).partition(f"{name!r} ")[2] or str(error)
-            continue
-        how = f"compressed {nbytes[name] / compressed:.1f} times" if compressed else "memory-mapped"
-        storage[name] = f"array {name!r}, {size(nbytes[name])}, {how}"
+    with ExitStack() as stack:
+        archive = Archive(file, stack)
+        for name, info in list(archive.members.items())[:COLUMNS]:
+            try:
+                array = archive.array(name)
+            except (TypeError, ValueError, OSError) as error:
+                left_out[name] = str(error).partition(f"{name!r}")[2].lstrip(": ") or str(error)
+                continue
+            lengths[name], nbytes[name] = array.rows, array.rows * array.row_nbytes
+            stored = info.compress_type == zipfile.ZIP_STORED
+            how = "memory-mapped" if stored else f"compressed {nbytes[name] / max(1, info.compress_size):.1f} times"
+            storage[name] = f"array {name!r}, {size(nbytes[name])}, {how}"
+        many = len(archive.members)
     rows = together(lengths, nbytes)
     left_out |= {name: other_length(length, rows or 0) for name, length in lengths.items() if length != rows}
     proposed = [name for name in lengths if name not in left_out]
+    if len(proposed) > _LEAVES:
+        raise ValueError(
+            f"{file} has {many:,} arrays, and {len(proposed)}{' or more' if many > COLUMNS else ''} of length {rows}: "
+            "if each is a sample, write a generator that yields them, and give its feed as MODULE:ATTR. Otherwise name "
+            "those to serve: penstock serve FILE --leaf NAME=ARRAY ..."
+        )
     short = leaf_names(proposed)
     columns = tuple(Column(name, short[name], storage[name]) for name in proposed)
-    facts: tuple[str, ...] = ()
+    facts = []
     if any("compressed" in column.storage for column in columns):
-        facts = ("compressed, so it is a single split: only one worker at a time can read it",)
-    return Description(columns, left_out, facts, rows, kind="NumPy archive")
-
-
-def _members(file: str) -> dict[str, int]:
-    """Return the compressed bytes of each array in an archive, by name; 0 if the array is not compressed."""
-    with fs.open_binary(file) as opened:
-        try:
-            infos = zipfile.ZipFile(opened).infolist()
-        except zipfile.BadZipFile as error:
-            raise OSError(f"{file}: it is not a .npz file, or is truncated ({error}): copy it again") from None
-    return {
-        info.filename.removesuffix(".npy"): 0 if info.compress_type == zipfile.ZIP_STORED else info.compress_size
-        for info in infos
-    }
+        facts.append("compressed, so it is a single split: only one worker at a time can read it")
+    if many > COLUMNS:
+        facts.append(f"only the first {COLUMNS} arrays were looked at")
+    return Description(columns, left_out, tuple(facts), rows, kind="NumPy archive")

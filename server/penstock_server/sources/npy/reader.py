@@ -1,13 +1,20 @@
-"""NumPy's .npy and .npz files, memory-mapped where they can be. Pickled objects are never read."""
+"""NumPy's .npy and .npz files, memory-mapped where they can be. Pickled objects are never read.
+
+The members of a .npz file have checksums. zipfile compares them while it reads to the end of a member. A mapped member
+is not read by zipfile, so `NumpySplits` compares its checksum once, before its rows are served.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from typing import Any, BinaryIO
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +22,7 @@ import numpy.typing as npt
 from penstock_proto.value_text import shown
 
 from .. import files as fs
+from ..bounds import COLUMNS, check_at_once
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
@@ -22,6 +30,18 @@ from ..structure import Columns
 
 _SLAB = 1 << 20
 """Bytes that are read at once from an array that is not mapped."""
+
+_CHECKED = 8 << 30
+"""Bytes of the largest mapped member whose checksum is compared: about 10 s of work, before the first batch."""
+
+_HEADER = 64 << 10
+"""Bytes of the longest header of an array. NumPy reads none of more than 10,000 bytes."""
+
+_EMPTY_ROWS = 1 << 20
+"""Rows without values, at most: a file need not hold any bytes of them."""
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
+"""The errors of zipfile about damaged data."""
 
 
 class NumpySource:
@@ -74,8 +94,10 @@ class NumpySource:
         if self.together is not None:
             arrays = [_npy(file, stack) for file in group]
             columns = self.together
-        elif group[0].lower().endswith(".npz"):
-            names, arrays = _npz(group[0], None if self.columns is None else self.columns.names, stack)
+        elif is_npz(group[0]):
+            archive = Archive(group[0], stack)
+            names = archive.all_names() if self.columns is None else self.columns.names
+            arrays = [archive.array(name) for name in names]
             columns = self.columns or Columns({name: name for name in names}, "array")
         else:
             if self.columns is not None:
@@ -89,6 +111,17 @@ class NumpySource:
                 )
         return arrays, columns
 
+    def check_mapped(self, file: str) -> None:
+        """Compare the checksums of the arrays of a local .npz file that are mapped.
+
+        Raises:
+            OSError: one is wrong, or the file cannot be read.
+        """
+        with ExitStack() as stack:
+            archive = Archive(file, stack)
+            for name in archive.all_names() if self.columns is None else self.columns.names:
+                archive.check_mapped(name)
+
 
 class NumpySplits:
     """Lists row ranges of arrays."""
@@ -98,12 +131,16 @@ class NumpySplits:
         self._source = source
         self._rows = checked_rows(rows)
         self._split_rows = checked_split_rows(split_rows)
+        self._intact: set[tuple[str, int, int]] = set()
 
     def __call__(self) -> list[tuple[RowRange, ...]]:
         """Read the headers of all files, and divide the rows. A split has one range for each file of a group.
 
+        Compare the checksums of mapped arrays, unless this process did so and the file is still the same.
+
         Raises:
-            OSError, LookupError, TypeError, ValueError: as `NumpySource.open`; or there are no rows.
+            OSError, LookupError, TypeError, ValueError: as `NumpySource.open`; or a checksum is wrong, or there are no
+                rows.
         """
         groups = self._source.groups()
         sizes = {file: fs.size_of(file) for group in groups for file in group}
@@ -111,6 +148,7 @@ class NumpySplits:
         for group in groups:
             with ExitStack() as stack:
                 arrays, _ = self._source.open(group, stack)
+                self._check(group[0])
                 unit = 1 if all(array.seekable for array in arrays) else max(1, arrays[0].rows)
                 nbytes = sum(array.row_nbytes for array in arrays)
                 tables.append(Table(group[0], sizes[group[0]], arrays[0].rows, nbytes, unit, unit))
@@ -119,6 +157,15 @@ class NumpySplits:
             tuple(RowRange(file, split.start, split.stop, sizes[file]) for file in by_file[split.file])
             for split in divide(tables, self._rows, self._split_rows)
         ]
+
+    def _check(self, file: str) -> None:
+        if not is_npz(file) or fs.is_url(file):
+            return
+        found = os.stat(file)
+        stamp = file, found.st_size, found.st_mtime_ns
+        if stamp not in self._intact:
+            self._source.check_mapped(file)
+            self._intact.add(stamp)
 
 
 @on_disk_as("penstock_server.sources.npy.NumpyRows")
@@ -152,6 +199,8 @@ class NumpyRows(Reader):
             step = max(1, _SLAB // max(1, sum(array.row_nbytes for array in arrays)))
             for low in range(start, stop, step):
                 yield from columns.samples([array.read(low, min(stop, low + step)) for array in arrays])
+            for array in arrays:
+                array.check_rest()
 
 
 class NpyArray:
@@ -163,8 +212,9 @@ class NpyArray:
         seekable: whether any rows can be read without those before them.
     """
 
-    def __init__(self, name: str, opened: BinaryIO, place: tuple[str, int] | None) -> None:
-        """Read the header. `place` is the local file and offset where `opened` begins, if it can be mapped."""
+    def __init__(self, name: str, opened: BinaryIO, place: tuple[str, int] | None, nbytes: int | None = None) -> None:
+        """Read the header. `place` is the local file and offset where `opened` begins, if it can be mapped. `nbytes` is
+        the length of `opened`, if it is known."""
         self.name = name
         self._opened = opened
         shape, self._fortran, dtype = self._header()
@@ -176,50 +226,80 @@ class NpyArray:
             raise TypeError(f"{name} has dtype {dtype}, which cannot be served: write numbers in its place")
         self._shape, self._dtype = shape, dtype
         self.rows = shape[0]
-        self.row_nbytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        self.row_nbytes = math.prod(shape[1:]) * dtype.itemsize
+        check_at_once(self.row_nbytes, name, "rows")
+        if not self.row_nbytes and self.rows > _EMPTY_ROWS:
+            raise ValueError(f"{name} has shape {shape}: {self.rows:,} rows without values: leave it out")
         self._array: npt.NDArray[Any] | None = None
-        self._start = opened.tell()
+        with _damage_of(self.name):
+            self._start = opened.tell()
+        if nbytes is not None:
+            self._check_length(nbytes)
         if place is not None:
             path, offset = place
             self._check_length(os.stat(path).st_size - offset)
             if 0 not in shape:
                 order: Any = "F" if self._fortran else "C"
                 self._array = np.memmap(path, dtype, "r", offset + self._start, shape, order)
-        self.seekable = self._array is not None or (place is None and not self._fortran and _is_seekable(opened))
+        self._mapped = self._array is not None
+        self.seekable = self._mapped or (place is None and not self._fortran and _is_seekable(opened))
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return these rows, in native byte order.
 
         Raises:
             OSError: the file is too short, or damaged.
+            ValueError: an array that has to be read as a whole is too large.
         """
         if self._array is None and (self._fortran or not self._opened.seekable()):
             count = self.rows * self.row_nbytes
+            check_at_once(count, f"{self.name} is in Fortran order, so it", "arrays")
             data = self._bytes(count)
             order: Any = "F" if self._fortran else "C"
             self._array = np.frombuffer(data, self._dtype).reshape(self._shape, order=order)
+            self.check_rest()
         if self._array is not None:
             rows = self._array[start:stop].view(np.ndarray)
         else:
-            self._opened.seek(self._start + start * self.row_nbytes)
+            with _damage_of(self.name):
+                self._opened.seek(self._start + start * self.row_nbytes)
             data = self._bytes((stop - start) * self.row_nbytes)
             rows = np.frombuffer(data, self._dtype).reshape(stop - start, *self._shape[1:])
         return rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("="))
 
+    def check_rest(self) -> None:
+        """Read a member of an archive that is not mapped to its end, where zipfile compares its checksum.
+
+        Raises:
+            OSError: the checksum is wrong.
+        """
+        if not self._mapped and isinstance(self._opened, zipfile.ZipExtFile):
+            with _damage_of(self.name):
+                _read_to_the_end(self._opened)
+
     def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         try:
-            version = np.lib.format.read_magic(self._opened)
+            with _damage_of(self.name):
+                version = np.lib.format.read_magic(self._opened)
+                width = 2 if version == (1, 0) else 4
+                length = fs.read_exactly(self._opened, width)
+                count = int.from_bytes(length, "little")
+                if count > _HEADER:
+                    raise ValueError(f"its header claims {count:,} bytes")
+                text = io.BytesIO(length + fs.read_exactly(self._opened, count))
             if version == (1, 0):
-                return np.lib.format.read_array_header_1_0(self._opened)
-            return np.lib.format.read_array_header_2_0(self._opened)
-        except ValueError as error:
-            raise OSError(f"{self.name}: it is not a .npy file, or is truncated ({error})") from None
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(text)
+            else:
+                shape, fortran, dtype = np.lib.format.read_array_header_2_0(text)
+            if any(dim < 0 for dim in shape):
+                raise ValueError(f"its shape is {shape}")
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
+            raise OSError(f"{self.name}: it is not a .npy file, or is truncated or damaged ({error})") from None
+        return shape, fortran, dtype
 
     def _bytes(self, count: int) -> bytes:
-        try:
+        with _damage_of(self.name):
             data = fs.read_exactly(self._opened, count)
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise OSError(f"{self.name}: the compressed data are damaged ({error}): write the file again") from None
         self._check_length(self._start + len(data), self._start + count)
         return data
 
@@ -229,6 +309,96 @@ class NpyArray:
             raise OSError(f"{self.name}: the file is truncated ({has} of {wants} bytes): copy it again")
 
 
+class Archive:
+    """A .npz file, which `stack` closes.
+
+    Raises:
+        OSError: it cannot be read; the message names it.
+    """
+
+    def __init__(self, file: str, stack: ExitStack) -> None:
+        self._file = file
+        self._stack = stack
+        self._opened = stack.enter_context(fs.open_binary(file))
+        try:
+            self._archive = stack.enter_context(zipfile.ZipFile(self._opened))
+        except (*_DAMAGE, ValueError, NotImplementedError) as error:
+            raise OSError(f"{file}: it is not a .npz file, or is truncated ({error}): copy it again") from None
+        self.members = {info.filename.removesuffix(".npy"): info for info in self._archive.infolist()}
+
+    def all_names(self) -> list[str]:
+        """Return the names of all arrays.
+
+        Raises:
+            ValueError: they are too many to be served together.
+        """
+        if len(self.members) > COLUMNS:
+            raise ValueError(
+                f"{self._file} has {len(self.members):,} arrays: name those to serve, with leaves= or --leaf NAME=ARRAY"
+            )
+        return list(self.members)
+
+    def array(self, name: str) -> NpyArray:
+        """Open an array.
+
+        Raises:
+            LookupError: there is no such array; the message lists the existing ones.
+            OSError, TypeError, ValueError: it cannot be read, or cannot be served.
+        """
+        file, info = self._file, self.members.get(name)
+        if info is None:
+            raise LookupError(f"{file} has no array {name!r}; its arrays are {_some(list(self.members)) or 'none'}")
+        where = f"{file}: {shown(name)}"
+        if info.flag_bits & 1:
+            raise OSError(f"{where}: it is encrypted: write the file without a password")
+        place = None
+        if info.compress_type == zipfile.ZIP_STORED and not fs.is_url(file):
+            place = file, _data_offset(file, self._opened, info)
+        try:
+            member: Any = self._stack.enter_context(self._archive.open(info))
+        except NotImplementedError:
+            raise OSError(
+                f"{where}: it is compressed with the ZIP method {info.compress_type}, which Python cannot read: write "
+                "the file with numpy.savez_compressed"
+            ) from None
+        except (*_DAMAGE, ValueError) as error:
+            raise OSError(f"{where}: the file is damaged ({error}): copy it again") from None
+        return NpyArray(where, member, place, info.file_size)
+
+    def check_mapped(self, name: str) -> None:
+        """Compare the checksum of an array that is mapped.
+
+        Raises:
+            OSError: it is wrong.
+        """
+        info = self.members[name]
+        if info.compress_type == zipfile.ZIP_STORED and info.file_size <= _CHECKED:
+            with _damage_of(f"{self._file}: {shown(name)}"), self._archive.open(info) as member:
+                _read_to_the_end(member)
+
+
+def is_npz(file: str) -> bool:
+    """Return whether a file is an archive of arrays, by its name."""
+    return file.lower().endswith(".npz")
+
+
+@contextmanager
+def _damage_of(name: str) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise OSError(f"{name}: the data are damaged ({error}): copy the file again, or write it again") from None
+
+
+def _read_to_the_end(opened: IO[bytes]) -> None:
+    while opened.read(_SLAB):
+        pass
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
+
+
 def _is_seekable(opened: BinaryIO) -> bool:
     return opened.seekable() and not isinstance(opened, zipfile.ZipExtFile)
 
@@ -236,27 +406,6 @@ def _is_seekable(opened: BinaryIO) -> bool:
 def _npy(file: str, stack: ExitStack) -> NpyArray:
     opened = stack.enter_context(fs.open_binary(file))
     return NpyArray(file, opened, None if fs.is_url(file) else (file, 0))
-
-
-def _npz(file: str, names: list[str] | None, stack: ExitStack) -> tuple[list[str], list[NpyArray]]:
-    opened = stack.enter_context(fs.open_binary(file))
-    try:
-        archive = stack.enter_context(zipfile.ZipFile(opened))
-    except zipfile.BadZipFile as error:
-        raise OSError(f"{file}: it is not a .npz file, or is truncated ({error}): copy it again") from None
-    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    arrays = []
-    names = list(members) if names is None else names
-    for name in names:
-        if name not in members:
-            raise LookupError(f"{file} has no array {name!r}; its arrays are {', '.join(members) or 'none'}")
-        info = members[name]
-        place = None
-        if info.compress_type == zipfile.ZIP_STORED and not fs.is_url(file):
-            place = file, _data_offset(file, opened, info)
-        member: Any = stack.enter_context(archive.open(info))
-        arrays.append(NpyArray(f"{file}: {shown(name)}", member, place))
-    return names, arrays
 
 
 def _data_offset(file: str, opened: BinaryIO, info: zipfile.ZipInfo) -> int:
