@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from penstock_server import Feed
+from penstock_server.sources.parquet import reader
+from penstock_server.sources.parquet.description import describe
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream
 
@@ -117,3 +119,43 @@ def test_a_truncated_or_changed_file_is_named(file: Path) -> None:
         read(feed)
     with pytest.raises(OSError, match=r"a\.parquet has changed"):
         list(feed.generate(split))  # type: ignore[operator]
+
+
+def test_a_flipped_byte_is_an_error_if_pages_have_checksums(tmp_path: Path) -> None:
+    written = tmp_path / "a.parquet"
+    table = pa.table({"x": IDS.astype(np.float32) + 0.1})
+    pq.write_table(table, written, write_page_checksum=True, use_dictionary=False, compression="none")
+    data = bytearray(written.read_bytes())
+    data[data.find((IDS[300:302].astype(np.float32) + 0.1).astype(np.float32).tobytes())] ^= 1
+    written.write_bytes(data)
+    with pytest.raises(OSError, match=r"a.parquet row group 0: .*damaged.*CRC checksum verification failed"):
+        read(from_parquet(written))
+
+
+def test_a_row_group_is_decoded_part_by_part(tmp_path: Path) -> None:
+    text = "x" * (1 << 20)
+    words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(20_000, np.int32)), pa.array([text]))
+    pq.write_table(pa.table({"id": np.arange(20_000), "word": words}), tmp_path / "a.parquet")
+    feed = from_parquet(tmp_path / "a.parquet", "id")
+    ids = read(feed)
+    assert ids == list(range(20_000))
+    parts = [table.num_rows for table in tables_of(feed, "id")]
+    assert sum(parts) == 20_000
+    assert max(parts) <= 8192
+    words = read(from_parquet(tmp_path / "a.parquet", "word"))
+    assert len(words) == 20_000
+    assert all(word is words[0] for word in words[:1000]), "a word of the dictionary is not copied for each row"
+
+
+def tables_of(feed: Feed, name: str) -> list[Any]:
+    (split,) = feed.splits()  # type: ignore[operator]
+    with reader.opened_parquet(split.file) as parquet:
+        return list(reader._tables(parquet, split, [name]))
+
+
+def test_many_columns_are_not_described_one_by_one(tmp_path: Path) -> None:
+    columns = {f"c{number}": pa.array([1], pa.int8()) for number in range(1500)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet has 1,500 columns, the first of which are c0 \(int8\), c1"):
+        describe(str(tmp_path / "a.parquet"))
+    assert read(from_parquet(tmp_path / "a.parquet", ("c0", "c1499"))) == [(1, 1)]

@@ -6,11 +6,9 @@ from typing import Any
 
 from penstock_proto.status.figures import size
 
+from ..bounds import AT_ONCE, COLUMNS
 from ..description import Column, Description
 from .reader import can_be_served, opened_parquet
-
-_MOST = 2 << 30
-"""Bytes of the largest row group that is read."""
 
 
 def describe(file: str) -> Description:
@@ -19,13 +17,20 @@ def describe(file: str) -> Description:
     Raises:
         ImportError: pyarrow is not installed.
         OSError: the file cannot be read; the message names it.
-        ValueError: a row group is too large to be read.
+        ValueError: a row group is too large to be read, or there are too many columns.
     """
     with opened_parquet(file) as parquet:
         meta, schema = parquet.metadata, parquet.schema_arrow
+        if len(schema) > COLUMNS:
+            first = ", ".join(f"{field.name} ({field.type})" for field in [schema.field(at) for at in range(5)])
+            raise ValueError(
+                f"{file} has {len(schema):,} columns, the first of which are {first}. Name those to serve: penstock "
+                "serve FILE --leaf NAME=COLUMN ... If the columns are the elements of an array, write them as one "
+                "column of lists"
+            )
         groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
-        largest = max((group.total_byte_size for group in groups), default=0)
-        if largest > _MOST:
+        largest = max(map(_stored, groups), default=0)
+        if largest > AT_ONCE:
             raise ValueError(
                 f"{file} has row groups of up to {size(largest)}, and each has to be read as a whole, by workers too: "
                 "write smaller ones (row_group_size=)"
@@ -46,11 +51,15 @@ def describe(file: str) -> Description:
         return Description(tuple(columns), left_out, facts, meta.num_rows)
 
 
+def _stored(group: Any) -> int:
+    return sum(group.column(number).total_compressed_size for number in range(group.num_columns))
+
+
 def _facts(groups: list[Any]) -> tuple[str, ...]:
     rows = [group.num_rows for group in groups]
     if not rows:
         return ()
-    largest = max(group.total_byte_size for group in groups)
+    largest = max(map(_stored, groups))
     many = f"{len(rows)} row groups" if len(rows) > 1 else "1 row group"
     span = f"{min(rows)} to {max(rows)}" if min(rows) < max(rows) else str(rows[0])
     facts = [f"{many} of {span} rows, up to {size(largest)}; each is a split"]

@@ -1,4 +1,7 @@
-"""Parquet files, one row group at a time. The worker imports pyarrow: its threads do not survive a fork."""
+"""Parquet files. A row group is a split, and is decoded batch by batch.
+
+The worker imports pyarrow: its threads do not survive a fork.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,12 @@ from .. import files as fs
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
 from ..structure import Columns
+
+_BATCH = 16 << 20
+"""Bytes that are decoded at once, by the sizes in the metadata."""
+
+_BATCH_ROWS = 8192
+"""Rows that are decoded at once, at most. A repeated value has few bytes in the file, but many in memory."""
 
 
 @on_disk_as("penstock_server.sources.parquet.RowGroup")
@@ -85,9 +94,27 @@ class ParquetRows(Reader):
             for name in columns.names:
                 if name not in has:
                     raise LookupError(f"{split.file} has no column {name!r}; its columns are {', '.join(has)}")
-            with _readable(split.file):
-                table = parquet.read_row_group(split.group, columns=columns.names, use_threads=False)
-            yield from columns.samples([_values(table, name, split) for name in columns.names])
+            rows = 0
+            for table in _tables(parquet, split, columns.names):
+                rows += table.num_rows
+                yield from columns.samples([_values(table, name, split) for name in columns.names])
+            if rows != split.rows:
+                raise OSError(f"{split}: it has {rows} rows, and the metadata say {split.rows}: write the file again")
+
+
+def _tables(parquet: Any, split: RowGroup, names: list[str]) -> Iterator[Any]:
+    """Decode the columns of a row group, a part of its rows after the other."""
+    import pyarrow as pa
+
+    group = parquet.metadata.row_group(split.group)
+    rows = max(1, min(_BATCH_ROWS, _BATCH * split.rows // max(1, group.total_byte_size)))
+    batches = parquet.iter_batches(rows, row_groups=[split.group], columns=names, use_threads=False)
+    while True:
+        with _readable(str(split)):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield pa.Table.from_batches([batch])
 
 
 def can_be_served(kind: Any) -> bool:
@@ -117,20 +144,22 @@ def opened_parquet(file: str) -> Iterator[Any]:
         raise ImportError(f"Parquet files need pyarrow: {distribution.pip_install('parquet')}") from None
     with fs.open_binary(file) as stream:
         with _readable(file):
-            opened = parquet.ParquetFile(stream)
+            opened = parquet.ParquetFile(stream, page_checksum_verification=True)
         with opened:
             yield opened
 
 
 @contextmanager
-def _readable(file: str) -> Iterator[None]:
+def _readable(where: str) -> Iterator[None]:
     import pyarrow
 
     try:
         yield
+    except pyarrow.ArrowMemoryError as error:
+        raise MemoryError(f"{where}: there is not enough memory for a page: write smaller pages ({error})") from None
     except (pyarrow.ArrowException, OSError) as error:
         raise OSError(
-            f"{file}: it is not a Parquet file, or is truncated or damaged: copy it again ({error})"
+            f"{where}: it is not a Parquet file, or is truncated or damaged: copy it again ({error})"
         ) from None
 
 
@@ -142,6 +171,11 @@ def _values(table: Any, name: str, split: RowGroup) -> Any:
     if isinstance(array, pa.ChunkedArray):  # as pyarrow may return for no rows or too many bytes
         array = pa.concat_arrays(array.chunks)
     if isinstance(array.type, pa.DictionaryType):
+        if _is_text(array.type.value_type) or _is_binary(array.type.value_type):
+            _check_nulls(array, name, split)
+            _check_nulls(array.dictionary, name, split)
+            words = array.dictionary.to_pylist()
+            return [words[index] for index in array.indices.to_numpy(zero_copy_only=False)]
         array = array.dictionary_decode()
     kind = array.type
     _check_nulls(array, name, split)
