@@ -16,6 +16,8 @@ from click.testing import CliRunner
 import penstock
 from penstock_server import Feed
 from penstock_server.cli.main import main
+from penstock_server.sources.hdf5 import reader
+from penstock_server.sources.hdf5.description import describe
 from tests.conftest import Daemon, Serve
 from tests.reference.one_stream import one_stream
 
@@ -160,6 +162,209 @@ def test_chunks_of_labels_are_followed_only_if_many_splits_remain(tmp_path: Path
     assert unit_of(3001) == 100, "else the file would have one split"
 
 
+def test_chunks_that_seldom_meet_are_divided(tmp_path: Path) -> None:
+    file = tmp_path / "a.h5"
+    images = np.arange(10_000 * 20, dtype=np.int32).reshape(10_000, 20)
+    with h5py.File(file, "w") as h5:
+        h5.create_dataset("x", data=images, chunks=(625, 5), compression="gzip")
+        h5.create_dataset("y", data=-images, chunks=(313, 5), compression="gzip")
+    feed = from_hdf5(file, ("x", "y"))
+    splits: Any = feed.splits()  # type: ignore[operator]
+    assert [split.start for split in splits] == list(range(0, 10_000, 625)), "the chunks meet after 195,625 rows"
+    assert np.array_equal(np.array(read(feed)), np.stack([images, -images], axis=1))
+    assert "reading all decompresses 1.2 times the data" in describe(str(file)).facts[0]
+    assert len(from_hdf5(file, ("x", "y"), split_rows=5000).splits()) == 2  # type: ignore[operator, arg-type]
+
+
+def test_a_few_small_chunks_are_divided(tmp_path: Path) -> None:
+    file = tmp_path / "a.h5"
+    with h5py.File(file, "w") as h5:
+        h5.create_dataset("x", data=np.arange(4000), chunks=(2001,), compression="gzip")
+    splits: Any = from_hdf5(file, "x").splits()  # type: ignore[operator]
+    assert [split.start for split in splits] == [*range(0, 2001, 251), *range(2001, 4000, 251)]
+    assert read(from_hdf5(file, "x")) == list(range(4000))
+
+
+def test_large_chunks_are_not_divided_among_splits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("penstock_server.sources.hdf5.reader._CHEAP", 1 << 10)
+    with h5py.File(tmp_path / "a.h5", "w") as h5:
+        h5.create_dataset("x", shape=(10_000, 20), chunks=(1000, 20), compression="gzip")
+        h5.create_dataset("y", shape=(10_000, 20), chunks=(600, 20), compression="gzip")
+    splits: Any = from_hdf5(tmp_path / "a.h5", ("x", "y")).splits()  # type: ignore[operator]
+    assert [split.start for split in splits] == list(range(0, 10_000, 1000))
+
+
+def test_each_dataset_is_read_by_its_own_chunks_and_no_more_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as h5:
+        for name, chunk in (("x", 70), ("y", 90)):
+            h5.create_dataset(name, data=np.zeros((6300, 1000), "u1"), chunks=(chunk, 1000), compression="gzip")
+    slabs: list[tuple[str, int, int]] = []
+    whole = reader._slab
+
+    def noted(dataset: Any, start: int, stop: int) -> Any:
+        slabs.append((dataset.name, start, stop))
+        return whole(dataset, start, stop)
+
+    monkeypatch.setattr(reader, "_SLAB", 1)
+    monkeypatch.setattr(reader, "_slab", noted)
+    feed = from_hdf5(tmp_path / "a.h5", ("x", "y"), split_rows=630)
+    assert len(read(feed)) == 6300
+    for name, chunk in (("/x", 70), ("/y", 90)):
+        assert [slab[1:] for slab in slabs if slab[0] == name] == [(at, at + chunk) for at in range(0, 6300, chunk)]
+    slabs.clear()
+    monkeypatch.setattr(reader, "_BAND", 20_000)
+    assert len(read(feed)) == 6300
+    assert max(stop - start for _, start, stop in slabs) == 20, "a row of chunks has more bytes than are read at once"
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A file whose datasets depend on others, a folder of its own, and a file outside that folder."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    np.arange(10.0).tofile(tmp_path / "outside.bin")
+    with h5py.File(folder / "source.h5", "w") as h5:
+        h5["rows"] = np.arange(10.0)
+        h5["loop"] = h5py.ExternalLink("linked.h5", "/loop")
+    for number in range(2):
+        with h5py.File(folder / f"part-{number}.h5", "w") as h5:
+            h5["rows"] = np.full(5, float(number))
+    with h5py.File(folder / "linked.h5", "w") as h5:
+        for name, file, inner in (("virtual", "source.h5", "rows"), ("no_such", "source.h5", "no_such")):
+            layout = h5py.VirtualLayout((10,), "f8")
+            layout[:] = h5py.VirtualSource(file, inner, shape=(10,))
+            h5.create_virtual_dataset(name, layout)
+        layout = h5py.VirtualLayout((10,), "f8")
+        layout[:] = h5py.VirtualSource("linked.h5", "virtual", shape=(10,))
+        h5.create_virtual_dataset("indirect", layout)
+        h5["link"] = h5py.ExternalLink("source.h5", "/rows")
+        h5["soft"] = h5py.SoftLink("/link")
+        h5["loop"] = h5py.ExternalLink("source.h5", "/loop")
+        h5["dangling"] = h5py.ExternalLink("absent.h5", "/rows")
+        kind = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        space = h5py.h5s.create_simple((0,), (h5py.h5s.UNLIMITED,))
+        space.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), stride=(5,), block=(5,))
+        kind.set_virtual(space, b"part-%b.h5", b"rows", h5py.h5s.create_simple((5,)))
+        h5py.h5d.create(h5.id, b"numbered", h5py.h5t.IEEE_F64LE, space, kind)
+        h5.create_dataset("stored", (10,), "f8", external=[(str(folder / "raw.bin"), 0, 80)])
+        h5.create_dataset("outside", (10,), "f8", external=[(str(tmp_path / "outside.bin"), 0, 80)])
+    np.arange(10.0).tofile(folder / "raw.bin")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["virtual", "indirect", "link", "soft", "numbered", "stored"])
+def test_data_in_other_files_are_served(linked: Path, name: str) -> None:
+    expected = [0.0] * 5 + [1.0] * 5 if name == "numbered" else list(range(10))
+    assert read(from_hdf5(linked / "linked.h5", name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "message"),
+    [
+        ("virtual", "source.h5", "'virtual' takes rows from 'rows' in source.h5, and there is no file"),
+        ("indirect", "source.h5", "'indirect' takes rows from 'rows' in source.h5, and there is no file"),
+        ("link", "source.h5", "'link' is a link to '/rows' in source.h5, and there is no file"),
+        ("soft", "source.h5", "'soft' is a link to '/rows' in source.h5, and there is no file"),
+        ("stored", "raw.bin", "'stored' is stored in .*raw.bin, and there is no file"),
+        ("no_such", "", "'no_such' takes rows from 'no_such' in source.h5, which has no such dataset"),
+        ("loop", "", "'loop' depends on itself"),
+    ],
+)
+def test_a_missing_source_is_an_error_and_not_zeros(linked: Path, name: str, missing: str, message: str) -> None:
+    if missing:
+        (linked / missing).unlink()
+    with pytest.raises(OSError, match=message) as raised:
+        read(from_hdf5(linked / "linked.h5", name))
+    assert "linked.h5" in str(raised.value)
+
+
+def test_external_storage_that_is_too_short_is_an_error_and_not_zeros(linked: Path) -> None:
+    os.truncate(linked / "raw.bin", 24)
+    with pytest.raises(OSError, match=r"raw.bin has 24 of 80 bytes there: copy it again"):
+        read(from_hdf5(linked / "linked.h5", "stored"))
+
+
+def test_files_in_other_folders_need_consent(linked: Path) -> None:
+    with pytest.raises(PermissionError, match=r"outside.bin, which is outside the file's folder .*allow_outside=True"):
+        read(from_hdf5(linked / "linked.h5", "outside"))
+    assert read(from_hdf5(linked / "linked.h5", "outside", allow_outside=True)) == list(range(10))
+    (linked / "source.h5").rename(linked.parent / "source.h5")
+    (linked / "source.h5").symlink_to(linked.parent / "source.h5")
+    with pytest.raises(PermissionError, match=r"source.h5, which is outside the file's folder"):
+        read(from_hdf5(linked / "linked.h5", "link"))
+
+
+def test_a_cached_split_depends_on_all_files(linked: Path) -> None:
+    feed = from_hdf5(linked / "linked.h5", "virtual")
+    split = feed.splits()[0]  # type: ignore[operator]
+    stamp = feed.generate.stamp  # type: ignore[union-attr]
+    before = stamp(split)
+    assert [Path(file).name for file, _ in before] == ["linked.h5", "source.h5"]
+    with h5py.File(linked / "source.h5", "a") as h5:
+        h5["rows"][3] = 70.0
+    assert stamp(split) != before
+    assert read(feed)[3] == 70.0
+    (linked / "source.h5").unlink()
+    assert stamp(split) == before[:1]
+    with pytest.raises(OSError, match=r"source.h5, and there is no file"):
+        feed.splits()  # type: ignore[operator]
+    numbered = from_hdf5(linked / "linked.h5", "numbered")
+    assert len(numbered.splits()) == 1  # type: ignore[operator, arg-type]
+    (linked / "part-2.h5").write_bytes((linked / "part-1.h5").read_bytes())
+    assert len(read(numbered)) == 15, "a dataset grows with the files that it takes rows from"
+
+
+def test_a_file_of_its_own_has_the_stamp_that_it_always_had(digits: Path) -> None:
+    file = digits / "digits-0.h5"
+    feed = from_hdf5(file)
+    stamp = feed.generate.stamp(feed.splits()[0])  # type: ignore[operator, union-attr]
+    assert stamp == [(str(file), file.stat().st_mtime_ns)]
+
+
+def test_each_dataset_that_cannot_be_served_is_named_beside_the_others(linked: Path, tmp_path: Path) -> None:
+    file = linked / "odd.h5"
+    quad = h5py.h5t.IEEE_F64LE.copy()
+    quad.set_size(16)
+    quad.set_precision(128)
+    quad.set_fields(127, 112, 15, 0, 112)
+    lzf = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    lzf.set_chunk((10,))
+    lzf.set_filter(300, h5py.h5z.FLAG_OPTIONAL)
+    with h5py.File(linked / "linked.h5", "a") as h5:
+        rows = h5py.h5s.create_simple((10,))
+        h5py.h5d.create(h5.id, b"quad", quad, rows)
+        h5py.h5d.create(h5.id, b"filtered", h5py.h5t.IEEE_F64LE, rows, lzf)
+        h5["triples"] = np.zeros(10, np.dtype(("<f4", (3,))))
+        h5.create_dataset("wide", (10, 3 << 30), "u1")
+        h5.create_dataset("chunky", (10, 3 << 30), "u1", chunks=(1, 3 << 30))
+        h5["group"] = h5py.ExternalLink("source.h5", "/")
+        h5["one"] = 3.0
+        del h5["one"]
+        h5.create_dataset("array", (10,), np.dtype(("<f4", (3,))))
+    (linked / "linked.h5").rename(file)
+    described = describe(str(file))
+    (array,) = [column for column in described.columns if column.name == "array"]
+    assert array.storage == "dataset 'array', float32[10, 3], never written, so all rows are its fill value, contiguous"
+    assert {"array", "link", "virtual"} <= {column.name for column in described.columns}
+    assert read(from_hdf5(file, "array"))[0].shape == (3,)
+    for name, message in {
+        "quad": "has a type that NumPy lacks",
+        "filtered": "is compressed by the filter 300",
+        "wide": "has rows of 3.0 GiB, and more than 2.0 GiB are not read at once",
+        "chunky": "of 3.0 GiB, and more than 2.0 GiB are not read at once",
+        "group": "is a link to '/' in source.h5, and that is no dataset",
+        "dangling": "absent.h5, and there is no file",
+        "outside": "which is outside the file's folder",
+    }.items():
+        assert message in described.left_out[name], name
+        if name != "group":
+            with pytest.raises((TypeError, ValueError, OSError)) as raised:
+                read(from_hdf5(file, name))
+            assert f"odd.h5: {name!r}" in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("leaves", "message"),
     [
@@ -192,6 +397,28 @@ def test_a_damaged_file_is_named_with_the_fix(digits: Path, damage: Any, message
     with pytest.raises(OSError, match=message) as raised:
         read(from_hdf5(path))
     assert "digits-0.h5" in str(raised.value)
+
+
+def test_a_damaged_chunk_is_named_with_its_rows(digits: Path) -> None:
+    path = digits / "digits-0.h5"
+    with h5py.File(path) as h5:
+        at = h5["images"].id.get_chunk_info_by_coord((100, 0, 0)).byte_offset
+    data = bytearray(path.read_bytes())
+    data[at + 10 : at + 20] = bytes(10)
+    path.write_bytes(data)
+    with pytest.raises(OSError, match=r"digits-0.h5: rows 100 to 199 of 'images' cannot be read .*is damaged"):
+        read(from_hdf5(path, "images"))
+
+
+def test_a_file_of_a_killed_writer_is_named_with_the_fix(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    code = "import h5py, os, sys; file = h5py.File(sys.argv[1], 'w', libver='latest'); file['x'] = range(10)"
+    code += "; file.swmr_mode = True; file.flush(); os._exit(0)"
+    subprocess.run([sys.executable, "-c", code, path], check=True)
+    with pytest.raises(
+        OSError, match=r"a.h5: its writer still has the file open, or was killed: close it, or run h5clear"
+    ):
+        read(from_hdf5(path, "x"))
 
 
 def test_a_locked_file_is_named_with_the_fix(digits: Path) -> None:

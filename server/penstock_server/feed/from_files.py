@@ -27,14 +27,19 @@ class FromFiles:
         rows: tuple[int, int | None] | None = None,
         split_rows: int | None = None,
         locking: bool | None = None,
+        allow_outside: bool = False,
         **options: Any,
     ) -> Self:
         """Return a feed of the rows of HDF5 datasets.
 
         A sample is one row of each dataset, with the dtype and shape of the file. Splits are ranges of rows that follow
         the chunks, so that no chunk is decompressed twice in an epoch. (Small datasets beside large ones, such as
-        labels beside images, may have other chunk borders. Splits follow those only if that still leaves many splits.)
-        A read covers about 1 MiB, or one row of chunks if that is more.
+        labels beside images, may have other chunk borders. Splits follow those only if that still leaves many splits.
+        If whole chunks make fewer than 16 splits, splits may also divide chunks.) A read covers about 1 MiB of a
+        dataset, or one row of chunks if that is more, up to 256 MiB.
+
+        Files on which a dataset depends (external links, the sources of virtual datasets, external storage) must be
+        there, with all the data that the dataset takes from them.
 
         Args:
             files: one path, pattern or URL of a file, or a list of these. Files are read in the order of the list, and
@@ -46,6 +51,8 @@ class FromFiles:
                 all rows.
             split_rows: rows of a split, rounded up to whole chunks; by default about 1/256 of the rows.
             locking: as in `h5py.File`. False reads files on a file system without locks (NFS).
+            allow_outside: whether datasets may depend on files outside the folder of their file. A file can name any
+                file of the host, so allow this only for files that you trust.
             options: other attributes of `Feed`, such as `shuffle` and `seed`. `splits` and `segment` are refused.
 
         Workers open the files when they list the splits of an epoch. Problems are reported as errors of the feed, which
@@ -55,7 +62,7 @@ class FromFiles:
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.
         """
-        own = {"rows": rows, "split_rows": split_rows, "locking": locking}
+        own = {"rows": rows, "split_rows": split_rows, "locking": locking, "allow_outside": allow_outside}
         return cls._of("HDF5", files, leaves, own, batch_size, options)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ _MOST = 16 << 20
 
 _ENOUGH = 64
 """How many splits 16 lanes with 4 open splits each need."""
+
+_FEW = 16
+"""How many splits keep 16 lanes busy. With fewer, some workers have nothing to do."""
 
 
 @on_disk_as("penstock_server.sources.row_ranges.RowRange")
@@ -42,7 +45,8 @@ class Table:
     """A file as a table of `rows`, each of `row_nbytes`.
 
     A split begins at a multiple of `unit` rows. It begins at a multiple of `better` (itself a multiple of `unit`) if
-    that still gives many splits.
+    that still gives many splits. If multiples of `unit` make too few splits, they begin at multiples of `chunk`; and if
+    these are few too and `cheap` is set, chunks are divided. Then some data of the file are read twice or more often.
     """
 
     file: str
@@ -51,6 +55,8 @@ class Table:
     row_nbytes: int
     unit: int = 1
     better: int = 1
+    chunk: int = 0
+    cheap: bool = False
 
 
 def checked_rows(rows: Any) -> tuple[int, int | None]:
@@ -89,7 +95,7 @@ def checked_split_rows(split_rows: Any) -> int | None:
 def divide(tables: list[Table], rows: tuple[int, int | None], split_rows: int | None) -> list[RowRange]:
     """Divide the rows of all tables, which are numbered as one sequence, into splits.
 
-    A split begins and ends at a multiple of its file's `unit`, or where `rows` does.
+    A split begins and ends where its `Table` says, or where `rows` does.
 
     Raises:
         ValueError: `rows` goes beyond the end, there are no rows, or they make too many splits.
@@ -101,15 +107,40 @@ def divide(tables: list[Table], rows: tuple[int, int | None], split_rows: int | 
     if start >= stop:
         many = "the files have no rows" if not total else f"rows=({start}, None) is empty: the files have {total} rows"
         raise ValueError(f"no samples to read: {many}")
+
+    def step_of(table: Table) -> int:
+        wanted = split_rows or _good_size(table, stop - start)
+        unit = table.better if table.better <= max(wanted, (stop - start) // _ENOUGH) else table.unit
+        return -(-wanted // unit) * unit
+
+    def chunks_of(table: Table) -> int:
+        wanted, unit = split_rows or _good_size(table, stop - start), table.chunk or table.unit
+        return -(-wanted // unit) * unit
+
+    found = _cut(tables, start, stop, step_of)
+    if len(found) >= _FEW:
+        return found
+    finer = _cut(tables, start, stop, chunks_of)
+    if len(finer) < _FEW:
+        parts = -(-_FEW // len(finer))
+        finer = _cut(tables, start, stop, chunks_of, parts, split_rows or 1)
+    return finer if len(finer) >= 2 * len(found) else found
+
+
+def _cut(
+    tables: list[Table], start: int, stop: int, step_of: Callable[[Table], int], parts: int = 1, least: int = 1
+) -> list[RowRange]:
+    """Cut rows `start` to `stop` of all tables at the multiples of a step. With `parts`, divide the steps of cheap
+    tables, but into ranges of no fewer than `least` rows and of no fewer than a split may have."""
     found: list[RowRange] = []
     before = 0
     for table in tables:
         first, last = max(0, start - before), min(table.rows, stop - before)
-        wanted = split_rows or _good_size(table, stop - start)
-        unit = table.better if table.better <= max(wanted, (stop - start) // _ENOUGH) else table.unit
-        step = -(-wanted // unit) * unit
-        _check_count(table.file, last - first, step)
-        found += [RowRange(table.file, low, high, table.size) for low, high in _pieces(first, last, step)]
+        step = part = step_of(table)
+        if table.cheap:
+            part = -(-step // max(1, min(parts, step // max(least, _least_rows(table)))))
+        _check_count(table.file, last - first, part)
+        found += [RowRange(table.file, low, high, table.size) for low, high in _pieces(first, last, step, part)]
         before += table.rows
     return found
 
@@ -123,15 +154,18 @@ def _check_count(file: str, rows: int, step: int) -> None:
 
 
 def _good_size(table: Table, total: int) -> int:
-    nbytes = max(1, table.row_nbytes)
-    least = min(_LEAST_ROWS, max(1, _LEAST // nbytes))
-    most = max(1, _MOST // nbytes)
-    return min(most, max(least, -(-total // _PIECES)))
+    most = max(1, _MOST // max(1, table.row_nbytes))
+    return min(most, max(_least_rows(table), -(-total // _PIECES)))
 
 
-def _pieces(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:
-    """Cut first..last at the multiples of `step`."""
+def _least_rows(table: Table) -> int:
+    return min(_LEAST_ROWS, max(1, _LEAST // max(1, table.row_nbytes)))
+
+
+def _pieces(first: int, last: int, step: int, part: int) -> Iterator[tuple[int, int]]:
+    """Cut first..last at the multiples of `step`, and each step after every `part` rows."""
     while first < last:
-        stop = min(last, (first // step + 1) * step)
+        begin = first // step * step
+        stop = min(last, begin + step, first + part - (first - begin) % part)
         yield first, stop
         first = stop

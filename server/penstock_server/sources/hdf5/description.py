@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from penstock_proto.status.figures import size
 
 from ..description import Column, Description, leaf_names, other_length, together
-from .reader import check_servable, opened, row_nbytes
+from ..row_ranges import RowRange, Table, divide
+from .outside import outside_files
+from .reader import check_servable, chunk_rows, is_compressed, opened, row_nbytes
 
 _MANY = 1000
 """Datasets that are looked at, at most. A file with a dataset for each sample has many more."""
@@ -26,11 +29,14 @@ def describe(file: str) -> Description:
     with opened(file, None) as h5:
         datasets, more = _datasets(h5)
         left_out: dict[str, str] = {}
-        for name, dataset in list(datasets.items()):
+        others: dict[str, None] = {}
+        for name in list(datasets):
             try:
-                check_servable(dataset, file, name)
-            except TypeError as error:
-                left_out[name] = str(error).removeprefix(f"{file}: {name!r} ")
+                others |= dict.fromkeys(filter(os.path.exists, outside_files(h5, file, [name])))
+                datasets[name] = h5[name]
+                check_servable(datasets[name], file, name)
+            except (TypeError, ValueError, OSError) as error:
+                left_out[name] = str(error).removeprefix(f"{file}: ").removeprefix(f"{name!r} ")
                 del datasets[name]
         lengths = {name: len(dataset) for name, dataset in datasets.items()}
         nbytes = {name: len(dataset) * row_nbytes(dataset) for name, dataset in datasets.items()}
@@ -47,31 +53,77 @@ def describe(file: str) -> Description:
             )
         short = leaf_names(proposed)
         columns = tuple(Column(name, short[name], _storage(datasets[name])) for name in proposed)
-    facts = []
+        facts = _splits(file, [datasets[name] for name in proposed], rows or 0)
+    if others:
+        names = [os.path.relpath(other, os.path.dirname(os.path.abspath(file))) for other in others]
+        facts.append(f"depends on {len(names)} other {'file' if len(names) == 1 else 'files'}: {_some(names)}")
     if more:
         facts.append(f"only the first {_MANY} datasets were looked at")
     return Description(columns, left_out, tuple(facts), rows)
 
 
 def _datasets(h5: Any) -> tuple[dict[str, Any], bool]:
-    """Return up to `_MANY` datasets by name, and whether there are more."""
+    """Return the names of up to `_MANY` datasets and external links, in the order of the file, and whether there are
+    more. Links are not followed: they may lead to any file."""
     found: dict[str, Any] = {}
 
-    def note(name: str, item: Any) -> bool | None:
-        if hasattr(item, "chunks"):
+    def note(name: str, link: Any) -> bool | None:
+        is_link = hasattr(link, "filename")
+        if is_link or (not hasattr(link, "path") and hasattr(h5[name], "chunks")):
             if len(found) == _MANY:
-                return True  # ends `visititems`
-            found[name] = item
+                return True  # ends the visit
+            found[name] = None
         return None
 
-    more = h5.visititems(note)
+    more = h5.visititems_links(note)
     return found, bool(more)
 
 
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _splits(file: str, found: list[Any], rows: int) -> list[str]:
+    """Return whether the chunks of compressed datasets make few splits, or splits that decompress chunks twice."""
+    found = [dataset for dataset in found if is_compressed(dataset)]
+    if not found or not rows:
+        return []
+    try:
+        table = Table(file, None, rows, sum(map(row_nbytes, found)), *chunk_rows(found))
+        splits = divide([table], (0, None), None)
+    except ValueError:  # too many splits
+        return []
+    facts = []
+    if len(splits) < 16 and table.chunk * table.row_nbytes > 64 << 20:
+        facts.append(
+            f"{'1 split' if len(splits) == 1 else f'{len(splits)} splits'}, as {table.chunk} rows share chunks: no "
+            "more workers can read it at once, so write chunks of fewer rows"
+        )
+    once = sum(rows * row_nbytes(dataset) for dataset in found)
+    more = sum(_twice(dataset, splits) * row_nbytes(dataset) for dataset in found)
+    if more * 20 > once:
+        chunks = " and ".join(map(str, sorted({dataset.chunks[0] for dataset in found})))
+        facts.append(
+            f"{len(splits)} splits that share chunks (of {chunks} rows): reading all decompresses "
+            f"{1 + more / once:.1f} times the data. Chunks with the same, smaller number of rows would cost less"
+        )
+    return facts
+
+
+def _twice(dataset: Any, splits: list[RowRange]) -> int:
+    """Return how many rows are decompressed once more, in whole chunks."""
+    rows = dataset.chunks[0]
+    read = sum(-(-split.stop // rows) - split.start // rows for split in splits)
+    return int((read - -(-len(dataset) // rows)) * rows)
+
+
 def _storage(dataset: Any) -> str:
-    words = [f"dataset {dataset.name.lstrip('/')!r}, {_dtype(dataset.dtype)}{list(dataset.shape)}"]
+    dtype, inner = dataset.dtype.subdtype or (dataset.dtype, ())
+    words = [f"dataset {dataset.name.lstrip('/')!r}, {_dtype(dtype)}{[*dataset.shape, *inner]}"]
+    if len(dataset) and not (dataset.id.get_storage_size() or dataset.is_virtual or dataset.external):
+        words.append("never written, so all rows are its fill value")
     if dataset.chunks is None:
-        return f"{words[0]}, contiguous"
+        return ", ".join([*words, "contiguous"])
     chunk = dataset.dtype.itemsize
     for dim in dataset.chunks:
         chunk *= dim

@@ -28,11 +28,12 @@ class Hdf5(Format):
         rows: tuple[int, int | None] | None = None,
         split_rows: int | None = None,
         locking: bool | None = None,
+        allow_outside: bool = False,
     ) -> Source:
         """See `Format`. `Feed.from_hdf5` describes the options."""
         from .reader import Hdf5Rows, Hdf5Source, Hdf5Splits
 
-        source = Hdf5Source(files, leaves, locking)
+        source = Hdf5Source(files, leaves, locking, allow_outside)
         return Source(Hdf5Splits(source, rows, split_rows), Hdf5Rows(source))
 
     def describe(self, file: str) -> Description:

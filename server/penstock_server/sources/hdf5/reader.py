@@ -1,26 +1,36 @@
 """HDF5 files: datasets of equal length, read in slabs of whole chunks.
 
-HDF5 decompresses a whole chunk for one of its rows. So splits begin where chunks begin, and a split is read slab by
-slab: each chunk is decompressed once in an epoch. (Several splits may decompress the same chunk of labels, if its
-borders do not fit those of the images.) h5py is imported in the worker.
+HDF5 decompresses a whole chunk for one of its rows. So splits begin where chunks begin, and each dataset of a split is
+read slab by slab: a chunk is decompressed once in an epoch. The exceptions are chunks that lie across the border of two
+splits: those of small datasets (labels beside images), and those of any dataset if the file would else make too few
+splits. h5py is imported in the worker.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from .. import files as fs
+from ..bounds import check_at_once
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
+from .outside import OutsideFiles
+from .superblock import why_not_opened
 
 _SLAB = 1 << 20
-"""Bytes that are read at once, unless the chunks have more."""
+"""Bytes of a dataset that are read at once, unless a row of chunks has more."""
+
+_BAND = 256 << 20
+"""Bytes of a dataset that are read at once, at most, unless one sample has more. A row of chunks of more bytes is
+decompressed several times."""
+
+_CHEAP = 64 << 20
+"""Bytes of a row of chunks that several splits may decompress, if the file would else make too few: 0.3 s of work."""
 
 _SMALL = 8
 """A dataset is small if the rows of another one are more than this many times as large."""
@@ -33,25 +43,45 @@ class Hdf5Source:
         files: paths, patterns and URLs.
         leaves: names of datasets in the structure of a sample.
         locking: as in `h5py.File`; False for file systems without locks.
+        allow_outside: whether a file may depend on files in other folders.
     """
 
-    def __init__(self, files: fs.Files, leaves: Any, locking: bool | None) -> None:
+    def __init__(self, files: fs.Files, leaves: Any, locking: bool | None, allow_outside: bool = False) -> None:
+        if allow_outside not in (True, False):
+            raise TypeError(f"allow_outside must be True or False, got {allow_outside!r}")
         if locking not in (None, True, False):
             raise TypeError(f"locking must be True, False or None, got {locking!r}")
         self.files = fs.checked(files)
         self.columns = Columns(leaves, "dataset")
         self.locking = locking
+        self._outside = OutsideFiles(self.columns.names, allow_outside, locking)
 
     @contextmanager
     def open(self, file: str) -> Iterator[list[Any]]:
         """Open a file, and yield its datasets in the order of `columns.names`.
 
         Raises:
-            OSError: it cannot be opened; the message says why and what to do.
+            OSError: it cannot be opened, or depends on a file that cannot be read; the message says why and what to do.
             LookupError, TypeError, ValueError: a dataset is missing, cannot be served, or is shorter than another.
         """
         with opened(file, self.locking) as h5:
+            self._outside.of(h5, file)
             yield datasets(h5, file, self.columns.names)
+
+    def remembered(self, file: str) -> list[str] | None:
+        """Return the files on which a file depends; None if they have not been found yet, or one has changed."""
+        return [] if fs.is_url(file) else self._outside.remembered(file)
+
+    def files_of(self, file: str) -> list[str]:
+        """Return a file and all others on which its datasets depend."""
+        found = self.remembered(file)
+        if found is None:
+            try:
+                with opened(file, self.locking) as h5:
+                    found = self._outside.of(h5, file)
+            except OSError:  # it will be raised again when the file is read
+                found = []
+        return [file, *found]
 
 
 class Hdf5Splits:
@@ -75,13 +105,14 @@ class Hdf5Splits:
 
     def _table(self, file: str) -> Table:
         size = fs.size_of(file)
-        key = (file, size, None if fs.is_url(file) else os.stat(file).st_mtime_ns)
-        table = self._known.get(key)
-        if table is None:
-            with self._source.open(file) as found:
-                nbytes = sum(row_nbytes(dataset) for dataset in found)
-                table = Table(file, size, len(found[0]), nbytes, *chunk_rows(found))
-            self._known[key] = table
+        others = self._source.remembered(file)
+        known = None if others is None else self._known.get((file, size, *fs.stamp_of(file, *others)))
+        if known is not None:
+            return known
+        with self._source.open(file) as found:
+            nbytes = sum(row_nbytes(dataset) for dataset in found)
+            table = Table(file, size, len(found[0]), nbytes, *chunk_rows(found))
+        self._known[file, size, *fs.stamp_of(file, *(self._source.remembered(file) or ()))] = table
         return table
 
 
@@ -98,6 +129,10 @@ class Hdf5Rows(Reader):
         """See `Reader`."""
         return self._source.columns
 
+    def files_of(self, split: RowRange) -> list[str]:
+        """See `Reader`."""
+        return self._source.files_of(split.file)
+
     def __call__(self, split: RowRange) -> Iterator[Any]:
         """Yield one sample for each row.
 
@@ -107,16 +142,30 @@ class Hdf5Rows(Reader):
         source = self._source
         fs.check_size(split.file, split.size)
         with source.open(split.file) as found:
-            unit, _ = chunk_rows(found)
-            rows = unit * max(1, _SLAB // max(1, unit * sum(row_nbytes(dataset) for dataset in found)))
-            start = split.start
-            while start < split.stop:
-                stop = min(split.stop, (start // rows + 1) * rows)
-                with _readable(split.file):
-                    slabs = [_slab(dataset, start, stop) for dataset in found]
-                yield from source.columns.samples(slabs)
-                del slabs  # before the next ones are read
-                start = stop
+            rows = [_rows(dataset, split, name) for name, dataset in zip(source.columns.names, found, strict=True)]
+            yield from source.columns.samples(rows)
+
+
+def _rows(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
+    """Yield the rows of a dataset in a split. Read slabs that end where chunks do."""
+    row = max(1, row_nbytes(dataset))
+    chunk = dataset.chunks[0] if is_compressed(dataset) else 1
+    rows = chunk * max(1, _SLAB // (chunk * row))
+    if rows * row > _BAND:
+        rows = max(1, _BAND // row)
+    start = split.start
+    while start < split.stop:
+        stop = min(split.stop, (start // rows + 1) * rows)
+        try:
+            slab = _slab(dataset, start, stop)
+        except OSError as error:
+            raise OSError(
+                f"{split.file}: rows {start} to {stop - 1} of {name!r} cannot be read ({error}). The file is damaged, "
+                "or a writer changes it: copy it again, or leave these rows out with rows="
+            ) from None
+        yield from slab
+        del slab  # before the next one is read
+        start = stop
 
 
 @contextmanager
@@ -130,42 +179,26 @@ def opened(file: str, locking: bool | None) -> Iterator[Any]:
 
     if fs.is_url(file):
         with fs.open_binary(file) as stream:
-            with _readable(file):
+            with _opening(file):
                 h5 = h5py.File(stream, "r")
             with h5:
                 yield h5
         return
-    with fs.errors_that_name(file), _readable(file):
+    with fs.errors_that_name(file), _opening(file):
         h5 = h5py.File(file, "r", locking=locking)
     with h5:
         yield h5
 
 
 @contextmanager
-def _readable(file: str) -> Iterator[None]:
-    """Say what is wrong with a file, and what to do, where HDF5's message only hints at it."""
+def _opening(file: str) -> Iterator[None]:
+    """Say why HDF5 does not open a file, and what to do."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except OSError as error:
-        text = str(error)
-        if "truncated" in text:
-            why = "the file is truncated: copy it again, or leave it out"
-        elif "unable to lock" in text:
-            why = (
-                "another process has locked the file, perhaps to write it: wait until it has closed the file. If the "
-                "file system has no locks (NFS), give locking=False"
-            )
-        elif "signature not found" in text:
-            why = "this is not an HDF5 file, or its writer was killed before it closed the file"
-        elif "already open for write" in text or "consistency flags" in text:
-            why = "its writer still has the file open, or was killed: close it, or run h5clear -s on the file"
-        elif "filter" in text:
-            why = "a chunk cannot be decompressed: its filter is missing (pip install hdf5plugin), or it is damaged"
-        else:
-            why = "it cannot be read: is it damaged, or did a writer change it?"
-        raise OSError(f"{file}: {why} ({text})") from None
+        raise OSError(f"{file}: {why_not_opened(file, error)} ({error})") from None
 
 
 def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:
@@ -193,22 +226,32 @@ def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:
     return found
 
 
-def chunk_rows(found: list[Any]) -> tuple[int, int]:
-    """Return the least number of rows at whose multiples a chunk of each large dataset begins, and the least one at
-    whose multiples a chunk of every dataset begins.
+def chunk_rows(found: list[Any]) -> tuple[int, int, int, bool]:
+    """Return where splits may begin: `unit`, `better`, `chunk` and `cheap` of `Table`.
 
     Only compressed datasets count. A small one (labels beside images) may have chunks that do not fit those of the
-    large ones. If splits always followed its chunks, a file could end up with a single split.
+    large ones. If splits always followed its chunks, a file could end up with a single split. The same holds for the
+    chunks of large ones: 625 rows of images and 313 rows of masks meet again after 195,625 rows. Then splits follow
+    only the larger chunks, or divide these too if decompressing a row of chunks again costs little.
     """
-    compressed = [one for one in found if one.chunks is not None and one.id.get_create_plist().get_nfilters()]
+    compressed = [one for one in found if is_compressed(one)]
     most = max(map(row_nbytes, compressed), default=0)
-    large = [one.chunks[0] for one in compressed if row_nbytes(one) * _SMALL >= most]
-    return math.lcm(*large), math.lcm(*(one.chunks[0] for one in compressed))
+    large = [one for one in compressed if row_nbytes(one) * _SMALL >= most]
+    unit = math.lcm(*(one.chunks[0] for one in large))
+    better = math.lcm(*(one.chunks[0] for one in compressed))
+    chunk = max((one.chunks[0] for one in large), default=1)
+    cheap = all(one.chunks[0] * row_nbytes(one) <= _CHEAP for one in large)
+    return unit, better, chunk, cheap
 
 
 def row_nbytes(dataset: Any) -> int:
     """Return the bytes of one row of a dataset."""
     return int(math.prod(dataset.shape[1:])) * int(dataset.dtype.itemsize)
+
+
+def is_compressed(dataset: Any) -> bool:
+    """Return whether HDF5 has to decode a whole chunk of a dataset for one of its rows."""
+    return dataset.chunks is not None and bool(dataset.id.get_create_plist().get_nfilters())
 
 
 def _slab(dataset: Any, start: int, stop: int) -> Any:
@@ -220,24 +263,75 @@ def check_servable(dataset: Any, file: str, name: str) -> None:
     """Check that the rows of a dataset can be leaves.
 
     Raises:
-        TypeError: they cannot; the message names the file and the dataset.
+        OSError: it needs a filter that is not installed.
+        TypeError: it has another type; the message names the file and the dataset.
+        ValueError: a row or a chunk is too large to be read.
     """
     import h5py
 
+    where = f"{file}: {name!r}"
+    if dataset.shape is None:
+        raise TypeError(f"{where} holds no data: leave it out")
     if not dataset.shape:
-        raise TypeError(f"{file}: {name!r} is a single value, not an array of rows: leave it out")
-    kind = dataset.dtype
+        raise TypeError(f"{where} is a single value, not an array of rows: leave it out")
+    try:
+        kind = dataset.dtype
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{where} has a type that NumPy lacks ({error}): leave it out, or write it as float64"
+        ) from None
+    base = h5py.check_vlen_dtype(kind)
+    if kind.subdtype is not None:
+        base = kind.subdtype[0]
     text = h5py.check_string_dtype(kind) is not None
-    if kind.kind == "V" or (kind.kind == "O" and not text and h5py.check_vlen_dtype(kind) is None):
-        raise TypeError(f"{file}: {name!r} has dtype {kind}, which cannot be served: write each field as a dataset")
+    if not text and not _is_number(base or kind) and not (kind.kind in "SU" and base is None):
+        raise TypeError(
+            f"{where} has dtype {base or kind}, which cannot be served: write numbers, each field as a dataset"
+        )
+    check_at_once(row_nbytes(dataset), where, "rows")
+    if dataset.chunks is not None:
+        check_at_once(math.prod(dataset.chunks) * kind.itemsize, where, "chunks")
+        _check_filters(dataset, where)
+
+
+def _is_number(kind: Any) -> bool:
+    return kind.kind in "biu" or (kind.kind == "f" and kind.itemsize <= 8) or (kind.kind == "c" and kind.itemsize <= 16)
+
+
+def _check_filters(dataset: Any, where: str) -> None:
+    """Check that all filters of a dataset can be used, if need be after importing hdf5plugin."""
+    import h5py
+
+    properties = dataset.id.get_create_plist()
+    for number in range(properties.get_nfilters()):
+        code, _, _, name = properties.get_filter(number)
+        if h5py.h5z.filter_avail(code):
+            continue
+        try:
+            import hdf5plugin  # noqa: F401 (it registers its filters)
+        except ImportError:
+            advice = "pip install hdf5plugin, where the workers run"
+        else:
+            advice = "hdf5plugin does not have it. Install its plugin, and set HDF5_PLUGIN_PATH to the plugin's folder"
+        if not h5py.h5z.filter_avail(code):
+            words = name.decode(errors="replace") or "without a name"
+            raise OSError(f"{where} is compressed by the filter {code} ({words}), which is not installed: {advice}")
 
 
 def _all(h5: Any) -> list[str]:
     names: list[str] = []
 
-    def note(name: str, item: Any) -> None:
+    def note(name: str, item: Any) -> bool | None:
         if hasattr(item, "chunks"):
-            names.append(f"{name} ({item.dtype}{list(item.shape)})")
+            names.append(f"{name} ({_described(item)})")
+        return True if len(names) == 20 else None  # True ends `visititems`
 
     h5.visititems(note)
-    return names[:20]
+    return names
+
+
+def _described(dataset: Any) -> str:
+    try:
+        return f"{dataset.dtype}{list(dataset.shape or ())}"
+    except (TypeError, ValueError):
+        return "of a type that NumPy lacks"
