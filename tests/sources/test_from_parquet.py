@@ -153,6 +153,33 @@ def tables_of(feed: Feed, name: str) -> list[Any]:
         return list(reader._tables(parquet, split, [name]))
 
 
+def test_a_large_row_group_is_divided_if_there_are_few(tmp_path: Path) -> None:
+    words = [f"row {number}" for number in range(50_000)]
+    noise = {f"noise{number}": np.random.default_rng(number).random(50_000) for number in range(10)}
+    table = pa.table({"id": np.arange(50_000), "word": words, **noise})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=30_000)
+    feed = from_parquet(tmp_path / "a.parquet", ("id", "word"))
+    splits: Any = feed.splits()  # type: ignore[operator]
+    assert len(splits) == 5
+    assert repr(splits[1]).endswith("a.parquet row group 0 rows 10000 to 19999")
+    assert read(feed) == list(enumerate(words))
+    assert feed.generate.files_of(splits[1]) == [str(tmp_path / "a.parquet")]  # type: ignore[union-attr]
+    assert "divided into 5 splits" in describe(str(tmp_path / "a.parquet")).facts[0]
+
+
+def test_small_or_many_row_groups_are_not_divided() -> None:
+    def parts(groups: int, rows: int, nbytes: int) -> int:
+        return len(reader.divided([(reader.RowGroup("a", at, rows, None), nbytes) for at in range(groups)]))
+
+    assert parts(1, 1_000_000, 1 << 30) == 8
+    assert parts(2, 1_000_000, 1 << 30) == 16
+    assert parts(5, 1_000_000, 1 << 30) == 20
+    assert parts(8, 1_000_000, 1 << 30) == 8
+    assert parts(1, 127, 1 << 30) == 1
+    assert parts(1, 1_000_000, 1 << 20) == 1
+    assert parts(0, 0, 0) == 0
+
+
 def test_many_columns_are_not_described_one_by_one(tmp_path: Path) -> None:
     columns = {f"c{number}": pa.array([1], pa.int8()) for number in range(1500)}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")

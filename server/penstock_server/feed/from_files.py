@@ -148,6 +148,9 @@ class FromFiles:
     ) -> Self:
         """Return a feed of the rows of Parquet files, read with pyarrow. Each row group is a split.
 
+        With fewer than 8 row groups, large ones are divided into up to 8 splits each. Each of these decodes the rows
+        before its own, so write more row groups if you can.
+
         A column of numbers gives numbers. A column of lists of numbers gives one-dimensional arrays, and one of
         fixed-shape tensors gives arrays of that shape. Text is `str`, binary data are `bytes`. A column with nulls, or
         of another type, is an error.

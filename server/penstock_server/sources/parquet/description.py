@@ -8,7 +8,7 @@ from penstock_proto.status.figures import size
 
 from ..bounds import AT_ONCE, COLUMNS
 from ..description import Column, Description
-from .reader import can_be_served, opened_parquet
+from .reader import RowGroup, can_be_served, divided, opened_parquet
 
 
 def describe(file: str) -> Description:
@@ -62,11 +62,19 @@ def _facts(groups: list[Any]) -> tuple[str, ...]:
     largest = max(map(_stored, groups))
     many = f"{len(rows)} row groups" if len(rows) > 1 else "1 row group"
     span = f"{min(rows)} to {max(rows)}" if min(rows) < max(rows) else str(rows[0])
-    facts = [f"{many} of {span} rows, up to {size(largest)}; each is a split"]
-    if largest > 256 << 20:
-        facts.append("each open split holds a row group in memory: write smaller ones (row_group_size=)")
-    elif len(rows) < 4 and sum(rows) > 1000:
-        facts.append("few row groups mean few workers: write more of them (row_group_size=)")
+    groups_of = [
+        (RowGroup("", number, group.num_rows, None), group.total_byte_size) for number, group in enumerate(groups)
+    ]
+    splits = divided(groups_of)
+    if len(splits) > len(rows):
+        facts = [
+            f"{many} of {span} rows, up to {size(largest)}, divided into {len(splits)} splits. Each decodes its row "
+            "group up to its own rows: smaller row groups (row_group_size=) cost less"
+        ]
+    else:
+        facts = [f"{many} of {span} rows, up to {size(largest)}; each is a split"]
+        if len(rows) < 4 and sum(rows) > 1000:
+            facts.append("few row groups mean few workers: write more of them (row_group_size=)")
     return tuple(facts)
 
 

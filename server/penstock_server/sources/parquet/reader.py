@@ -1,5 +1,8 @@
 """Parquet files. A row group is a split, and is decoded batch by batch.
 
+If files have few row groups, large ones are divided. pyarrow decodes a row group from its beginning, so each part costs
+decoding the rows before it, but not making samples of them. Local files are mapped, and the workers share their pages.
+
 The worker imports pyarrow: its threads do not survive a fork.
 """
 
@@ -23,6 +26,14 @@ from ..structure import Columns
 _BATCH = 16 << 20
 """Bytes that are decoded at once, by the sizes in the metadata."""
 
+_FEW = 8
+"""Row groups that are so few that large ones are divided. Also the most parts of one: on average, reading a part costs
+decoding half of the row group."""
+
+_LEAST_ROWS = 64
+_LEAST = 1 << 20
+"""The least size of a part of a row group."""
+
 _BATCH_ROWS = 8192
 """Rows that are decoded at once, at most. A repeated value has few bytes in the file, but many in memory."""
 
@@ -41,30 +52,72 @@ class RowGroup:
         return f"{self.file} row group {self.group}"
 
 
+@on_disk_as("penstock_server.sources.parquet.RowGroupPart")
+@dataclass(frozen=True, slots=True, repr=False)
+class RowGroupPart:
+    """Rows `start` to `stop` (not included) of a row group."""
+
+    whole: RowGroup
+    start: int
+    stop: int
+
+    def __repr__(self) -> str:
+        return f"{self.whole} rows {self.start} to {self.stop - 1}"
+
+    @property
+    def file(self) -> str:
+        """The file that has the row group."""
+        return self.whole.file
+
+
 class ParquetSplits:
-    """Lists the row groups of files."""
+    """Lists the row groups of files, and divides large ones if they are few."""
 
     def __init__(self, files: fs.Files) -> None:
         self.__name__ = "Feed.from_parquet"
         self._files = fs.checked(files)
-        self._known: dict[tuple[Any, ...], list[RowGroup]] = {}
+        self._known: dict[tuple[Any, ...], list[tuple[RowGroup, int]]] = {}
 
-    def __call__(self) -> list[RowGroup]:
+    def __call__(self) -> list[RowGroup | RowGroupPart]:
         """Read the metadata of each file that is new or has changed.
 
         Raises:
             OSError: a file is missing or cannot be read.
         """
-        return [group for file in fs.expand(self._files) for group in self._groups(file)]
+        groups = [group for file in fs.expand(self._files) for group in self._groups(file)]
+        return divided(groups)
 
-    def _groups(self, file: str) -> list[RowGroup]:
+    def _groups(self, file: str) -> list[tuple[RowGroup, int]]:
         size = fs.size_of(file)
         key = (file, size, None if fs.is_url(file) else os.stat(file).st_mtime_ns)
         if key not in self._known:
             with opened_parquet(file) as parquet:
-                rows = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
-            self._known[key] = [RowGroup(file, group, count, size) for group, count in enumerate(rows) if count]
+                found = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
+                self._known[key] = [
+                    (RowGroup(file, number, group.num_rows, size), group.total_byte_size)
+                    for number, group in enumerate(found)
+                    if group.num_rows
+                ]
         return self._known[key]
+
+
+def divided(groups: list[tuple[RowGroup, int]]) -> list[RowGroup | RowGroupPart]:
+    """Return the splits that row groups make, each given with its bytes when decoded.
+
+    With fewer than 8 row groups, large ones are divided into up to 8 parts each, of 64 rows and 1 MiB at least, so that
+    there are about 16 splits.
+    """
+    found: list[RowGroup | RowGroupPart] = []
+    wanted = min(_FEW, -(-2 * _FEW // max(1, len(groups)))) if len(groups) < _FEW else 1
+    for group, nbytes in groups:
+        parts = min(wanted, group.rows // _LEAST_ROWS, nbytes // _LEAST)
+        if parts < 2:
+            found.append(group)
+            continue
+        rows = -(-group.rows // parts)
+        starts = range(0, group.rows, rows)
+        found += [RowGroupPart(group, start, min(group.rows, start + rows)) for start in starts]
+    return found
 
 
 @on_disk_as("penstock_server.sources.parquet.ParquetRows")
@@ -80,13 +133,15 @@ class ParquetRows(Reader):
         """See `Reader`."""
         return self._columns
 
-    def __call__(self, split: RowGroup) -> Iterator[Any]:
+    def __call__(self, split: RowGroup | RowGroupPart) -> Iterator[Any]:
         """Yield one sample for each row.
 
         Raises:
             LookupError, TypeError, ValueError: a column is missing, cannot be served, or holds nulls.
             OSError: the file cannot be read, or has changed since its splits were listed.
         """
+        part = split if isinstance(split, RowGroupPart) else RowGroupPart(split, 0, split.rows)
+        split = part.whole
         fs.check_size(split.file, split.size)
         with opened_parquet(split.file) as parquet:
             has = parquet.schema_arrow.names
@@ -94,12 +149,16 @@ class ParquetRows(Reader):
             for name in columns.names:
                 if name not in has:
                     raise LookupError(f"{split.file} has no column {name!r}; its columns are {', '.join(has)}")
-            rows = 0
+            at = 0
             for table in _tables(parquet, split, columns.names):
-                rows += table.num_rows
-                yield from columns.samples([_values(table, name, split) for name in columns.names])
-            if rows != split.rows:
-                raise OSError(f"{split}: it has {rows} rows, and the metadata say {split.rows}: write the file again")
+                wanted = table.slice(max(0, part.start - at), part.stop - max(at, part.start))
+                if at + table.num_rows > part.start:
+                    yield from columns.samples([_values(wanted, name, split) for name in columns.names])
+                at += table.num_rows
+                if at >= part.stop:
+                    break
+            if at < part.stop:
+                raise OSError(f"{split}: it has {at} rows, and the metadata say {split.rows}: write the file again")
 
 
 def _tables(parquet: Any, split: RowGroup, names: list[str]) -> Iterator[Any]:
@@ -144,7 +203,8 @@ def opened_parquet(file: str) -> Iterator[Any]:
         raise ImportError(f"Parquet files need pyarrow: {distribution.pip_install('parquet')}") from None
     with fs.open_binary(file) as stream:
         with _readable(file):
-            opened = parquet.ParquetFile(stream, page_checksum_verification=True)
+            source, mapped = (stream, False) if fs.is_url(file) else (file, True)
+            opened = parquet.ParquetFile(source, memory_map=mapped, page_checksum_verification=True)
         with opened:
             yield opened
 
