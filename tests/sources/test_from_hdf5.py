@@ -399,6 +399,20 @@ def test_a_damaged_file_is_named_with_the_fix(digits: Path, damage: Any, message
     assert "digits-0.h5" in str(raised.value)
 
 
+def test_a_damaged_dataset_is_named_beside_the_others(digits: Path) -> None:
+    path = digits / "digits-0.h5"
+    with h5py.File(path) as h5:
+        at = h5py.h5o.get_info(h5["images"].id).addr
+    data = bytearray(path.read_bytes())
+    data[at : at + 16] = b"\xff" * 16
+    path.write_bytes(data)
+    with pytest.raises(OSError, match=r"digits-0.h5: the file is damaged .*: copy it again"):
+        read(from_hdf5(path, "images"))
+    described = describe(str(path))
+    assert [column.name for column in described.columns] == ["group/flag", "labels", "names"]
+    assert "the file is damaged" in described.left_out["images"]
+
+
 def test_a_damaged_chunk_is_named_with_its_rows(digits: Path) -> None:
     path = digits / "digits-0.h5"
     with h5py.File(path) as h5:

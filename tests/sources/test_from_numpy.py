@@ -271,6 +271,18 @@ def test_a_member_that_zipfile_cannot_read_is_named(change: Any, message: str) -
     assert message.partition(": ")[2] in described.left_out["images"]
 
 
+def test_an_archive_without_arrays_or_with_damaged_places_is_named() -> None:
+    with zipfile.ZipFile("none.npz", "w"):
+        pass
+    with pytest.raises(ValueError, match=r"none.npz has no arrays"):
+        read(from_numpy("none.npz"))
+    data = bytearray(Path("packed.npz").read_bytes())
+    data[data.find(b"PK\5\6") + 16 : data.find(b"PK\5\6") + 20] = b"\0\0\0\x70"  # where the directory begins
+    Path("packed.npz").write_bytes(data)
+    with pytest.raises(OSError, match=r"packed.npz: .* damaged|packed.npz: it is not a .npz file"):
+        read(from_numpy("packed.npz"))
+
+
 def test_thousands_of_arrays_are_not_opened() -> None:
     with zipfile.ZipFile("many.npz", "w") as archive:
         for number in range(3000):

@@ -180,6 +180,13 @@ def test_small_or_many_row_groups_are_not_divided() -> None:
     assert parts(0, 0, 0) == 0
 
 
+def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    pq.write_table(pa.table({"x": text}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet row group 0: column 'x' holds text that is not UTF-8"):
+        read(from_parquet(tmp_path / "a.parquet"))
+
+
 def test_many_columns_are_not_described_one_by_one(tmp_path: Path) -> None:
     columns = {f"c{number}": pa.array([1], pa.int8()) for number in range(1500)}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")

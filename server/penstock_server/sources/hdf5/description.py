@@ -10,10 +10,13 @@ from penstock_proto.status.figures import size
 from ..description import Column, Description, leaf_names, other_length, together
 from ..row_ranges import RowRange, Table, divide
 from .outside import outside_files
-from .reader import check_servable, chunk_rows, is_compressed, opened, row_nbytes
+from .reader import check_servable, chunk_rows, damage_of, is_compressed, opened, row_nbytes
 
 _MANY = 1000
 """Datasets that are looked at, at most. A file with a dataset for each sample has many more."""
+
+_LINKS = 10 * _MANY
+"""Objects and links that are looked at, at most."""
 
 _LEAVES = 100
 """Datasets that are proposed as leaves, at most. If more of them share a length, they are hardly leaves."""
@@ -27,17 +30,24 @@ def describe(file: str) -> Description:
         ValueError: too many datasets share a length; the message says what to do.
     """
     with opened(file, None) as h5:
-        datasets, more = _datasets(h5)
+        with damage_of(file):
+            names, more = _names(h5)
+        datasets: dict[str, Any] = {}
         left_out: dict[str, str] = {}
         others: dict[str, None] = {}
-        for name in list(datasets):
+        for name in names:
             try:
-                others |= dict.fromkeys(filter(os.path.exists, outside_files(h5, file, [name])))
-                datasets[name] = h5[name]
-                check_servable(datasets[name], file, name)
+                with damage_of(file):
+                    others |= dict.fromkeys(filter(os.path.exists, outside_files(h5, file, [name])))
+                    dataset = h5[name]
+                    check_servable(dataset, file, name)
             except (TypeError, ValueError, OSError) as error:
                 left_out[name] = str(error).removeprefix(f"{file}: ").removeprefix(f"{name!r} ")
-                del datasets[name]
+                continue
+            datasets[name] = dataset
+            if len(datasets) == _MANY:
+                more = True
+                break
         lengths = {name: len(dataset) for name, dataset in datasets.items()}
         nbytes = {name: len(dataset) * row_nbytes(dataset) for name, dataset in datasets.items()}
         rows = together(lengths, nbytes)
@@ -62,21 +72,45 @@ def describe(file: str) -> Description:
     return Description(columns, left_out, tuple(facts), rows)
 
 
-def _datasets(h5: Any) -> tuple[dict[str, Any], bool]:
-    """Return the names of up to `_MANY` datasets and external links, in the order of the file, and whether there are
-    more. Links are not followed: they may lead to any file."""
-    found: dict[str, Any] = {}
+def _names(h5: Any) -> tuple[list[str], bool]:
+    """Return the names of up to `_LINKS` datasets, damaged objects and external links, in the order of the file, and
+    whether there are more. Links are not followed: they may lead to any file."""
+    found: list[str] = []
+    seen = {_address(h5)}
+    stack = [(h5, "", iter(h5))]
+    while stack:
+        group, prefix, parts = stack[-1]
+        part = next(parts, None)
+        if part is None:
+            stack.pop()
+            continue
+        if len(seen) + len(found) > _LINKS:
+            return found, True
+        link = group.get(part, getlink=True)
+        if hasattr(link, "filename"):
+            found.append(prefix + part)
+        if hasattr(link, "path"):
+            continue
+        try:
+            item = group[part]
+        except (KeyError, OSError, RuntimeError):
+            found.append(prefix + part)
+            continue
+        address = _address(item)
+        if address in seen:  # under another name
+            continue
+        seen.add(address)
+        if hasattr(item, "visititems"):
+            stack.append((item, f"{prefix}{part}/", iter(item)))
+        elif hasattr(item, "chunks"):
+            found.append(prefix + part)
+    return found, False
 
-    def note(name: str, link: Any) -> bool | None:
-        is_link = hasattr(link, "filename")
-        if is_link or (not hasattr(link, "path") and hasattr(h5[name], "chunks")):
-            if len(found) == _MANY:
-                return True  # ends the visit
-            found[name] = None
-        return None
 
-    more = h5.visititems_links(note)
-    return found, bool(more)
+def _address(item: Any) -> int:
+    import h5py
+
+    return int(h5py.h5o.get_info(item.id).addr)
 
 
 def _some(names: list[str]) -> str:

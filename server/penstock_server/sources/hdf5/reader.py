@@ -65,8 +65,10 @@ class Hdf5Source:
             LookupError, TypeError, ValueError: a dataset is missing, cannot be served, or is shorter than another.
         """
         with opened(file, self.locking) as h5:
-            self._outside.of(h5, file)
-            yield datasets(h5, file, self.columns.names)
+            with damage_of(file):
+                self._outside.of(h5, file)
+                found = datasets(h5, file, self.columns.names)
+            yield found
 
     def remembered(self, file: str) -> list[str] | None:
         """Return the files on which a file depends; None if they have not been found yet, or one has changed."""
@@ -77,7 +79,7 @@ class Hdf5Source:
         found = self.remembered(file)
         if found is None:
             try:
-                with opened(file, self.locking) as h5:
+                with opened(file, self.locking) as h5, damage_of(file):
                     found = self._outside.of(h5, file)
             except OSError:  # it will be raised again when the file is read
                 found = []
@@ -158,7 +160,7 @@ def _rows(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
         stop = min(split.stop, (start // rows + 1) * rows)
         try:
             slab = _slab(dataset, start, stop)
-        except OSError as error:
+        except (OSError, KeyError, RuntimeError, ValueError) as error:
             raise OSError(
                 f"{split.file}: rows {start} to {stop - 1} of {name!r} cannot be read ({error}). The file is damaged, "
                 "or a writer changes it: copy it again, or leave these rows out with rows="
@@ -199,6 +201,19 @@ def _opening(file: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise OSError(f"{file}: {why_not_opened(file, error)} ({error})") from None
+
+
+@contextmanager
+def damage_of(file: str) -> Iterator[None]:
+    """Name a file where h5py has met damage that it does not report as an OSError.
+
+    Raises:
+        OSError: instead of these.
+    """
+    try:
+        yield
+    except (KeyError, RuntimeError, SystemError) as error:
+        raise OSError(f"{file}: the file is damaged ({error}): copy it again, or leave it out") from None
 
 
 def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:

@@ -322,7 +322,7 @@ class Archive:
         self._opened = stack.enter_context(fs.open_binary(file))
         try:
             self._archive = stack.enter_context(zipfile.ZipFile(self._opened))
-        except (*_DAMAGE, ValueError, NotImplementedError) as error:
+        except (*_DAMAGE, ValueError, OSError, NotImplementedError) as error:
             raise OSError(f"{file}: it is not a .npz file, or is truncated ({error}): copy it again") from None
         self.members = {info.filename.removesuffix(".npy"): info for info in self._archive.infolist()}
 
@@ -330,8 +330,10 @@ class Archive:
         """Return the names of all arrays.
 
         Raises:
-            ValueError: they are too many to be served together.
+            ValueError: there are none, or too many to be served together.
         """
+        if not self.members:
+            raise ValueError(f"{self._file} has no arrays")
         if len(self.members) > COLUMNS:
             raise ValueError(
                 f"{self._file} has {len(self.members):,} arrays: name those to serve, with leaves= or --leaf NAME=ARRAY"
@@ -352,16 +354,16 @@ class Archive:
         if info.flag_bits & 1:
             raise OSError(f"{where}: it is encrypted: write the file without a password")
         place = None
-        if info.compress_type == zipfile.ZIP_STORED and not fs.is_url(file):
-            place = file, _data_offset(file, self._opened, info)
         try:
+            if info.compress_type == zipfile.ZIP_STORED and not fs.is_url(file):
+                place = file, _data_offset(self._opened, info)
             member: Any = self._stack.enter_context(self._archive.open(info))
         except NotImplementedError:
             raise OSError(
                 f"{where}: it is compressed with the ZIP method {info.compress_type}, which Python cannot read: write "
                 "the file with numpy.savez_compressed"
             ) from None
-        except (*_DAMAGE, ValueError) as error:
+        except (*_DAMAGE, ValueError, OSError) as error:
             raise OSError(f"{where}: the file is damaged ({error}): copy it again") from None
         return NpyArray(where, member, place, info.file_size)
 
@@ -408,11 +410,11 @@ def _npy(file: str, stack: ExitStack) -> NpyArray:
     return NpyArray(file, opened, None if fs.is_url(file) else (file, 0))
 
 
-def _data_offset(file: str, opened: BinaryIO, info: zipfile.ZipInfo) -> int:
+def _data_offset(opened: BinaryIO, info: zipfile.ZipInfo) -> int:
     """Return the offset of a member's bytes: after its local header, whose length differs from that in the
     directory."""
     opened.seek(info.header_offset)
     head = fs.read_exactly(opened, 30)
     if len(head) < 30 or head[:4] != b"PK\3\4":
-        raise OSError(f"{file}: it is damaged: write it again")
+        raise zipfile.BadZipFile("the header of a member is missing")
     return info.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")

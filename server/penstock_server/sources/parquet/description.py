@@ -8,7 +8,7 @@ from penstock_proto.status.figures import size
 
 from ..bounds import AT_ONCE, COLUMNS
 from ..description import Column, Description
-from .reader import RowGroup, can_be_served, divided, opened_parquet
+from .reader import RowGroup, can_be_served, divided, opened_parquet, readable
 
 
 def describe(file: str) -> Description:
@@ -19,7 +19,7 @@ def describe(file: str) -> Description:
         OSError: the file cannot be read; the message names it.
         ValueError: a row group is too large to be read, or there are too many columns.
     """
-    with opened_parquet(file) as parquet:
+    with opened_parquet(file) as parquet, readable(file):
         meta, schema = parquet.metadata, parquet.schema_arrow
         if len(schema) > COLUMNS:
             first = ", ".join(f"{field.name} ({field.type})" for field in [schema.field(at) for at in range(5)])

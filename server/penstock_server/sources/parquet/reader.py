@@ -169,7 +169,7 @@ def _tables(parquet: Any, split: RowGroup, names: list[str]) -> Iterator[Any]:
     rows = max(1, min(_BATCH_ROWS, _BATCH * split.rows // max(1, group.total_byte_size)))
     batches = parquet.iter_batches(rows, row_groups=[split.group], columns=names, use_threads=False)
     while True:
-        with _readable(str(split)):
+        with readable(str(split)):
             batch = next(batches, None)
         if batch is None:
             return
@@ -202,7 +202,7 @@ def opened_parquet(file: str) -> Iterator[Any]:
     except ImportError:
         raise ImportError(f"Parquet files need pyarrow: {distribution.pip_install('parquet')}") from None
     with fs.open_binary(file) as stream:
-        with _readable(file):
+        with readable(file):
             source, mapped = (stream, False) if fs.is_url(file) else (file, True)
             opened = parquet.ParquetFile(source, memory_map=mapped, page_checksum_verification=True)
         with opened:
@@ -210,14 +210,20 @@ def opened_parquet(file: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _readable(where: str) -> Iterator[None]:
+def readable(where: str) -> Iterator[None]:
+    """Name a file that pyarrow cannot read, and say what to do.
+
+    Raises:
+        MemoryError: there is not enough memory for a page.
+        OSError: instead of all other errors of pyarrow.
+    """
     import pyarrow
 
     try:
         yield
     except pyarrow.ArrowMemoryError as error:
         raise MemoryError(f"{where}: there is not enough memory for a page: write smaller pages ({error})") from None
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise OSError(
             f"{where}: it is not a Parquet file, or is truncated or damaged: copy it again ({error})"
         ) from None
@@ -234,7 +240,7 @@ def _values(table: Any, name: str, split: RowGroup) -> Any:
         if _is_text(array.type.value_type) or _is_binary(array.type.value_type):
             _check_nulls(array, name, split)
             _check_nulls(array.dictionary, name, split)
-            words = array.dictionary.to_pylist()
+            words = _as_list(array.dictionary, name, split)
             return [words[index] for index in array.indices.to_numpy(zero_copy_only=False)]
         array = array.dictionary_decode()
     kind = array.type
@@ -253,11 +259,18 @@ def _values(table: Any, name: str, split: RowGroup) -> Any:
     if _is_number(kind):
         return array.to_numpy(zero_copy_only=False)
     if _is_text(kind) or _is_binary(kind):
-        return array.to_pylist()
+        return _as_list(array, name, split)
     raise TypeError(
         f"{split}: column {name!r} has type {kind}, which cannot be served: name the columns to serve with leaves=, or "
         "write numbers in its place"
     )
+
+
+def _as_list(array: Any, name: str, split: RowGroup) -> list[Any]:
+    try:
+        return list(array.to_pylist())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{split}: column {name!r} holds text that is not UTF-8 ({error}): write bytes") from None
 
 
 def _is_number(kind: Any) -> bool:
