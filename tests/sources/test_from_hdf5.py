@@ -399,6 +399,19 @@ def test_a_damaged_file_is_named_with_the_fix(digits: Path, damage: Any, message
     assert "digits-0.h5" in str(raised.value)
 
 
+def test_hdf5plugin_is_imported_if_a_dataset_needs_it(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hdf5plugin.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "hdf5plugin", None)  # restored afterwards
+    monkeypatch.setattr(h5py.h5z, "filter_avail", lambda code: sys.modules.get("hdf5plugin") is not None)
+    with pytest.raises(OSError, match=r"'images' is compressed by the filter 1 .*pip install hdf5plugin"):
+        read(from_hdf5(digits / "digits-0.h5", "images"))
+    del sys.modules["hdf5plugin"]
+    assert len(read(from_hdf5(digits / "digits-0.h5", "images"))) == ROWS
+
+
 def test_a_damaged_dataset_is_named_beside_the_others(digits: Path) -> None:
     path = digits / "digits-0.h5"
     with h5py.File(path) as h5:
