@@ -37,6 +37,7 @@ WORDS = {
     "worker/isolation/context_variables.py": "switching settings",
     "worker/reading/reproducibility.py": "comparing first samples",
     "sources/hdf5/reader.py": "reading HDF5 files",
+    "sources/hdf5/opening.py": "reading HDF5 files",
     "sources/hdf5/outside.py": "reading HDF5 files",
     "sources/npy/reader.py": "reading NumPy files",
     "sources/parquet/reader.py": "reading Parquet files",

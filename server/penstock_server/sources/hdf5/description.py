@@ -9,8 +9,9 @@ from penstock_proto.status.figures import size
 
 from ..description import Column, Description, leaf_names, other_length, together
 from ..row_ranges import RowRange, Table, divide
+from .opening import opened
 from .outside import outside_files
-from .reader import check_servable, chunk_rows, damage_of, is_compressed, opened, row_nbytes
+from .reader import check_servable, chunk_rows, damage_of, is_compressed, row_nbytes
 
 _MANY = 1000
 """Datasets that are looked at, at most. A file with a dataset for each sample has many more."""

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from .. import files as fs
+from .opening import opened
 
 _LINKS = 100
 """Links that the path of a dataset goes through, at most: links can form a loop."""
@@ -199,8 +200,6 @@ class _Walk:
     @contextmanager
     def _opened(self, paths: list[str], where: str) -> Iterator[tuple[Any, str]]:
         """Open the first of these files that exists."""
-        from .reader import opened
-
         path = next(filter(os.path.isfile, paths), None)
         if path is None:
             raise FileNotFoundError(

@@ -19,8 +19,8 @@ from ..names_on_disk import on_disk_as
 from ..reader import Reader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
+from .opening import opened
 from .outside import OutsideFiles
-from .superblock import why_not_opened
 
 _SLAB = 1 << 20
 """Bytes of a dataset that are read at once, unless a row of chunks has more."""
@@ -168,39 +168,6 @@ def _rows(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
         yield from slab
         del slab  # before the next one is read
         start = stop
-
-
-@contextmanager
-def opened(file: str, locking: bool | None) -> Iterator[Any]:
-    """Open an HDF5 file by path or URL.
-
-    Raises:
-        OSError: it cannot be opened; the message names it, and says what to do.
-    """
-    import h5py
-
-    if fs.is_url(file):
-        with fs.open_binary(file) as stream:
-            with _opening(file):
-                h5 = h5py.File(stream, "r")
-            with h5:
-                yield h5
-        return
-    with fs.errors_that_name(file), _opening(file):
-        h5 = h5py.File(file, "r", locking=locking)
-    with h5:
-        yield h5
-
-
-@contextmanager
-def _opening(file: str) -> Iterator[None]:
-    """Say why HDF5 does not open a file, and what to do."""
-    try:
-        yield
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        raise
-    except OSError as error:
-        raise OSError(f"{file}: {why_not_opened(file, error)} ({error})") from None
 
 
 @contextmanager
