@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 from penstock_proto.security.keys import client_keys
 from penstock_server.cli.command_group import complete_files
 from penstock_server.cli.param_options import given, param_options
-from penstock_server.cli.parameters import WholeNumber, client_keys_option
+from penstock_server.cli.parameters import Bytes, WholeNumber, client_keys_option
 
 if TYPE_CHECKING:
     from penstock_server.peeking.report.show import SeenFeed
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
     default=None,
     metavar="N",
     show_default="256, or those that come within 3 s",
-    help="Number of samples to read.",
+    help="Number of samples to read. With it, a data file is read for as long as that takes.",
+)
+@click.option(
+    "--memory",
+    type=Bytes(),
+    default=None,
+    metavar="SIZE",
+    show_default="768M",
+    help="Most memory that reading a data file may take.",
 )
 @click.option(
     "--out",
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
 def peek(
     what: tuple[str, ...],
     samples: int | None,
+    memory: int | None,
     out: Path | None,
     keys: str | None,
     as_json: bool,
@@ -70,7 +80,9 @@ def peek(
         raise click.UsageError(f"--out writes a PNG file: its name must end in .png, got {str(out)!r}")
     most, seconds = (256, 3.0) if samples is None else (samples, float("inf"))
     if all(format_of(name) is not None for name in what):
-        seen: show.Seen = show.SeenFiles(data_files.peek_files(what, most, seconds))
+        bounds = data_files.BOUNDS if samples is None else replace(data_files.BOUNDS, cpu=None, wall=None)
+        bounds = bounds if memory is None else replace(bounds, memory=memory)
+        seen: show.Seen = show.SeenFiles(data_files.peek_files(what, most, seconds, bounds))
     elif len(what) > 1:
         raise click.UsageError("give one feed, or data files of one format")
     else:

@@ -13,7 +13,7 @@ class StartArguments:
     Args:
         feeds: MODULE:ATTR of each feed.
         ticks: whether the worker counts every sample on its activity page.
-        memory: bytes of memory of its own that the worker may have (`start.limit_memory`), or None for no limit.
+        memory: bytes of memory of its own that the worker may have (`limit_memory`), or None for no limit.
     """
 
     feeds: tuple[str, ...]

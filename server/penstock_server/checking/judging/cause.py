@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...machine.process_limits import end_with_parent
 from ...worker.process import start
 from ..observing.messages import CauseAsked, CauseFound
 from .collecting import Options, cause_of
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the experiments; return the exit status."""
     fd = int(arguments[0])
     os.set_inheritable(fd, False)
-    start.end_with_parent("penstock-cause")
+    end_with_parent("penstock-cause")
     start.quiet()
     os.nice(5)
     asked = msgspec.json.decode(arguments[1], type=CauseAsked)

@@ -5,22 +5,33 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock_proto import FeedError, StartError
+from penstock_proto import FeedError, PenstockError, StartError
+from penstock_proto.status.figures import size
 
 from ...sources import files as fs
 from ...sources import registry
 from ...sources.description import Description
 from ...sources.format import Format
 from ..leaves.summary import Summary
+from .bounded import Bounds, EndedError, run
 from .sampling import PLACES, feed_of, limited, splits_of, spread
 
 _ERRORS = (OSError, ValueError, LookupError, TypeError, ImportError)
-"""The exceptions that readers raise for a file that they cannot read."""
+"""The exceptions that readers raise for a file that they cannot read, with a message for people."""
+
+BOUNDS = Bounds(memory=768 << 20, cpu=6, wall=30)
+"""The bounds of a look that is not told how many samples to read: with those of Python itself, 1 GiB and 10 s."""
+
+_TELL = 0.5
+"""Seconds between two reports of the facts so far."""
+
+_MORE_TIME = "If the file is as it should be, --samples 256 lets it take as long as it needs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,72 +68,157 @@ class PeekedFile:
         return self.description.kind or self.format.name
 
 
-def peek_files(files: Sequence[str], most: int, seconds: float) -> PeekedFile:
-    """Look into the first of these files.
+def peek_files(files: Sequence[str], most: int, seconds: float, bounds: Bounds) -> PeekedFile:
+    """Look into the first of these files, in a child process, since a file can ask for any amount of memory and time.
 
     Args:
         files: paths, patterns or URLs for which `registry.format_of` finds a format.
         most: how many samples to read, at most.
         seconds: time after which no more samples are read.
+        bounds: what the look may take.
 
     Raises:
         FeedError: the first file cannot be read, or holds nothing that can be served; the message says why.
         StartError: the files have several formats.
     """
-    if len({registry.format_of(file) for file in files}) > 1:
-        raise StartError("the files have several formats: look at one format at a time")
+    _check_one_format(files)
+    place = files[0]
+    seen: PeekedFile | None = None
     try:
-        found = fs.expand(files)
-        first = found[0]
-        nbytes = None if os.path.isdir(first) else fs.size_of(first)
-        if nbytes == 0:
-            raise FeedError(f"{first} is empty (0 bytes): was it written to the end?")
-        format = registry.format_of(first) or registry.format_of(files[0])
-        assert format is not None
-        description = format.describe(first)
-    except _ERRORS as error:
-        raise FeedError(_said(error)) from None
+        for report in run(partial(_look, files, most, seconds, bounds), bounds):
+            if isinstance(report, PenstockError):
+                raise report
+            if isinstance(report, str):
+                place = report
+            else:
+                seen = report
+    except EndedError as ended:
+        said = f"{place}: reading it {ended}, and was stopped. {_MORE_TIME}"
+        if seen is None:
+            raise FeedError(said) from None
+        seen = replace(seen, error=said)
+    assert seen is not None
+    return replace(seen, format=registry.by_name(seen.format.name))  # the object that all parts of this process have
+
+
+def _look(files: Sequence[str], most: int, seconds: float, bounds: Bounds, report: Callable[[Any], None]) -> None:
+    """Report the place that is read next, in words; the facts so far, again and again; or the error that ends it."""
+    first = files[0]
+
+    def at(place: str) -> None:
+        nonlocal first
+        first = first if place.startswith(first) else place  # the name of a file, for which the user gave a pattern
+        report(place)
+
+    try:
+        for seen in _looks(files, most, seconds, bounds, at):
+            report(seen)
+    except PenstockError as error:
+        report(error)
+    except Exception as error:
+        report(FeedError(_said(error, first, first, bounds)))
+
+
+def _looks(
+    files: Sequence[str], most: int, seconds: float, bounds: Bounds, at: Callable[[str], None]
+) -> Iterator[PeekedFile]:
+    """Yield the facts so far; the last ones are complete.
+
+    Raises:
+        Exception: any that a reader raises before the first sample.
+    """
+    found = fs.expand(files)
+    first = found[0]
+    at(first)
+    nbytes = None if os.path.isdir(first) else fs.size_of(first)
+    if nbytes == 0:
+        raise FeedError(f"{first} is empty (0 bytes): was it written to the end?")
+    format = registry.format_of(first) or registry.format_of(files[0])
+    assert format is not None
+    description = format.describe(first)
     if not description.columns:
         if not description.left_out:
             raise FeedError(f"{first} holds no data")
         why = "; ".join(f"{name!r} {reason}" for name, reason in description.left_out.items())
         raise FeedError(f"{first}: nothing in it can be served: {why}")
+    look = _Look(first, most, seconds, bounds, at)
     began = time.monotonic()
-    summary, places, said = _read(format, description, first, most, seconds)
-    if not summary.samples and len(description.columns) > 1:
-        description = _readable(format, description, first)
-        summary, places, said = _read(format, description, first, most, seconds)
-    if not summary.samples:
-        raise FeedError(said or f"{first} holds no samples")
-    taken = time.monotonic() - began
-    return PeekedFile(tuple(files), first, len(found), nbytes, format, description, summary, places, taken, said)
+
+    def facts() -> PeekedFile:
+        taken = time.monotonic() - began
+        return PeekedFile(
+            tuple(files), first, len(found), nbytes, format, description, look.summary, look.places, taken, look.error
+        )
+
+    for _ in look.read(format, description):
+        yield facts()
+    if not look.summary.samples and len(description.columns) > 1:
+        description = look.readable(format, description)
+        for _ in look.read(format, description):
+            yield facts()
+    if not look.summary.samples:
+        raise FeedError(look.error or f"{first} holds no samples")
+    yield facts()
 
 
-def _read(format: Format, description: Description, first: str, most: int, seconds: float) -> tuple[Summary, int, str]:
-    """Return the summary of some samples, the number of places they come from, and the error that ended the reading."""
-    splits: Sequence[Any] = ()
-    summary, said = Summary(), ""
-    try:
-        feed = feed_of(format, description, first)
-        splits = splits_of(feed)
-        for sample in limited(spread(feed, splits, most), most, seconds):
-            summary.add(sample)
-    except _ERRORS as error:
-        said = _said(error)
-    return summary, min(PLACES, len(splits)), said
+class _Look:
+    """Reads samples of one file.
 
+    Attributes:
+        summary: the summary of the samples so far.
+        places: how many places of the file they come from, if no error ends the reading.
+        error: the error that ended the reading, or "".
+    """
 
-def _readable(format: Format, description: Description, first: str) -> Description:
-    """Return the description without the columns that cannot be read; unchanged if no column can be read."""
-    unread: dict[str, str] = {}
-    for column in description.columns:
-        summary, _, said = _read(format, replace(description, columns=(column,)), first, 1, 0)
-        if not summary.samples:
-            unread[column.name] = "cannot be read: " + said.removeprefix(f"{first}: ")
-    columns = tuple(column for column in description.columns if column.name not in unread)
-    if not columns:
-        return description
-    return replace(description, columns=columns, left_out={**description.left_out, **unread})
+    def __init__(self, first: str, most: int, seconds: float, bounds: Bounds, at: Callable[[str], None]) -> None:
+        self._first = first
+        self._most = most
+        self._seconds = seconds
+        self._bounds = bounds
+        self._at = at
+        self.summary = Summary()
+        self.places = 0
+        self.error = ""
+
+    def read(self, format: Format, description: Description) -> Iterator[None]:
+        """Start again, and read samples of these columns. Yield now and then, so that the facts can be told."""
+        self.summary, self.places, self.error = Summary(), 0, ""
+        last = float("-inf")
+        place = self._first
+
+        def at(split: Any) -> None:
+            nonlocal place
+            place = ", ".join(map(repr, split)) if isinstance(split, tuple) else repr(split)
+            place = f"sample {place}" if isinstance(split, int) else place
+            if self._first not in place:
+                place = f"{self._first}: {place}"
+            self._at(place)
+
+        try:
+            feed = feed_of(format, description, self._first)
+            splits = splits_of(feed)
+            self.places = min(PLACES, len(splits))
+            for sample in limited(spread(feed, splits, self._most, at), self._most, self._seconds):
+                self.summary.add(sample)
+                if time.monotonic() - last > _TELL:
+                    yield
+                    last = time.monotonic()
+        except Exception as error:
+            self.error = _said(error, self._first, place, self._bounds)
+
+    def readable(self, format: Format, description: Description) -> Description:
+        """Return the description without the columns that cannot be read; unchanged if no column can be read."""
+        one = _Look(self._first, 1, 0, self._bounds, self._at)
+        unread: dict[str, str] = {}
+        for column in description.columns:
+            for _ in one.read(format, replace(description, columns=(column,))):
+                pass
+            if not one.summary.samples:
+                unread[column.name] = "cannot be read: " + one.error.removeprefix(f"{self._first}: ")
+        columns = tuple(column for column in description.columns if column.name not in unread)
+        if not columns:
+            return description
+        return replace(description, columns=columns, left_out={**description.left_out, **unread})
 
 
 def is_url_of_feed(name: str) -> bool:
@@ -183,6 +279,30 @@ def refuse_directory(name: str) -> None:
     raise StartError(f"{name} is a directory without data files: give a file that ends in {registry.all_endings()}")
 
 
-def _said(error: Exception) -> str:
-    text = str(error.args[0]) if isinstance(error, KeyError | LookupError) and error.args else str(error)
-    return text or type(error).__name__
+def _check_one_format(files: Sequence[str]) -> None:
+    formats: dict[str, str] = {}
+    for file in files:
+        found = registry.format_of(file)
+        formats.setdefault(found.name if found else "", file)
+    if len(formats) > 1:
+        have = " and ".join(f"{file} is {name}" for name, file in formats.items())
+        raise StartError(f"the files have several formats ({have}): look at one format at a time")
+
+
+def _said(error: Exception, file: str, place: str, bounds: Bounds) -> str:
+    """Return what went wrong, at which place of the file, and what to do."""
+    text = str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error)
+    if isinstance(error, MemoryError):
+        return (
+            f"{place}: reading it needs more than {size(bounds.memory)} of memory, and was stopped. If the file is as "
+            "it should be, allow more, such as --memory 4G"
+        )
+    if isinstance(error, ImportError):
+        return text
+    if not isinstance(error, _ERRORS):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return (
+            f"{place}: it cannot be read ({text}). Is it damaged, or does it use something that Penstock's reader does "
+            "not know? Copy it again, or write it in another way"
+        )
+    return text if file in text else f"{place}: {text or type(error).__name__}"

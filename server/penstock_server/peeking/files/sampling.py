@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -44,8 +44,9 @@ def splits_of(feed: Feed) -> Sequence[Any]:
     return list(listed())
 
 
-def spread(feed: Feed, splits: Sequence[Any], most: int) -> Iterator[Any]:
-    """Yield up to `most` samples, spread evenly over up to `PLACES` places among the splits.
+def spread(feed: Feed, splits: Sequence[Any], most: int, at: Callable[[Any], None]) -> Iterator[Any]:
+    """Yield up to `most` samples, spread evenly over up to `PLACES` places among the splits. Call `at(split)` before a
+    split is read.
 
     Raises:
         Exception: the feed's source failed.
@@ -58,6 +59,7 @@ def spread(feed: Feed, splits: Sequence[Any], most: int) -> Iterator[Any]:
         for split in splits[place * len(splits) // places : (place + 1) * len(splits) // places]:
             if not left:
                 break
+            at(split)
             with closing(read(split)) as samples:
                 for sample in islice(samples, left):
                     left -= 1

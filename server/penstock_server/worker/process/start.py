@@ -6,11 +6,9 @@ kernel's SIGKILL. Its exit status is 0, or 1 if it could not start (StartFailed 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import hashlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -32,6 +30,7 @@ from penstock_proto.transport.codec import MAX_MESSAGE
 from ...feed.feed import Feed
 from ...machine import orphans
 from ...machine.environment import missing
+from ...machine.process_limits import end_with_parent, limit_memory, outlive_parent
 from ...targets import world
 from ...targets.factory import Made
 from ...targets.file_target import shown_target
@@ -45,8 +44,6 @@ from . import signals
 from .loop import WorkerLoop
 from .process_guard import ProcessGuard
 from .stack_sampler import StackSampler
-
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 
 TERMINAL_DEBUGGERS = ("", "pdb.set_trace", "ipdb.set_trace", "IPython.terminal.debugger.set_trace")
 """Values of PYTHONBREAKPOINT that name a debugger which needs a terminal."""
@@ -64,31 +61,9 @@ def end_with_the_daemon(connection: socket.socket, name: str) -> None:
         os._exit(0)
 
 
-def end_with_parent(name: str) -> None:
-    """Make the kernel kill this process when its parent ends, and give it this name."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    libc.prctl(_PR_SET_NAME, name.encode())
-
-
 def outlive_the_daemon() -> None:
     """Undo `end_with_the_daemon` for a process that notices on its own when the daemon is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
-
-
-def limit_memory(nbytes: int | None) -> None:
-    """Let this process have at most `nbytes` bytes of memory of its own: private and writable, from then on also in the
-    processes that it starts. Slots, which are shared, do not count. None: no limit.
-
-    The kernel refuses to map more, so user code gets a MemoryError, and nobody is killed. See RLIMIT_DATA in
-    getrlimit(2).
-    """
-    if nbytes is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        if most != resource.RLIM_INFINITY:
-            nbytes = min(nbytes, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
+    outlive_parent()
 
 
 def quiet() -> None:
