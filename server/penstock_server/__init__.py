@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .feed.feed import Feed
     from .feed.options.values import Cache, OnError, Pad, Shuffle, Weights
-    from .sources.features import FixedLen, VarLen
+    from .sources.features import FixedLen, FixedLenSequence, VarLen
     from .sources.images.decoder import ImageDecoder
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "DictSpec",
     "Feed",
     "FixedLen",
+    "FixedLenSequence",
     "ImageDecoder",
     "Leaf",
     "OnError",
@@ -35,6 +36,7 @@ _PLACES = {
     "DictSpec": "penstock_proto.spec",
     "Feed": "penstock_server.feed.feed",
     "FixedLen": "penstock_server.sources.features",
+    "FixedLenSequence": "penstock_server.sources.features",
     "ImageDecoder": "penstock_server.sources.images.decoder",
     "Leaf": "penstock_proto.spec",
     "OnError": "penstock_server.feed.options.values",

@@ -364,6 +364,31 @@ def test_encoded_images_of_one_size_are_decoded_by_the_module(tmp_path: Path, mo
     sys.modules.pop("decoded_images", None)
 
 
+def test_feature_lists_are_proposed_as_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("google.protobuf")
+    monkeypatch.chdir(tmp_path)
+    records = []
+    for number in range(40):
+        message = example_class()()
+        message.features.feature["label"].int64_list.value.append(number)
+        for step in range(number % 5 + 1):
+            lists = message.feature_lists.feature_list
+            lists["audio"].feature.add().float_list.value.extend([step, 0.5, 1])
+            lists["words"].feature.add().bytes_list.value.append(b"w")
+            lists["boxes"].feature.add().float_list.value.extend([1] * (step + 1))
+        records.append(message.SerializeToString())
+    write_records(tmp_path / "a.tfrecord", records)
+    text = said("a.tfrecord")
+    assert "audio: float32[1..5, 3]" in text
+    assert "'boxes' is a feature list whose steps have 1 to 5 values" in text
+    assert "'words' is a feature list of strings" in text
+    (tmp_path / "sequences.py").write_text(copied(text)[1])
+    with penstock.connect(f"{tmp_path}/sequences.py:feed", workers=0) as connection:
+        batch = next(connection.batches())
+    assert batch["audio"].shape == (32, 5, 3)
+    sys.modules.pop("sequences", None)
+
+
 def test_numbers_have_a_range_a_mean_and_a_share_of_nan() -> None:
     summary = Summary()
     for number in range(10):

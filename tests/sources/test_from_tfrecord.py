@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_server import Feed, FixedLen, VarLen
+from penstock_server import Feed, FixedLen, FixedLenSequence, VarLen
 from penstock_server.sources import crc32c
 from penstock_server.sources.example import example_class
 from penstock_server.sources.tfrecord.reader import CorruptRecord
@@ -286,6 +288,93 @@ def test_bytes_are_as_they_were_written(tf: Any, tmp_path: Path) -> None:
 
 def test_values_beyond_the_end_are_cut_on_request(tf: Any, tmp_path: Path) -> None:
     assert with_features(tf, tmp_path, {"ids": VarLen("int64", pad_to=2, cap=True)})["ids"].tolist() == [4, -4]
+
+
+def sequence(tf: Any, number: int) -> bytes:
+    """Return a serialized SequenceExample with `number` steps."""
+    steps = [tf.train.Feature(float_list=tf.train.FloatList(value=[number, step, 0.5])) for step in range(number)]
+    ids = [tf.train.Feature(int64_list=tf.train.Int64List(value=[step - number])) for step in range(number)]
+    raw = [tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes([step] * 4)])) for step in range(number)]
+    lists = {name: tf.train.FeatureList(feature=found) for name, found in (("x", steps), ("ids", ids), ("raw", raw))}
+    context = {"label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))}
+    made = tf.train.SequenceExample(
+        context=tf.train.Features(feature=context), feature_lists=tf.train.FeatureLists(feature_list=lists)
+    )
+    return bytes(made.SerializeToString())
+
+
+def sequences(tf: Any, path: Path) -> Path:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in (2, 0, 5):
+            writer.write(sequence(tf, number))
+    return path
+
+
+def test_feature_lists_are_those_of_parse_single_sequence_example(tf: Any, tmp_path: Path) -> None:
+    path = sequences(tf, tmp_path / "a.tfrecord")
+    declared = {
+        "label": FixedLen((), "int64"),
+        "x": FixedLenSequence((3,), "float32"),
+        "ids": FixedLenSequence((), "int64"),
+        "raw": FixedLenSequence((2, 2), "bytes", decode="uint8"),
+    }
+    theirs = {
+        "x": tf.io.FixedLenSequenceFeature((3,), tf.float32),
+        "ids": tf.io.FixedLenSequenceFeature((), tf.int64),
+        "raw": tf.io.FixedLenSequenceFeature((), tf.string),
+    }
+    ours = read(from_tfrecord(path, declared))
+    for mine, record in zip(ours, tf.data.TFRecordDataset(str(path)), strict=True):
+        context = {"label": tf.io.FixedLenFeature((), tf.int64)}
+        label, lists = tf.io.parse_single_sequence_example(record, context, theirs)
+        assert mine["label"] == label["label"].numpy()
+        for name in ("x", "ids"):
+            assert mine[name].dtype == lists[name].numpy().dtype
+            np.testing.assert_array_equal(mine[name], lists[name].numpy(), name)
+        assert [step.tobytes() for step in mine["raw"]] == lists["raw"].numpy().tolist()
+        assert mine["raw"].shape[1:] == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"ids": VarLen("int64")}, "'ids' is a feature list of a SequenceExample: declare it as FixedLenSequence"),
+        ({"ids": FixedLen((), "int64", default=1)}, "'ids' is a feature list of a SequenceExample"),
+        ({"label": FixedLenSequence((), "int64")}, "'label' is a single feature, not a feature list"),
+        ({"y": FixedLenSequence((), "int64")}, "it has no feature list 'y'"),
+        ({"x": FixedLenSequence((2,), "float32")}, "step 0 of feature list 'x' has 3 values, and shape [2]"),
+        ({"x": FixedLenSequence((3,), "int64")}, "step 0 of feature list 'x' is float32, and int64 was declared"),
+    ],
+)
+def test_a_feature_list_is_never_dropped_in_silence(tf: Any, tmp_path: Path, features: Any, message: str) -> None:
+    with pytest.raises(CorruptRecord) as raised:
+        read(from_tfrecord(sequences(tf, tmp_path / "a.tfrecord"), features))
+    assert f"a.tfrecord: record at byte 0: {message}" in str(raised.value)
+
+
+def claim(length: int, data: bytes = b"") -> bytes:
+    """Return the beginning of a record that claims to have this length."""
+    head = struct.pack("<Q", length)
+    return head + struct.pack("<I", crc32c.masked(crc32c.crc32c()(head))) + data
+
+
+def test_a_record_that_is_larger_than_any_is_an_error_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord.gz"
+    path.write_bytes(gzip.compress(claim(8 << 30, bytes(1000))))
+    with pytest.raises(CorruptRecord, match=r"a.tfrecord.gz: record at byte 0 of the GZIP data: it has 8.0 GiB"):
+        read(from_tfrecord(path))
+
+
+def test_little_is_allocated_for_data_that_are_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord.gz"
+    path.write_bytes(gzip.compress(claim(2 << 30, bytes(1000))))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptRecord, match="the file is truncated here"):
+            read(from_tfrecord(path))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

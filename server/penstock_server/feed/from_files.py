@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ..sources import files as fs
 from ..sources import registry
-from ..sources.features import FixedLen, VarLen
+from ..sources.features import Feature
 from ..sources.format import Format, Source
 from .options.values import OnError
 
@@ -69,14 +69,15 @@ class FromFiles:
     def from_tfrecord(
         cls,
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        features: Mapping[str, FixedLen | VarLen],
+        features: Mapping[str, Feature],
         *,
         batch_size: int | None,
         split_bytes: int | None = None,
         on_error: str | OnError = "raise",
         **options: Any,
     ) -> Self:
-        """Return a feed of the `tf.train.Example` records of TFRecord files, read without TensorFlow.
+        """Return a feed of the `tf.train.Example` or `SequenceExample` records of TFRecord files, read without
+        TensorFlow.
 
         A sample is a dict with the declared features; others are ignored. Files may be compressed with GZIP or ZLIB,
         which is recognized by their first bytes. All CRCs are checked. Each file is a split, but a large local file
@@ -84,7 +85,8 @@ class FromFiles:
 
         Args:
             files: as for `from_hdf5`.
-            features: `FixedLen` or `VarLen` by the feature's name, such as `{"label": FixedLen((), "int64")}`.
+            features: `FixedLen`, `VarLen`, or for a feature list `FixedLenSequence`, by the feature's name, such as
+                `{"label": FixedLen((), "int64")}`.
             batch_size: samples in a batch.
             split_bytes: bytes of a split; files of more than twice that size are divided. By default 1/256 of the size
                 of all files, and 1 to 64 MiB.

@@ -1,4 +1,6 @@
-"""Reads `tf.train.Example` messages without TensorFlow.
+"""Reads `tf.train.Example` and `SequenceExample` messages without TensorFlow.
+
+The two have the same form, but for the feature lists of the second.
 
 The messages are declared here, in a private protobuf pool and under another name. A second `tensorflow.BytesList` in
 the global pool would crash a process that also imports TensorFlow.
@@ -16,7 +18,7 @@ import numpy as np
 
 from penstock_proto import distribution
 
-from .features import FixedLen, VarLen
+from .features import Feature, FixedLen, FixedLenSequence, VarLen
 
 _LISTS = {"bytes": "bytes_list", "float32": "float_list", "int64": "int64_list"}
 DTYPES = {name: dtype for dtype, name in _LISTS.items()}
@@ -62,7 +64,16 @@ def example_class() -> Any:
     add(entry, "key", 1, kind.TYPE_STRING)
     add(entry, "value", 2, kind.TYPE_MESSAGE, of=".penstock.Feature")
     add(features, "feature", 1, kind.TYPE_MESSAGE, many=True, of=".penstock.Features.FeatureEntry")
-    add(message("Example"), "features", 1, kind.TYPE_MESSAGE, of=".penstock.Features")
+    add(message("FeatureList"), "feature", 1, kind.TYPE_MESSAGE, many=True, of=".penstock.Feature")
+    lists = message("FeatureLists")
+    entry = lists.nested_type.add(name="FeatureListEntry")
+    entry.options.map_entry = True
+    add(entry, "key", 1, kind.TYPE_STRING)
+    add(entry, "value", 2, kind.TYPE_MESSAGE, of=".penstock.FeatureList")
+    add(lists, "feature_list", 1, kind.TYPE_MESSAGE, many=True, of=".penstock.FeatureLists.FeatureListEntry")
+    example = message("Example")
+    add(example, "features", 1, kind.TYPE_MESSAGE, of=".penstock.Features")  # the context of a SequenceExample
+    add(example, "feature_lists", 2, kind.TYPE_MESSAGE, of=".penstock.FeatureLists")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("penstock.Example"))
@@ -72,10 +83,10 @@ class ExampleParser:
     """Turns serialized Examples into samples.
 
     Args:
-        features: `FixedLen` or `VarLen` by name.
+        features: their declarations, by name.
     """
 
-    def __init__(self, features: Mapping[str, FixedLen | VarLen]) -> None:
+    def __init__(self, features: Mapping[str, Feature]) -> None:
         self._parse = example_class().FromString
         from google.protobuf.message import DecodeError
 
@@ -91,12 +102,18 @@ class ExampleParser:
             BadExample: it is not an Example, or a feature is missing or has other values than declared.
         """
         try:
-            found = self._parse(record).features.feature
+            example = self._parse(record)
         except self._error:
             raise BadExample("it is not a tf.train.Example") from None
+        found, lists = example.features.feature, example.feature_lists.feature_list
         sample = {}
         for name, feature, wanted, read in self._features:
             message = found.get(name)
+            if isinstance(feature, FixedLenSequence):
+                if name not in lists:
+                    raise BadExample(_no_list(name, feature, message))
+                sample[name] = _steps(name, feature, wanted, read, lists[name].feature)
+                continue
             has = message.WhichOneof("kind") if message is not None else None
             if has == wanted:
                 try:
@@ -105,6 +122,11 @@ class ExampleParser:
                     raise BadExample(f"feature {name!r} {error}") from None
             elif has is not None:
                 raise BadExample(f"feature {name!r} is {DTYPES[has]}, and {feature.dtype} was declared")
+            elif name in lists:
+                raise BadExample(
+                    f"{name!r} is a feature list of a SequenceExample: declare it as FixedLenSequence, with the shape "
+                    "and the dtype of a step"
+                )
             elif isinstance(feature, VarLen):
                 sample[name] = read(())
             elif feature.default is not None:
@@ -120,8 +142,34 @@ def _copied(feature: FixedLen) -> Any:
     return feature.default
 
 
-def _reader(feature: FixedLen | VarLen) -> Callable[[Any], Any]:
-    """Return a function that makes a sample's value from a feature's list."""
+def _no_list(name: str, feature: FixedLenSequence, message: Any) -> str:
+    if message is None:
+        return f"it has no feature list {name!r}"
+    one = "a single feature, not a feature list"
+    return f"{name!r} is {one}: declare FixedLen({feature.shape}, {feature.dtype!r}) or VarLen"
+
+
+def _steps(name: str, feature: FixedLenSequence, wanted: str, read: Callable[[Any], Any], messages: Any) -> Any:
+    """Return an array with a row for each step of a feature list."""
+    rows = []
+    for number, message in enumerate(messages):
+        has = message.WhichOneof("kind")
+        try:
+            if has != wanted:
+                raise BadExample(f"is {DTYPES[has] if has else 'empty'}, and {feature.dtype} was declared")
+            rows.append(read(getattr(message, wanted).value))
+        except BadExample as error:
+            raise BadExample(f"step {number} of feature list {name!r} {error}") from None
+    if feature.dtype == "bytes" and feature.decode is None:
+        flat = [item for row in rows for item in (row.reshape(-1) if feature.shape else (row,))]
+        return _objects(flat).reshape(len(rows), *feature.shape)
+    return np.array(rows, feature.decode or feature.dtype).reshape(len(rows), *feature.shape)
+
+
+def _reader(feature: Feature) -> Callable[[Any], Any]:
+    """Return a function that makes a sample's value, or the value of a step, from a feature's list."""
+    if isinstance(feature, FixedLenSequence):
+        return _reader(feature.step)
     if isinstance(feature, VarLen):
         return functools.partial(_varying, feature)
     if feature.decode is not None:

@@ -1,10 +1,11 @@
-"""`FixedLen` and `VarLen`: declare the features of a `tf.train.Example` for `Feed.from_tfrecord`."""
+"""`FixedLen`, `VarLen` and `FixedLenSequence`: declare the features of a `tf.train.Example` or `SequenceExample` for
+`Feed.from_tfrecord`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -108,6 +109,44 @@ class VarLen:
                 raise TypeError(f"VarLen: pad_value of bytes must be bytes, got {shown(self.pad_value)}")
         elif not _fits(np.asarray(self.pad_value), np.dtype(self.dtype)):
             raise TypeError(f"VarLen: pad_value {shown(self.pad_value)} cannot be {self.dtype}")
+
+
+@on_disk_as("penstock_server.sources.features.FixedLenSequence")
+@dataclass(frozen=True)
+class FixedLenSequence:
+    """A feature list of a `tf.train.SequenceExample`, like `tf.io.FixedLenSequenceFeature`: an array with one row for
+    each step.
+
+    The number of steps varies. So let the feed pad each batch (`batching="pad"`) or keep the lengths
+    (`batching="ragged"`), as for `VarLen`. If a step is an array, give the feed a `spec=`, with None as the number of
+    steps: `Leaf("float32", (None, 3))`.
+
+    Attributes:
+        shape: shape of a step, which is the same in every record; `()` is a single value.
+        dtype: "float32", "int64" or "bytes".
+        decode: as for `FixedLen`, for the bytes of each step.
+
+    Raises:
+        TypeError, ValueError: an attribute cannot work.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    decode: Any = None
+
+    def __post_init__(self) -> None:
+        step = FixedLen(self.shape, self.dtype, decode=self.decode)
+        for name in ("shape", "dtype", "decode"):
+            object.__setattr__(self, name, getattr(step, name))
+
+    @property
+    def step(self) -> FixedLen:
+        """The declaration of one step."""
+        return FixedLen(self.shape, self.dtype, decode=self.decode)
+
+
+Feature: TypeAlias = FixedLen | VarLen | FixedLenSequence
+"""The declaration of one feature."""
 
 
 def _dtype(who: str, dtype: Any) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...sources import registry
 from ...sources.description import Column, Description
-from ...sources.features import FixedLen, VarLen
+from ...sources.features import Feature, FixedLenSequence, VarLen
 from ..leaves import images
 from ..leaves.summary import LeafSummary
 from .data_files import PeekedFile
@@ -55,9 +55,11 @@ def propose(peeked: PeekedFile) -> Proposal | None:
     most = min(_SHUFFLE, (description.rows or _SHUFFLE) * peeked.count, max(2 * batch_size, _SHUFFLE_NBYTES // nbytes))
     options = {"batch_size": str(batch_size), "shuffle": str(_round(most))}
     features = {column.name: (description.features or {}).get(column.name) for column in columns}
-    pad = any(isinstance(feature, VarLen) for feature in features.values())
+    pad = any(isinstance(feature, VarLen | FixedLenSequence) for feature in features.values())
     if pad or any(leaf.varies for column in columns for leaf in _leaves(peeked, column).values()):
         options["batching"] = '"pad"'
+    if any(isinstance(feature, FixedLenSequence) and feature.shape for feature in features.values()):
+        options["spec"] = _dict([(name, _leaf(feature)) for name, feature in features.items() if feature])
     decoded = [column for column in columns if _can_be_decoded(peeked, column)]
     files = _as_pattern(peeked.files)
     direct = (
@@ -88,7 +90,7 @@ def unfit(peeked: PeekedFile) -> dict[str, str]:
             where = "" if path == column.leaf else f"{path}: "
             if path in problems:
                 found[column.name] = where + problems[path]
-            elif leaf.varies and len(leaf.low or ()) > 1:
+            elif leaf.varies and len(leaf.low or ()) > 1 and not _is_sequence(peeked, column):
                 found[column.name] = (
                     f"{where}its shape varies: give all samples one shape with a function in decode= or transform="
                 )
@@ -99,6 +101,10 @@ def unfit(peeked: PeekedFile) -> dict[str, str]:
 
 def _names_leaves(description: Description) -> bool:
     return description.names_leaves and description.needs_leaves
+
+
+def _is_sequence(peeked: PeekedFile, column: Column) -> bool:
+    return isinstance((peeked.description.features or {}).get(column.name), FixedLenSequence)
 
 
 def _leaves(peeked: PeekedFile, column: Column) -> dict[str, LeafSummary]:
@@ -129,7 +135,8 @@ def _notes(
     if encoded and not images.has_decoder():
         found.append("Pillow would decode them: pip install pillow")
     if "batching" in options:
-        found.append('Lengths vary, so batches are padded; batching="ragged" keeps the lengths.')
+        how = 'batching="ragged", with ragged=True in their leaves,' if "spec" in options else 'batching="ragged"'
+        found.append(f"Lengths vary, so batches are padded; {how} keeps the lengths.")
     return found
 
 
@@ -147,6 +154,8 @@ def _module(
         )
     elif _names_leaves(description):
         arguments.append(_dict([(column.leaf, _quoted(column.name)) for column in columns]))
+    if "spec" in options:
+        names.add("Leaf")
     if decoded:
         head = ["import io", "", "import numpy as np", "from PIL import Image", ""]
         extensions = [name for column in decoded for name in column.name.split(";")]
@@ -167,11 +176,20 @@ def _module(
     return "\n".join([*lines, call, *body, ")"]) + "\n"
 
 
-def _declared(feature: FixedLen | VarLen) -> str:
+def _declared(feature: Feature) -> str:
     if isinstance(feature, VarLen):
         return f'VarLen("{feature.dtype}")'
     decode = f', decode="{feature.decode}"' if feature.decode else ""
-    return f'FixedLen({feature.shape!r}, "{feature.dtype}"{decode})'
+    return f'{type(feature).__name__}({feature.shape!r}, "{feature.dtype}"{decode})'
+
+
+def _leaf(feature: Feature) -> str:
+    """Return the spec of a feature's leaf. Without a spec, a feed takes only one-dimensional arrays to vary."""
+    if isinstance(feature, VarLen):
+        return f'Leaf("{feature.dtype}", (None,))'
+    shape = (None, *feature.shape) if isinstance(feature, FixedLenSequence) else feature.shape
+    dtype = feature.decode or feature.dtype
+    return f"Leaf({'bytes' if dtype == 'bytes' else _quoted(dtype)}, {shape!r})"
 
 
 def _dict(items: list[tuple[str, str]]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from .. import files as fs
 from ..description import Column, Description, local_size
 from ..example import DTYPES, example_class
-from ..features import FixedLen, VarLen
+from ..features import Feature, FixedLen, FixedLenSequence, VarLen
 from ..image_encodings import encoding
 from .reader import ByteRange, CorruptRecord, compression_of, offsets, records
 
@@ -67,6 +67,8 @@ def describe(file: str) -> Description:
         OSError: the file cannot be read; the message names it.
     """
     features: dict[str, _Feature] = {}
+    lists: dict[str, _Feature] = {}  # the steps of feature lists
+    in_lists: Counter[str] = Counter()  # how many records have each
     count = 0
     deadline = time.monotonic() + _SECONDS
     with fs.open_binary(file) as opened:
@@ -76,35 +78,43 @@ def describe(file: str) -> Description:
                 record = next(found, None)
                 if record is None:
                     break
-                for name, message in _parsed(file, *record).items():
+                example = _parsed(file, *record)
+                for name, message in example.features.feature.items():
                     features.setdefault(name, _Feature()).add(message)
+                for name, steps in example.feature_lists.feature_list.items():
+                    in_lists[name] += 1
+                    for message in steps.feature:
+                        lists.setdefault(name, _Feature()).add(message)
             except CorruptRecord:
                 if not count:
                     raise
                 break  # the sampling reports it
             count += 1
     declared, columns, left_out = _declared(features, count)
+    for name in sorted(in_lists):
+        if name in features:
+            left_out[f"{name} (feature list)"] = "has the name of a feature, too"
+        else:
+            _declare_list(name, lists.get(name), in_lists[name], count, declared, columns, left_out)
     facts, rows = _counted(file)
     facts.append(f"features as in its first {count} records" if count > 1 else "features as in its first record")
     return Description(tuple(columns), left_out, tuple(facts), rows, features=dict(declared))
 
 
-def _parsed(file: str, offset: int, data: bytes, why: str) -> dict[str, Any]:
+def _parsed(file: str, offset: int, data: bytes, why: str) -> Any:
     parse = example_class().FromString  # example_class() says what to install if protobuf is missing
     from google.protobuf.message import DecodeError
 
     if not why:
         try:
-            return dict(parse(data).features.feature)
+            return parse(data)
         except DecodeError:
             why = "it is not a tf.train.Example"
     raise CorruptRecord(f"{file}: record at byte {offset}: {why}")
 
 
-def _declared(
-    features: dict[str, _Feature], count: int
-) -> tuple[dict[str, FixedLen | VarLen], list[Column], dict[str, str]]:
-    declared: dict[str, FixedLen | VarLen] = {}
+def _declared(features: dict[str, _Feature], count: int) -> tuple[dict[str, Feature], list[Column], dict[str, str]]:
+    declared: dict[str, Feature] = {}
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for name in sorted(features):
@@ -135,6 +145,44 @@ def _declared(
             declared[name] = FixedLen(() if length == 1 else (length,), dtype)
         columns.append(Column(name, name, ", ".join(words), image=bool(feature.encoded) and not feature.encoded[""]))
     return declared, columns, left_out
+
+
+def _declare_list(
+    name: str,
+    steps: _Feature | None,
+    present: int,
+    count: int,
+    declared: dict[str, Feature],
+    columns: list[Column],
+    left_out: dict[str, str],
+) -> None:
+    """Declare a feature list by its steps, or say why it is left out."""
+    if steps is None or not steps.kinds:
+        left_out[name] = "is a feature list that is always empty"
+        return
+    low, high = min(steps.lengths), max(steps.lengths)
+    if len(steps.kinds) > 1:
+        left_out[name] = f"is a feature list of {' and '.join(sorted(steps.kinds))}"
+    elif present < count:
+        left_out[name] = f"is a feature list of only {present} of {count} records"
+    elif low != high:
+        left_out[name] = f"is a feature list whose steps have {low} to {high} values: a generator could pad them"
+    else:
+        (dtype,) = steps.kinds
+        shape: tuple[int, ...] = () if high == 1 else (high,)
+        decode, guess = None, ""
+        if dtype == "bytes":
+            raw = _raw_shape(steps, {}) if high == 1 else None
+            if raw is None:
+                left_out[name] = (
+                    "is a feature list of strings, but a leaf needs the same number in each sample: if all records "
+                    f"have the same number of steps, declare FixedLenSequence({shape}, 'bytes')"
+                )
+                return
+            decode, shape = raw
+            guess = f", each {next(iter(steps.sizes))} bytes, read as {decode}{list(shape)}: that is a guess"
+        declared[name] = FixedLenSequence(shape, dtype, decode=decode)
+        columns.append(Column(name, name, f"feature list {name!r}{guess}"))
 
 
 def _raw_shape(feature: _Feature, features: dict[str, _Feature]) -> tuple[str, tuple[int, ...]] | None:

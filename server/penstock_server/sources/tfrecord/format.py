@@ -10,7 +10,7 @@ from ..format import Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
-    from ..features import FixedLen, VarLen
+    from ..features import Feature
     from ..files import Files
 
 _ENDING = re.compile(r"(\.tfrecords?(-\d+-of-\d+)?(\.gz|\.zlib)?|\.tfrec)\*?$")
@@ -37,7 +37,7 @@ class TFRecord(Format):
     def source(
         self,
         files: Files,
-        leaves: Mapping[str, FixedLen | VarLen],
+        leaves: Mapping[str, Feature],
         *,
         split_bytes: int | None = None,
         on_error: str = "raise",

@@ -16,12 +16,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from penstock_proto.status.figures import size
 from penstock_proto.value_text import shown
 
 from .. import files as fs
+from ..bounds import AT_ONCE
 from ..crc32c import crc32c, masked
 from ..example import BadExample, ExampleParser
-from ..features import FixedLen, VarLen
+from ..features import Feature
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
 
@@ -33,6 +35,9 @@ _PIECES = 256
 
 _LEAST, _MOST = 1 << 20, 64 << 20
 """The least and the greatest size of a split in bytes. A file of up to twice a split's size is not divided."""
+
+_PIECE = 16 << 20
+"""Bytes that are read at once."""
 
 _SHOWN = 8
 
@@ -102,11 +107,11 @@ class TFRecordSamples(Reader):
     """Yields the Examples of a range as samples.
 
     Args:
-        features: `FixedLen` or `VarLen` by name.
+        features: their declarations, by name.
         skip: leave out corrupt records, and report them at the end of the range.
     """
 
-    def __init__(self, features: Mapping[str, FixedLen | VarLen], *, skip: bool) -> None:
+    def __init__(self, features: Mapping[str, Feature], *, skip: bool) -> None:
         self.__name__ = "Feed.from_tfrecord"
         if not isinstance(features, Mapping) or not features:
             raise TypeError(
@@ -114,8 +119,11 @@ class TFRecordSamples(Reader):
                 f"{shown(features)}"
             )
         for name, feature in features.items():
-            if not isinstance(name, str) or not isinstance(feature, FixedLen | VarLen):
-                raise TypeError(f"features[{name!r}] must be FixedLen(...) or VarLen(...), got {shown(feature)}")
+            if not isinstance(name, str) or not isinstance(feature, Feature):
+                raise TypeError(
+                    f"features[{name!r}] must be FixedLen(...), VarLen(...) or FixedLenSequence(...), got "
+                    f"{shown(feature)}"
+                )
         self._features = dict(features)
         self._skip = skip
 
@@ -161,7 +169,7 @@ def records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, st
     Offsets in a compressed file are those of the uncompressed data.
 
     Raises:
-        CorruptRecord: the place of the next record is not known.
+        CorruptRecord: the place of the next record is not known, or a record is larger than any that is read.
     """
     crc_of = crc32c()
     stream, offset, where = opened, split.start, ""
@@ -180,8 +188,8 @@ def records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, st
             length = _length(head)
             if split.size is not None and not where and offset + length > split.size:
                 raise _Lost(_TRUNCATED)
-            data = fs.read_exactly(stream, length + _CRC.size)
-            if len(data) < length + _CRC.size:
+            data, check = _read(stream, length), fs.read_exactly(stream, _CRC.size)
+            if len(check) < _CRC.size:
                 raise _Lost(_TRUNCATED)
         except _Lost as lost:
             raise CorruptRecord(f"{split.file}: record at byte {offset}{where}: {lost}") from None
@@ -189,8 +197,7 @@ def records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, st
             raise CorruptRecord(
                 f"{split.file}: record at byte {offset}{where}: the compressed data are damaged ({error})"
             ) from None
-        check, data = _CRC.unpack(data[length:])[0], data[:length]
-        yield offset, data, "" if masked(crc_of(data)) == check else "its data are corrupt (wrong CRC)"
+        yield offset, data, "" if masked(crc_of(data)) == _CRC.unpack(check)[0] else "its data are corrupt (wrong CRC)"
         offset += _HEAD.size + length + _CRC.size
 
 
@@ -208,6 +215,24 @@ def _length(head: bytes) -> int:
     if masked(crc32c()(head[:8])) != check:
         raise _Lost("its length is corrupt (wrong CRC), so this record and all after it are lost")
     return int(length)
+
+
+def _read(stream: BinaryIO, length: int) -> bytes:
+    """Read the data of a record, or less at the end of the file. Allocate little for data that are not there."""
+    if length > AT_ONCE:
+        raise _Lost(
+            f"it has {size(length)}, and more than {size(AT_ONCE)} are not read at once, as no tf.train.Example can be "
+            "that large: write smaller records, or leave the file out"
+        )
+    if length <= _PIECE:
+        return fs.read_exactly(stream, length)
+    pieces = []
+    while length:
+        pieces.append(fs.read_exactly(stream, min(length, _PIECE)))
+        if not pieces[-1]:
+            break
+        length -= len(pieces[-1])
+    return b"".join(pieces)
 
 
 def _starts(opened: BinaryIO, about: int) -> list[int]:
