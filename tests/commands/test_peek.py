@@ -364,6 +364,36 @@ def test_encoded_images_of_one_size_are_decoded_by_the_module(tmp_path: Path, mo
     sys.modules.pop("decoded_images", None)
 
 
+def test_the_layout_of_an_archive_is_explained_where_it_is_not_that_of_webdataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbers = range(70)
+    sorted_by_kind = {f"{number}.{kind}": b"1" for kind in ("txt", "cls") for number in numbers}
+    write_tar(tmp_path / "apart.tar", sorted_by_kind)
+    found = peek("apart.tar")
+    assert found.exit_code == 1
+    assert "'cls' is not beside the other files of its samples, such as 0.cls." in found.output
+    assert "0.txt is in the archive, but not beside its other files" in found.output
+    write_tar(tmp_path / "dots.tar", {f"frame.{number:04}.txt": b"1" for number in range(5)})
+    assert "a sample's name ends at the first dot of a file's name" in said("dots.tar")
+    write_tar(tmp_path / "many.tar", {f"frame.{number:04}.txt": b"1" for number in range(1001)})
+    assert "many.tar: sample 'frame' has more than 1000 files: 'frame.1000.txt'" in peek("many.tar").output
+    write_tar(tmp_path / "packed.tar", {f"{number}.txt.gz": gzip.compress(b"hello") for number in range(5)})
+    text = said("packed.tar")
+    assert "txt_gz: text" in text
+    assert ".txt.gz files, compressed: served as they are, unless a function in" in text
+    with tarfile.open(tmp_path / "again.tar", "w") as tar:  # two shards in one, whose samples have the same names
+        for number in (0, 1, 0, 1):
+            for kind in ("cls", "txt"):
+                info = tarfile.TarInfo(f"{number}.{kind}")
+                info.size = 1
+                tar.addfile(info, io.BytesIO(b"1"))
+    text = said("again.tar")
+    assert "4 samples" in text
+    assert "Left out" not in text
+
+
 def test_feature_lists_are_proposed_as_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("google.protobuf")
     monkeypatch.chdir(tmp_path)

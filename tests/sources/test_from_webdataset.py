@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
@@ -95,6 +96,75 @@ def test_a_sample_that_cannot_be_served_is_named(tmp_path: Path, members: Any, l
     with pytest.raises((LookupError, ValueError)) as raised:
         read(from_webdataset(write(tmp_path / "a.tar", members), leaves))
     assert message in str(raised.value)
+
+
+def names(*found: str) -> list[tuple[str, bytes]]:
+    return [(name, b"1") for name in found]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (names("a.txt", "b.txt", "a.cls", "b.cls"), "sample 'a' has no .cls file: a.cls is in the archive, but not be"),
+        (names("x/a.txt", "y/a.cls"), "sample 'x/a' has no .cls file: y/a.cls is in another folder of the archive"),
+        (names("frame.01.cls", "frame.01.txt"), "sample 'frame' has no .cls file: 'frame.01.cls' is the file .01.cls of"),
+        (names("a.txt", "a.json"), "sample 'a' has no .cls file, only .txt, .json: correct leaves="),
+    ],
+)
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_where_a_missing_file_is_is_told(tmp_path: Path, members: Any, message: str, mode: str) -> None:
+    with pytest.raises(LookupError) as raised:
+        read(from_webdataset(write(tmp_path / "a.tar", members, mode), "cls"))
+    assert f"a.tar: {message}" in str(raised.value)
+
+
+def test_a_flipped_byte_in_gzip_data_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    plain = write(tmp_path / "a.tar", [("a.txt", b"hello"), ("b.txt", b"there")]).read_bytes()
+    stored = bytearray(gzip.compress(plain, 0))  # not compressed, so the byte is one of the text
+    stored[stored.index(b"hello")] ^= 1
+    path.write_bytes(stored)
+    with pytest.raises(OSError, match=r"a.tar.gz: the tar file is truncated or damaged: .*incorrect data check"):
+        read(from_webdataset(path, "txt"))
+
+
+def test_gzip_data_may_have_several_members_and_something_behind_them(tmp_path: Path) -> None:
+    plain = shard(tmp_path / "a.tar", range(20)).read_bytes()
+    parts = [gzip.compress(plain[start : start + 5000]) for start in range(0, len(plain), 5000)]
+    (tmp_path / "a.tar.gz").write_bytes(b"".join(parts) + bytes(100) + b"signature")
+    assert read(from_webdataset(tmp_path / "a.tar.gz")) == list(range(20))
+
+
+def header(name: str, kind: bytes, nbytes: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, nbytes
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def sparse(name: str, nbytes: int) -> bytes:
+    """Return the header of a member that claims `nbytes` bytes and stores none."""
+    found = bytearray(header(name, tarfile.GNUTYPE_SPARSE, 0))
+    found[386:398] = found[483:495] = b"\x80" + nbytes.to_bytes(11, "big")
+    found[398:410] = b"\x80" + bytes(11)
+    found[148:156] = b" " * 8
+    found[148:156] = b"%06o\0 " % sum(found)
+    return bytes(found)
+
+
+def test_sizes_that_an_archive_claims_are_compared_with_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(sparse("a.txt", 6 << 30) + bytes(10240))
+    with pytest.raises(ValueError, match=r"a.tar: sample 'a' has files of 6.0 GiB, and more than 2.0 GiB"):
+        read(from_webdataset(path, "txt"))
+    for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE):
+        path.write_bytes(header("a.txt", kind, 6 << 30) + bytes(10240))
+        with pytest.raises(OSError, match=r"a.tar: the tar file is .*damaged.*a name of 6.0 GiB"):
+            read(from_webdataset(path, "txt"))
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)})
+    write(path, [("a.npy", head.getvalue())])
+    with pytest.raises(ValueError, match=r"its header says float32\[1099511627776\], which is 4.0 TiB"):
+        read(from_webdataset(path, "npy"))
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])

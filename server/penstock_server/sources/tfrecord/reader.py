@@ -7,7 +7,6 @@ dividing it means hopping from length to length.
 from __future__ import annotations
 
 import gzip
-import io
 import mmap
 import os
 import struct
@@ -24,6 +23,7 @@ from ..bounds import AT_ONCE
 from ..crc32c import crc32c, masked
 from ..example import BadExample, ExampleParser
 from ..features import Feature
+from ..inflating import Rejoined, inflated
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
 
@@ -178,7 +178,7 @@ def records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, st
     else:
         head = fs.read_exactly(opened, _HEAD.size)
         compression = compression_of(head)
-        stream = _decompressed(_Rejoined(head, opened), compression)
+        stream = _decompressed(Rejoined(head, opened), compression)
         where = f" of the {compression} data" if compression else ""
     while split.stop is None or offset < split.stop:
         try:
@@ -277,42 +277,4 @@ def is_head(head: bytes) -> bool:
 def _decompressed(opened: Any, compression: str) -> Any:
     if compression == "GZIP":
         return gzip.GzipFile(fileobj=opened, mode="rb")
-    return io.BufferedReader(_Inflated(opened), 1 << 18) if compression else opened
-
-
-class _Rejoined:
-    """A stream, preceded by the bytes that were already read from its beginning."""
-
-    def __init__(self, head: bytes, opened: BinaryIO) -> None:
-        self._head = head
-        self._opened = opened
-
-    def read(self, count: int = -1) -> bytes:
-        if not self._head:
-            return self._opened.read(count)
-        head, self._head = (self._head, b"") if count < 0 else (self._head[:count], self._head[count:])
-        return head + self._opened.read() if count < 0 else head
-
-
-class _Inflated(io.RawIOBase):
-    """The decompressed data of a ZLIB stream."""
-
-    def __init__(self, opened: Any) -> None:
-        self._opened = opened
-        self._inflate = zlib.decompressobj()
-        self._compressed = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._inflate.eof:
-            self._compressed = self._compressed or self._opened.read(1 << 16)
-            if not self._compressed:
-                raise EOFError("the compressed stream ended early")
-            data = self._inflate.decompress(self._compressed, len(buffer))
-            self._compressed = self._inflate.unconsumed_tail
-            if data:
-                buffer[: len(data)] = data
-                return len(data)
-        return 0
+    return inflated(opened, compression) if compression else opened

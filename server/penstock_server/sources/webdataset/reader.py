@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import tarfile
+import time
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from penstock_proto.status.figures import size
 from penstock_proto.value_text import shown
 
 from .. import files as fs
+from ..bounds import check_at_once
+from ..inflating import Rejoined, inflated
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
 from ..structure import Columns
@@ -22,6 +30,22 @@ from ..whole_files import Shard
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 """A sample's key, which ends at the first dot of the last part, and the extension."""
+
+_LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_LONGEST = 1 << 20
+"""Bytes of a long name or of further attributes. Paths have 4096 at most."""
+
+_COMPRESSED = (b"\x1f\x8b", b"BZ", b"\xfd7")
+"""The first bytes of gzip, bzip2 and xz files."""
+
+_FILES = 1000
+"""Files of a sample, if all are read."""
+
+_SHOWN = 8
+_SECONDS = 5.0
+"""The longest time that is spent on the cause of an error."""
+
+TOGETHER = "Write the archive in order of names, such as with tar --sort=name"
 
 PICKLED = ("pyd", "pickle", "pkl", "pth", "pt")
 """Extensions of files that are refused, because reading them can run any code."""
@@ -65,18 +89,19 @@ class TarSamples(Reader):
         every = {one for names in self._wanted for one in names}
         with fs.open_binary(split.file, split.size) as opened:
             for key, members in tar_samples(split.file, opened, every):
-                yield self._sample(f"{split.file}: sample {key!r}", members)
+                yield self._sample(split.file, key, members)
 
-    def _sample(self, where: str, members: dict[str, bytes]) -> Any:
+    def _sample(self, file: str, key: str, members: dict[str, bytes]) -> Any:
+        where = f"{file}: sample {key!r}"
         values = []
         for names in self._wanted:
             name = next((one for one in names if one in members), None)
             if name is None:
-                raise LookupError(
-                    f"{where} has no .{' and no .'.join(names)} file: correct leaves=, or remove the sample"
-                )
+                raise LookupError(f"{where} has no .{' and no .'.join(names)} file{why_missing(file, key, names)}")
             try:
                 values.append([self._decoded(name, members[name])])
+            except MemoryError:
+                raise
             except Exception as error:
                 raise ValueError(f"{where}: cannot decode its .{name} file: {type(error).__name__}: {error}") from error
         return next(self._columns.samples(values))
@@ -102,12 +127,13 @@ def tar_samples(file: str, opened: Any, wanted: set[str] | None) -> Iterator[tup
 
     Raises:
         OSError: the tar file is damaged or truncated.
-        ValueError: the archive has a file twice.
+        ValueError: the archive has a file twice, or a sample is larger than any that is read.
     """
     members: dict[str, bytes] = {}
-    key, complete = "", False
+    key, complete, nbytes = "", False, 0
     try:
-        with tarfile.open(fileobj=opened, mode="r|*", tarinfo=_StrictTarInfo) as tar:
+        stream, compressed = _decompressed(opened)
+        with tarfile.open(fileobj=stream, mode="r|*", tarinfo=StrictTarInfo) as tar:
             for info in tar:
                 found = key_and_extension(info)
                 if found is None:
@@ -115,14 +141,20 @@ def tar_samples(file: str, opened: Any, wanted: set[str] | None) -> Iterator[tup
                 if found[0] != key:
                     if complete:
                         yield key, members
-                    key, members, complete = found[0], {}, True
+                    key, members, complete, nbytes = found[0], {}, True, 0
                 name = found[1]
                 if name in members:
                     raise ValueError(f"{file}: {info.name} is there twice: give each sample a name of its own")
                 if wanted is None or name in wanted:
-                    stream = tar.extractfile(info)
-                    assert stream is not None  # it is a regular file
-                    members[name] = stream.read()
+                    nbytes += info.size
+                    check_at_once(nbytes, f"{file}: sample {key!r}", "files")
+                    data = tar.extractfile(info)
+                    assert data is not None  # it is a regular file
+                    members[name] = data.read()
+                    if wanted is None and len(members) > _FILES:
+                        raise ValueError(f"{file}: sample {key!r} has more than {_FILES} files: {dots(info.name)}")
+        while compressed and stream.read(1 << 20):  # up to the checksum, which comes last
+            pass
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OSError(f"{file}: the tar file is truncated or damaged: copy it again ({error})") from None
     if complete:
@@ -135,11 +167,77 @@ def key_and_extension(info: tarfile.TarInfo) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2].lower())
 
 
-class _StrictTarInfo(tarfile.TarInfo):
-    """Reports an archive that ends too soon, which tarfile would take for a complete one."""
+def dots(name: str) -> str:
+    """Explain which sample a file belongs to whose name has several dots."""
+    key, _, extension = name.rpartition("/")[2].partition(".")
+    return (
+        f"{name!r} is the file .{extension} of sample {key!r}, as a sample's name ends at the first dot (the rule of "
+        "WebDataset). If it should be a sample of its own, write names without other dots"
+    )
+
+
+def why_missing(file: str, key: str, names: Sequence[str]) -> str:
+    """Return, as the rest of a sentence, where a file of a sample is, if not beside the sample's other files."""
+    correct = ": correct leaves=, or remove the sample"
+    if fs.is_url(file):
+        return correct
+    base = key.rpartition("/")[2]
+    has: list[str] = []
+    deadline = time.monotonic() + _SECONDS
+    with suppress(OSError, tarfile.TarError, EOFError, zlib.error):
+        for info in infos(file):
+            found = key_and_extension(info)
+            if found is None or found[0].rpartition("/")[2] != base:
+                pass
+            elif found[0] != key and found[1] in names:
+                return f": {info.name} is in another folder of the archive, so it is another sample"
+            elif found[0] == key and found[1] in names:
+                return f": {info.name} is in the archive, but not beside its other files. {TOGETHER}"
+            elif found[0] == key and found[1].rpartition(".")[2] in names:
+                return f": {dots(info.name)}"
+            elif found[0] == key and len(has) < _SHOWN:
+                has.append(f".{found[1]}")
+            if time.monotonic() > deadline:
+                break
+    return f", only {', '.join(has)}{correct}" if has else correct
+
+
+def infos(file: str) -> Iterator[tarfile.TarInfo]:
+    """Yield the headers of a local archive.
+
+    Raises:
+        Exception: it is damaged: OSError, TarError, EOFError, zlib.error.
+    """
+    with fs.open_binary(file) as opened:
+        compressed = fs.read_exactly(opened, 2) in _COMPRESSED
+        opened.seek(0)
+        mode: Any = "r|*" if compressed else "r:"  # which skips the files' data
+        source = _decompressed(opened)[0] if compressed else opened
+        with tarfile.open(fileobj=source, mode=mode, tarinfo=StrictTarInfo) as tar:
+            yield from tar
+
+
+def _decompressed(opened: Any) -> tuple[Any, bool]:
+    """Return a stream of the archive, and whether it is gzip. That is decompressed, as tarfile compares no checksum."""
+    head = fs.read_exactly(opened, 2)
+    stream = Rejoined(head, opened)
+    return (inflated(stream, "GZIP"), True) if head == b"\x1f\x8b" else (stream, False)
+
+
+class StrictTarInfo(tarfile.TarInfo):
+    """Reports an archive that ends too soon, which tarfile would take for a complete one, and long names that are none.
+
+    A header may claim that its long name, or its further attributes, have any size.
+    """
+
+    def _proc_member(self, tarfile_: tarfile.TarFile) -> Any:
+        if self.type in _LONG and self.size > _LONGEST:
+            raise tarfile.ReadError(f"a name of {size(self.size)} at byte {self.offset}")
+        process: Any = super()
+        return process._proc_member(tarfile_)
 
     @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictTarInfo:
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> StrictTarInfo:
         ends: Any = tarfile
         try:
             return super().fromtarfile(tarfile_)
@@ -150,8 +248,25 @@ class _StrictTarInfo(tarfile.TarInfo):
 
 
 def _load(data: bytes) -> Any:
-    loaded = np.load(io.BytesIO(data), allow_pickle=False)
-    return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+    if not data.startswith(b"PK"):
+        return _array(data)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        check_at_once(sum(info.file_size for info in archive.infolist()), "it", "arrays")
+        return {info.filename.removesuffix(".npy"): _array(archive.read(info)) for info in archive.infolist()}
+
+
+def _array(data: bytes) -> npt.NDArray[Any]:
+    """Return the array of a .npy file. NumPy would allocate what its header claims."""
+    stream = io.BytesIO(data)
+    read = np.lib.format.read_array_header_1_0
+    if np.lib.format.read_magic(stream) != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes > len(data) and not dtype.hasobject:
+        raise ValueError(f"its header says {dtype}{list(shape)}, which is {size(nbytes)}, and it has {size(len(data))}")
+    loaded: npt.NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    return loaded
 
 
 def _text(data: bytes) -> str:
