@@ -419,6 +419,33 @@ def test_feature_lists_are_proposed_as_sequences(tmp_path: Path, monkeypatch: py
     sys.modules.pop("sequences", None)
 
 
+def test_the_module_makes_colours_of_palettes_and_inks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    red = image.new("RGB", (40, 30), (250, 10, 20))
+    members = {}
+    for number in range(6):
+        for kind, mode in (("jpg", ("CMYK", "L", "RGB")[number % 3]), ("palette.png", "P"), ("grey.png", "L")):
+            stream = io.BytesIO()
+            red.convert(mode).save(stream, "jpeg" if kind == "jpg" else "png")
+            members[f"{number}.{kind}"] = stream.getvalue()
+    write_tar(tmp_path / "images.tar", members)
+    text = said("images.tar")
+    assert "decoded: uint8[30, 40, 3] (mode CMYK, L, RGB converted to RGB)" in text
+    assert "decoded: uint8[30, 40, 3] (mode P converted to RGB)" in text
+    assert "decoded: uint8[30, 40]\n" in text
+    assert "leave .convert(...) out." in text
+    (tmp_path / "colours.py").write_text(copied(text)[1])
+    with penstock.connect(f"{tmp_path}/colours.py:feed", workers=0) as connection:
+        batch = next(connection.batches())
+    sys.modules.pop("colours", None)
+    assert batch["grey"].shape == (6, 30, 40)
+    wanted = np.array([250, 10, 20])
+    assert np.abs(batch["palette"][:, 5, 5].astype(int) - wanted).max() < 60, "the nearest colour of the palette"
+    red_ones = np.abs(batch["image"][:, 5, 5].astype(int) - wanted).max(axis=1) < 60
+    assert red_ones.sum() == 4, "all but the grey ones"
+
+
 def test_numbers_have_a_range_a_mean_and_a_share_of_nan() -> None:
     summary = Summary()
     for number in range(10):

@@ -22,6 +22,9 @@ _BATCH_NBYTES = 32 << 20
 _SHUFFLE = 10_000
 _SHUFFLE_NBYTES = 64 << 20
 _WIDTH = 80
+_CONVERTED = {"L": "grey", "LA": "grey_and_alpha", "RGB": "rgb", "RGBA": "rgba"}
+"""Pillow's modes to which images are converted, and names for the functions that do it."""
+
 MODULE = "feed.py"
 """The file name that the proposed command gives the module."""
 
@@ -128,6 +131,16 @@ def _notes(
     if decoded and direct:
         names = " and ".join(repr(column.leaf) for column in decoded)
         found.append(f"The command serves {names} as the files' bytes; the module decodes them.")
+    palettes = [
+        column.leaf
+        for column in decoded
+        if any(header and header.mode == "P" for header in peeked.summary.leaves[column.leaf].headers)
+    ]
+    for leaf in palettes:
+        found.append(
+            f"Images in {leaf!r} have a palette; the module makes colours of its indices. If the indices are classes, "
+            "leave .convert(...) out."
+        )
     encoded = [column for column in columns if column.image and column not in decoded]
     for column in encoded:
         how = "a function in decode=" if peeked.format.takes("decode") else "a function in transform="
@@ -158,11 +171,21 @@ def _module(
         names.add("Leaf")
     if decoded:
         head = ["import io", "", "import numpy as np", "from PIL import Image", ""]
-        extensions = [name for column in decoded for name in column.name.split(";")]
-        options = {**options, "decode": f"{{{', '.join(f'{_quoted(name)}: pixels' for name in extensions)}}}"}
+        functions = {
+            name: _function(peeked.summary.leaves[column.leaf].target)
+            for column in decoded
+            for name in column.name.split(";")
+        }
+        options = {
+            **options,
+            "decode": f"{{{', '.join(f'{_quoted(name)}: {one}' for name, one in functions.items())}}}",
+        }
     lines = [*head, f"from penstock_server import {', '.join(sorted(names))}", ""]
     if decoded:
-        lines += ["", "def pixels(data):", "    return np.asarray(Image.open(io.BytesIO(data)))", "", ""]
+        for target in sorted({peeked.summary.leaves[column.leaf].target for column in decoded}):
+            image = "Image.open(io.BytesIO(data))" + (f'.convert("{target}")' if target in _CONVERTED else "")
+            lines += ["", f"def {_function(target)}(data):", f"    return np.asarray({image})", ""]
+        lines += [""]
     if peeked.format.constructor == "from_files" and registry.by_ending(files[0]) is not peeked.format:
         options = {"format": _quoted(peeked.format.name), **options}
     for name, value in description.options.items():
@@ -174,6 +197,11 @@ def _module(
         return "\n".join([*lines, one]) + "\n"
     body = [f"    {argument},".replace("\n", "\n    ") for argument in arguments]
     return "\n".join([*lines, call, *body, ")"]) + "\n"
+
+
+def _function(target: str) -> str:
+    """Return the name of the function that decodes images to a mode."""
+    return _CONVERTED.get(target, "pixels")
 
 
 def _declared(feature: Feature) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,43 @@ _LEAST_MASK = 16
 
 _DTYPES = {"1": "bool", "I;16": "uint16", "I;16B": "uint16", "I": "int32", "F": "float32"}
 """The dtype of the array that Pillow makes of an image, by the image's mode; uint8 for all other modes."""
+
+_CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
+"""The modes to which 8-bit images are converted, and their channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of an encoded image says.
+
+    Attributes:
+        mode: Pillow's mode of its pixels, such as "L", "RGB", "P" (indices into a palette) or "CMYK".
+        target: the mode with the same picture whose channels are brightness or colours, such as "RGB" for "CMYK".
+        height, width: its size.
+    """
+
+    mode: str
+    target: str
+    height: int
+    width: int
+
+    def array_in(self, target: str) -> str:
+        """Return the dtype and shape of the image as an array, such as "uint8[28, 28]", once it is converted."""
+        channels = _CHANNELS.get(target, 1)
+        shape = [self.height, self.width, channels] if channels > 1 else [self.height, self.width]
+        return f"{_DTYPES.get(target, 'uint8')}{shape}"
+
+
+def common_target(headers: Collection[Header]) -> str:
+    """Return one mode for the pictures of all these headers; "" if there is none."""
+    targets = {header.target for header in headers}
+    if len(targets) < 2:
+        return targets.pop() if targets else ""
+    if not targets <= _CHANNELS.keys():
+        return ""
+    alpha = any(target.endswith("A") for target in targets)
+    colours = any(target.startswith("RGB") for target in targets)
+    return ("RGB" if colours else "L") + ("A" if alpha else "")
 
 
 def is_pixels(array: npt.NDArray[Any]) -> bool:
@@ -52,17 +91,18 @@ def has_decoder() -> bool:
     return True
 
 
-def array_of(data: bytes) -> str | None:
-    """Return the dtype and shape of `np.asarray(Image.open(...))`, such as "uint8[28, 28]", from an image's header.
-
-    Return None if the header cannot be read.
-    """
+def header_of(data: bytes) -> Header | None:
+    """Return the header of an encoded image; None if it cannot be read."""
     image = _opened(data)
     if image is None:
         return None
-    channels = len(image.getbands())
-    shape = [image.height, image.width, channels] if channels > 1 else [image.height, image.width]
-    return f"{_DTYPES.get(image.mode, 'uint8')}{shape}"
+    mode = str(image.mode)
+    target = mode
+    if mode in ("P", "PA"):
+        target = "RGBA" if mode == "PA" or "transparency" in image.info else "RGB"
+    elif mode not in _CHANNELS and mode not in _DTYPES:  # CMYK, YCbCr, LAB, HSV
+        target = "RGB"
+    return Header(mode, target, image.height, image.width)
 
 
 def decoded(data: bytes, least: int) -> npt.NDArray[Any] | None:

@@ -90,7 +90,10 @@ def _about(leaf: LeafSummary) -> Iterator[str]:
     if pictures:
         shown = ", ".join(array for array, _ in leaf.pictures.most_common(3) if array is not None)
         many = f"{len(pictures)} shapes, such as {shown}" if len(pictures) > 3 else shown
-        yield f"decoded: {many}"
+        modes = sorted({header.mode for header in leaf.headers if header})
+        target = leaf.target
+        converted = f" (mode {', '.join(modes)} converted to {target})" if target and modes != [target] else ""
+        yield f"decoded: {many}{converted}"
     if leaf.pictures.get(None):
         yield f"{counted(leaf.pictures[None], 'image')} cannot be decoded"
     if leaf.text and len(leaf.lengths) == 1:

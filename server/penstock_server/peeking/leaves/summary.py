@@ -43,8 +43,8 @@ class LeafSummary:
         examples: some values, as text.
         tiles: small pictures of some samples, if the leaf is an image.
         encoded: how often each format of an encoded image occurs.
-        pictures: how often each dtype and shape of decoded images, such as "uint8[28, 28]", occurs; None counts images
-            that cannot be read. Empty if Pillow is not installed.
+        headers: how often each header of encoded images occurs; None counts images that cannot be read. Empty if Pillow
+            is not installed.
         problem: why the leaf cannot be served, or "".
     """
 
@@ -56,7 +56,7 @@ class LeafSummary:
         self.lengths: Counter[int] = Counter()
         self.values: Counter[Any] | None = Counter()
         self.encoded: Counter[str] = Counter()
-        self.pictures: Counter[str | None] = Counter()
+        self.headers: Counter[images.Header | None] = Counter()
         self.problem = ""
         self._dtypes: set[str] = set()
         self._examples: Reservoir[str] = Reservoir(_EXAMPLES)
@@ -66,6 +66,20 @@ class LeafSummary:
     def dtype(self) -> str:
         """The name of the leaf's dtype."""
         return "/".join(sorted(self._dtypes))
+
+    @property
+    def target(self) -> str:
+        """The mode to which all encoded images can be converted; "" if there is none."""
+        return images.common_target([header for header in self.headers if header])
+
+    @property
+    def pictures(self) -> Counter[str | None]:
+        """How often each dtype and shape of decoded images, such as "uint8[28, 28]", occurs. None counts images that
+        cannot be read."""
+        found: Counter[str | None] = Counter()
+        for header, count in self.headers.items():
+            found[header.array_in(self.target or header.target) if header else None] += count
+        return found
 
     @property
     def text(self) -> bool:
@@ -137,7 +151,7 @@ class LeafSummary:
             self.values = None
             self.encoded[name] += 1
             if images.has_decoder():
-                self.pictures[images.array_of(data)] += 1
+                self.headers[images.header_of(data)] += 1
             self._tiles.offer(lambda: _decoded_tile(data))
         else:
             self._count_value(data[:_SHOWN])
