@@ -107,7 +107,10 @@ def names(*found: str) -> list[tuple[str, bytes]]:
     [
         (names("a.txt", "b.txt", "a.cls", "b.cls"), "sample 'a' has no .cls file: a.cls is in the archive, but not be"),
         (names("x/a.txt", "y/a.cls"), "sample 'x/a' has no .cls file: y/a.cls is in another folder of the archive"),
-        (names("frame.01.cls", "frame.01.txt"), "sample 'frame' has no .cls file: 'frame.01.cls' is the file .01.cls of"),
+        (
+            names("frame.01.cls", "frame.01.txt"),
+            "sample 'frame' has no .cls file: 'frame.01.cls' is the file .01.cls of",
+        ),
         (names("a.txt", "a.json"), "sample 'a' has no .cls file, only .txt, .json: correct leaves="),
     ],
 )

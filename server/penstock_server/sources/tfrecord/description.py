@@ -215,6 +215,8 @@ def _counted(file: str) -> tuple[list[str], int | None]:
             return [f"compressed with {compression}, so it is a single split"], None
         if fs.is_url(file):
             return [], None
+        if not local_size(file):
+            return [], 0
         deadline = time.monotonic() + _SECONDS
         with mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as data:
             count = 0
