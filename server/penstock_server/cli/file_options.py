@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -139,7 +142,11 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
     from ..sources.registry import format_of
     from ..targets.file_target import make_target
 
-    files = [argument for argument in arguments if format_of(argument) is not None]
+    formats = {argument: format_of(argument) for argument in arguments}
+    files = [argument for argument in arguments if formats[argument] is not None]
+    for argument in arguments:
+        if formats[argument] is None and ":" not in argument and not argument.endswith(".py"):  # no feed either
+            raise click.UsageError(_unknown(argument))
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if not files:
         if given:
@@ -148,8 +155,32 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
             raise click.UsageError(f"{named} {verb} for data files: a feed has them in its module, as Feed(...)")
         return list(arguments)
     if len(files) < len(arguments):
-        raise click.UsageError("serve either data files or MODULE:ATTR feeds, or start a second daemon on another port")
+        feed = next(argument for argument in arguments if formats[argument] is None)
+        raise click.UsageError(
+            f"{files[0]} is a data file, and {feed} is a feed: serve either data files or MODULE:ATTR feeds, or start "
+            "a second daemon on another port"
+        )
     try:
         return [make_target(files, **options)]
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _unknown(argument: str) -> str:
+    """Say why an argument is neither a data file nor a feed, and what comes next to it."""
+    from ..sources.registry import all_endings, by_ending
+
+    expected = f"expected a data file, which ends in {all_endings()}, or MODULE:ATTR, such as scenes.py:feed"
+    if os.path.isdir(argument):
+        return (
+            f"{argument} is a directory: give the files in it, as a pattern in quotes, such as "
+            f"'{argument.rstrip('/')}/*.h5'. penstock peek {argument} says which it has"
+        )
+    if os.path.exists(argument):
+        return f"{argument}: {expected}. Other files need a Feed with a generator"
+    folder, name = os.path.split(argument)
+    with suppress(OSError):
+        known = [other for other in os.listdir(folder or ".") if by_ending(other)]
+        if near := difflib.get_close_matches(name, known, 1, 0.8):
+            return f"{argument}: no such file. Did you mean {os.path.join(folder, near[0])}?"
+    return f"{argument}: no such file; {expected}"

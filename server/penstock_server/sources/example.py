@@ -21,6 +21,7 @@ from penstock_proto import distribution
 from .features import Feature, FixedLen, FixedLenSequence, VarLen
 
 _LISTS = {"bytes": "bytes_list", "float32": "float_list", "int64": "int64_list"}
+_SHOWN = 20
 DTYPES = {name: dtype for dtype, name in _LISTS.items()}
 
 
@@ -132,7 +133,10 @@ class ExampleParser:
             elif feature.default is not None:
                 sample[name] = _copied(feature)
             else:
-                raise BadExample(f"it has no feature {name!r}: give FixedLen(default=...), or declare it as VarLen")
+                raise BadExample(
+                    f"it has no feature {name!r}: give FixedLen(default=...), or declare it as VarLen. It has "
+                    f"{', '.join(sorted(found)[:_SHOWN]) or 'none'}"
+                )
         return sample
 
 

@@ -19,6 +19,7 @@ from .pickled import is_pickled_target, name_of
 
 if TYPE_CHECKING:
     from ..feed.feed import Feed
+    from ..sources.format import Format
 
 _PREFIX = "files:"
 _MOST = 100_000  # bytes of one argument: Linux allows 128 KiB
@@ -44,17 +45,18 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
     """
     from ..sources import registry  # it imports NumPy, which those who only show targets do not need
 
-    formats = {registry.format_of(file) for file in files}
-    if len(formats) > 1:
-        raise ValueError("the files of a feed have one format: serve each format with a daemon of its own")
-    found = formats.pop()
-    assert found is not None
+    found = _format_of(files)
     if found.needs_module:
         raise ValueError(found.needs_module.replace("FILE", files[0]))
     if options.get("batch_size") is None:
-        raise ValueError("data files need --batch-size, such as --batch-size 32")
+        raise ValueError(f"{files[0]} is a data file, and needs --batch-size, such as --batch-size 32")
     if not leaves and found.needs_leaves():
-        raise ValueError("data files need --leaf NAME=DATASET for each leaf of a sample, such as --leaf image=images")
+        tar = found.constructor == "from_webdataset"
+        what, example = ("EXTENSION", "image=jpg") if tar else ("DATASET", "image=images")
+        raise ValueError(
+            f"{files[0]} is {found.name}, and needs --leaf NAME={what} for each leaf of a sample, such as --leaf "
+            f"{example}: penstock peek {files[0]} proposes them"
+        )
     if options.get("rows") is not None and not found.takes("rows"):
         have = " and ".join(one.name for one in registry.BUILT_IN if one.takes("rows"))
         raise ValueError(f"--rows is for {have} files: divide {files[0]} and the others by file")
@@ -76,6 +78,20 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
             "the daemon finds the files itself"
         )
     return target
+
+
+def _format_of(files: Sequence[str]) -> Format:
+    from ..sources import registry
+
+    formats: dict[Format, str] = {}
+    for file in files:
+        found = registry.format_of(file)
+        assert found is not None
+        formats.setdefault(found, file)
+    if len(formats) > 1:
+        have = " and ".join(f"{file} is {one.name}" for one, file in formats.items())
+        raise ValueError(f"the files of a feed have one format, and {have}: serve each with a daemon of its own")
+    return next(iter(formats))
 
 
 def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:

@@ -83,8 +83,13 @@ class ParquetSplits:
 
         Raises:
             OSError: a file is missing or cannot be read.
+            ValueError: the files have no rows.
         """
-        groups = [group for file in fs.expand(self._files) for group in self._groups(file)]
+        files = fs.expand(self._files)
+        groups = [group for file in files for group in self._groups(file)]
+        if not groups:
+            more = f" (the first of {len(files)} files)" if len(files) > 1 else ""
+            raise ValueError(f"no samples to read: {files[0]}{more} has no rows")
         return divided(groups)
 
     def _groups(self, file: str) -> list[tuple[RowGroup, int]]:

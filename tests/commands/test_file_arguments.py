@@ -1,0 +1,53 @@
+"""What the arguments of `penstock serve` and `check` say about data files: the message names what works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+from penstock_server import Feed
+from penstock_server.cli.file_options import targets_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ("x.tar.gz", {}, "x.tar.gz is tar (WebDataset), and needs --leaf NAME=EXTENSION for each leaf of a sample"),
+        ("x.tgz", {}, "such as --leaf image=jpg: penstock peek x.tgz proposes them"),
+        ("cells.h5ad", {}, "cells.h5ad is HDF5, and needs --leaf NAME=DATASET"),
+        ("x.npy", {"batch_size": None}, "x.npy is a data file, and needs --batch-size"),
+        ("x.tfrecord", {"leaves": ("a=b",)}, "`penstock peek x.tfrecord` prints one"),
+        ("x.npy x.tgz", {}, "one format, and x.npy is NumPy and x.tgz is tar (WebDataset)"),
+        ("x.npy scenes.py:feed", {}, "x.npy is a data file, and scenes.py:feed is a feed"),
+        ("x.npyy", {}, "x.npyy: no such file. Did you mean x.npy?"),
+        ("table.xls", {}, "table.xls: no such file; expected a data file, which ends in .h5, .hdf5"),
+        ("notes.txt", {}, "notes.txt: expected a data file, which ends in .h5"),
+        ("notes.txt", {}, "Other files need a Feed with a generator"),
+        ("x.npy photo.jpg", {}, "photo.jpg: no such file; expected a data file"),
+        ("shards", {}, "shards is a directory: give the files in it"),
+    ],
+)
+def test_a_mistake_is_named_with_what_works(
+    arguments: str, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.arange(3))
+    (tmp_path / "cells.h5ad").write_bytes(b"\x89HDF\r\n\x1a\n")
+    (tmp_path / "notes.txt").write_text("?")
+    (tmp_path / "shards").mkdir()
+    with pytest.raises(click.UsageError) as raised:
+        targets_of(arguments.split(), {"batch_size": 2, "leaves": (), "name": None, **options})
+    assert message in raised.value.message
+
+
+def test_a_parquet_file_of_no_rows_is_named(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    path = tmp_path / "none.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"x": pa.array([], pa.int64())}), path)
+    listed: Any = Feed.from_parquet(str(path), batch_size=2).splits
+    with pytest.raises(ValueError, match=r"no samples to read: .*none.parquet has no rows"):
+        listed()
