@@ -355,12 +355,12 @@ def test_encoded_images_of_one_size_are_decoded_by_the_module(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     text = said(*tar_file(tmp_path))
     assert "image: bytes, PNG images and JPEG images" in text
-    assert "decoded: uint8[28, 28]" in text
+    assert "decoded: uint8[28, 28, 1]" in text
     assert "The command serves 'image' as the files' bytes" in text
     (tmp_path / "decoded_images.py").write_text(copied(text)[1])
     with penstock.connect(f"{tmp_path}/decoded_images.py:feed", workers=0) as connection:
         batch = next(connection.batches())
-    assert batch["image"].shape == (32, 28, 28)
+    assert batch["image"].shape == (32, 28, 28, 1)
     sys.modules.pop("decoded_images", None)
 
 
@@ -433,13 +433,14 @@ def test_the_module_makes_colours_of_palettes_and_inks(tmp_path: Path, monkeypat
     text = said("images.tar")
     assert "decoded: uint8[30, 40, 3] (mode CMYK, L, RGB converted to RGB)" in text
     assert "decoded: uint8[30, 40, 3] (mode P converted to RGB)" in text
-    assert "decoded: uint8[30, 40]\n" in text
-    assert "leave .convert(...) out." in text
+    assert "decoded: uint8[30, 40, 1]\n" in text
+    assert "Images in 'palette' have a palette; the module makes colours" in text
+    assert 'decode={"jpg": ImageDecoder(), "palette.png": ImageDecoder(), "grey.png": ImageDecoder(mode="L")}' in text
     (tmp_path / "colours.py").write_text(copied(text)[1])
     with penstock.connect(f"{tmp_path}/colours.py:feed", workers=0) as connection:
         batch = next(connection.batches())
     sys.modules.pop("colours", None)
-    assert batch["grey"].shape == (6, 30, 40)
+    assert batch["grey"].shape == (6, 30, 40, 1)
     wanted = np.array([250, 10, 20])
     assert np.abs(batch["palette"][:, 5, 5].astype(int) - wanted).max() < 60, "the nearest colour of the palette"
     red_ones = np.abs(batch["image"][:, 5, 5].astype(int) - wanted).max(axis=1) < 60
@@ -637,7 +638,7 @@ def test_encoded_images_are_on_the_sheet(tmp_path: Path, monkeypatch: pytest.Mon
     write_tar(tmp_path / "red.tar", {"0.png": png(red), "0.cls": b"1", "1.png": png(red[:100]), "1.cls": b"2"})
     text = said("red.tar", "--out", "sheet.png")
     assert "decoded: uint8[200, 400, 3], uint8[100, 400, 3]" in text
-    assert "a function in decode= makes arrays of them" in text
+    assert "a function in decode=, such as ImageDecoder(size=(224, 224)), makes arrays" in text.replace("\n  ", " ")
     assert pixels_of(tmp_path / "sheet.png")[20, 20].tolist() == [200, 0, 0]
 
 

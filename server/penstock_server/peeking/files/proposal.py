@@ -22,8 +22,8 @@ _BATCH_NBYTES = 32 << 20
 _SHUFFLE = 10_000
 _SHUFFLE_NBYTES = 64 << 20
 _WIDTH = 80
-_CONVERTED = {"L": "grey", "LA": "grey_and_alpha", "RGB": "rgb", "RGBA": "rgba"}
-"""Pillow's modes to which images are converted, and names for the functions that do it."""
+_DECODER_MODES = {"RGB", "RGBA", "L", "I;16"}
+"""The modes of `ImageDecoder`."""
 
 MODULE = "feed.py"
 """The file name that the proposed command gives the module."""
@@ -139,11 +139,13 @@ def _notes(
     for leaf in palettes:
         found.append(
             f"Images in {leaf!r} have a palette; the module makes colours of its indices. If the indices are classes, "
-            "leave .convert(...) out."
+            "decode them with np.asarray(Image.open(io.BytesIO(data)))."
         )
     encoded = [column for column in columns if column.image and column not in decoded]
     for column in encoded:
-        how = "a function in decode=" if peeked.format.takes("decode") else "a function in transform="
+        how = "a function in decode=, such as ImageDecoder(size=(224, 224)),"
+        if not peeked.format.takes("decode"):
+            how = "a function in transform="
         found.append(f"{column.leaf!r} is served as encoded bytes: {how} makes arrays of them, all of one shape.")
     if encoded and not images.has_decoder():
         found.append("Pillow would decode them: pip install pillow")
@@ -157,7 +159,9 @@ def _module(
     peeked: PeekedFile, files: list[str], columns: list[Column], decoded: list[Column], options: dict[str, str]
 ) -> str:
     description = peeked.description
-    head, names = [], {"Feed"}
+    head: list[str] = []
+    functions: list[str] = []
+    names = {"Feed"}
     arguments = [_quoted(files[0]) if len(files) == 1 else f"[{', '.join(map(_quoted, files))}]"]
     if description.features is not None:
         features = [description.features[column.name] for column in columns]
@@ -170,22 +174,19 @@ def _module(
     if "spec" in options:
         names.add("Leaf")
     if decoded:
-        head = ["import io", "", "import numpy as np", "from PIL import Image", ""]
-        functions = {
-            name: _function(peeked.summary.leaves[column.leaf].target)
+        targets = {peeked.summary.leaves[column.leaf].target for column in decoded}
+        if targets & _DECODER_MODES:
+            names.add("ImageDecoder")
+        if targets - _DECODER_MODES:
+            head = ["import io", "", "import numpy as np", "from PIL import Image", ""]
+            functions = ["", "def pixels(data):", "    return np.asarray(Image.open(io.BytesIO(data)))", "", ""]
+        decoders = {
+            name: _decoder(peeked.summary.leaves[column.leaf].target)
             for column in decoded
             for name in column.name.split(";")
         }
-        options = {
-            **options,
-            "decode": f"{{{', '.join(f'{_quoted(name)}: {one}' for name, one in functions.items())}}}",
-        }
-    lines = [*head, f"from penstock_server import {', '.join(sorted(names))}", ""]
-    if decoded:
-        for target in sorted({peeked.summary.leaves[column.leaf].target for column in decoded}):
-            image = "Image.open(io.BytesIO(data))" + (f'.convert("{target}")' if target in _CONVERTED else "")
-            lines += ["", f"def {_function(target)}(data):", f"    return np.asarray({image})", ""]
-        lines += [""]
+        options = {**options, "decode": f"{{{', '.join(f'{_quoted(name)}: {one}' for name, one in decoders.items())}}}"}
+    lines = [*head, f"from penstock_server import {', '.join(sorted(names))}", "", *functions]
     if peeked.format.constructor == "from_files" and registry.by_ending(files[0]) is not peeked.format:
         options = {"format": _quoted(peeked.format.name), **options}
     for name, value in description.options.items():
@@ -199,9 +200,11 @@ def _module(
     return "\n".join([*lines, call, *body, ")"]) + "\n"
 
 
-def _function(target: str) -> str:
-    """Return the name of the function that decodes images to a mode."""
-    return _CONVERTED.get(target, "pixels")
+def _decoder(target: str) -> str:
+    """Return what decodes images to a mode, as code."""
+    if target not in _DECODER_MODES:
+        return "pixels"
+    return "ImageDecoder()" if target == "RGB" else f"ImageDecoder(mode={_quoted(target)})"
 
 
 def _declared(feature: Feature) -> str:

@@ -20,8 +20,13 @@ _LEAST_MASK = 16
 _DTYPES = {"1": "bool", "I;16": "uint16", "I;16B": "uint16", "I": "int32", "F": "float32"}
 """The dtype of the array that Pillow makes of an image, by the image's mode; uint8 for all other modes."""
 
-_CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
-"""The modes to which 8-bit images are converted, and their channels."""
+_ORIENTATION = 0x0112
+"""The EXIF tag that says how an image is turned: by 90 degrees from 5 on."""
+
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1}
+"""The modes to which `ImageDecoder` converts images, and their channels."""
+
+_DEEP = "I;16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class Header:
     Attributes:
         mode: Pillow's mode of its pixels, such as "L", "RGB", "P" (indices into a palette) or "CMYK".
         target: the mode with the same picture whose channels are brightness or colours, such as "RGB" for "CMYK".
-        height, width: its size.
+        height, width: its size, once it is turned upright.
     """
 
     mode: str
@@ -40,9 +45,9 @@ class Header:
     width: int
 
     def array_in(self, target: str) -> str:
-        """Return the dtype and shape of the image as an array, such as "uint8[28, 28]", once it is converted."""
-        channels = _CHANNELS.get(target, 1)
-        shape = [self.height, self.width, channels] if channels > 1 else [self.height, self.width]
+        """Return the dtype and shape of the image as an array, such as "uint8[28, 28, 3]", once it is converted."""
+        channels = _CHANNELS.get(target)
+        shape = [self.height, self.width, channels] if channels else [self.height, self.width]
         return f"{_DTYPES.get(target, 'uint8')}{shape}"
 
 
@@ -51,11 +56,11 @@ def common_target(headers: Collection[Header]) -> str:
     targets = {header.target for header in headers}
     if len(targets) < 2:
         return targets.pop() if targets else ""
-    if not targets <= _CHANNELS.keys():
+    if _DEEP in targets or not targets <= _CHANNELS.keys():
         return ""
     alpha = any(target.endswith("A") for target in targets)
     colours = any(target.startswith("RGB") for target in targets)
-    return ("RGB" if colours else "L") + ("A" if alpha else "")
+    return "RGBA" if alpha else "RGB" if colours else "L"
 
 
 def is_pixels(array: npt.NDArray[Any]) -> bool:
@@ -100,9 +105,18 @@ def header_of(data: bytes) -> Header | None:
     target = mode
     if mode in ("P", "PA"):
         target = "RGBA" if mode == "PA" or "transparency" in image.info else "RGB"
+    elif mode == "LA":
+        target = "RGBA"
+    elif mode == "I;16B":
+        target = _DEEP
     elif mode not in _CHANNELS and mode not in _DTYPES:  # CMYK, YCbCr, LAB, HSV
         target = "RGB"
-    return Header(mode, target, image.height, image.width)
+    height, width = image.height, image.width
+    try:
+        turned = image.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
+    except Exception:  # Pillow raises many types for damaged data
+        turned = False
+    return Header(mode, target, width, height) if turned else Header(mode, target, height, width)
 
 
 def decoded(data: bytes, least: int) -> npt.NDArray[Any] | None:

@@ -74,7 +74,7 @@ class LeafSummary:
 
     @property
     def pictures(self) -> Counter[str | None]:
-        """How often each dtype and shape of decoded images, such as "uint8[28, 28]", occurs. None counts images that
+        """How often each dtype and shape of decoded images, such as "uint8[28, 28, 3]", occurs. None counts images that
         cannot be read."""
         found: Counter[str | None] = Counter()
         for header, count in self.headers.items():
