@@ -19,6 +19,7 @@ from .feed_warnings import batch_warning
 from .from_files import FromFiles
 from .objects.endless_items import EndlessItems, VaryingItems
 from .objects.indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
+from .objects.tables import as_indexable
 from .objects.torch_iterable import TorchIterable
 from .options.cache_key import feed_directory
 from .options.declared_spec import checked_spec
@@ -50,7 +51,8 @@ class Feed(FeedOptions, FromFiles, Combining):
 
     For a generator without `rng`, `random` and `numpy.random` are seeded in the same way. Instead of a generator, you
     can give an object with `__len__` and `__getitem__`: each of its items is served once per epoch. If it also has
-    `__getitems__`, Penstock calls that with the list of a batch's indices. The items of a Keras `PyDataset` are whole
+    `__getitems__`, Penstock calls that with the list of a batch's indices. A row of a table (a DataFrame of pandas or
+    polars, a pyarrow Table, a structured array) is a dict of its columns. The items of a Keras `PyDataset` are whole
     batches, and its `on_epoch_begin` and `on_epoch_end` are called. A torch `IterableDataset` divides itself with
     `get_worker_info()`.
 
@@ -161,7 +163,9 @@ class Feed(FeedOptions, FromFiles, Combining):
         checked_transforms(self.transform)
 
     def _adapt(self) -> None:
-        """Replace a torch iterable or an endless Keras dataset with a generator function that yields its items."""
+        """Replace a table with an object of its rows, and a torch iterable or an endless Keras dataset with a generator
+        function that yields its items."""
+        object.__setattr__(self, "generate", as_indexable(self.generate))
         source = self.generate
         if is_torch_loader(source):
             raise TypeError(TORCH_LOADER)
