@@ -87,6 +87,38 @@ def test_lists_of_varying_length_are_arrays(file: Path) -> None:
     assert found[0].dtype == np.int32
 
 
+def test_nested_lists_and_structs_are_arrays_and_dicts(tmp_path: Path) -> None:
+    boxes = [[[1.0, 2.0], [3.0, 4.0]], [], [[5.0, 6.0]]]
+    encoded = [{"bytes": bytes([i]), "path": None} for i in range(3)]
+    columns = {
+        "boxes": pa.array(boxes, pa.list_(pa.list_(pa.float32()))),
+        "pairs": pa.array(boxes, pa.list_(pa.list_(pa.float64(), 2))),
+        "uneven": [[[1], [2, 3]], [[4]], []],
+        "grid": pa.array([[[1, 2], [3, 4]]] * 3, pa.list_(pa.list_(pa.int8(), 2), 2)),
+        "image": pa.array(encoded, pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+        "answers": [{"text": "a", "at": 1}, {"text": "b", "at": 2}, {"text": "c", "at": 3}],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    found = read(from_parquet(tmp_path / "a.parquet"))
+    for name in ("boxes", "pairs"):
+        assert [row[name].shape for row in found] == [(2, 2), (0, 2), (1, 2)]
+        assert [row[name].tolist() for row in found] == boxes
+        assert {row[name].dtype.name for row in found} == {"float32" if name == "boxes" else "float64"}
+    assert [part.tolist() for part in found[0]["uneven"]] == [[1], [2, 3]]
+    assert found[2]["grid"].tolist() == [[1, 2], [3, 4]]
+    assert found[2]["grid"].dtype == np.int8
+    assert [row["image"] for row in found] == [b"\0", b"\1", b"\2"]
+    assert found[1]["answers"] == {"text": "b", "at": 2}
+
+
+def test_an_image_that_is_only_a_path_is_named(tmp_path: Path) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    image = pa.array([{"bytes": b"x", "path": "0.png"}, {"bytes": None, "path": "1.png"}], kind)
+    pq.write_table(pa.table({"image": image}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"row group 0: column 'image' holds no bytes in row 1, only the path '1.png'"):
+        read(from_parquet(tmp_path / "a.parquet"))
+
+
 def test_text_and_bytes_are_as_they_were_written(file: Path) -> None:
     found = read(from_parquet(file, ("text", "word", "blob")))
     assert found[-1] == ("row 599", "odd", bytes([599 % 256, 0]))
@@ -101,7 +133,7 @@ def test_all_columns_are_served_if_none_is_named(tmp_path: Path) -> None:
     ("column", "message"),
     [
         ("nothing", "a.parquet has no column 'nothing'; its columns are id, vector"),
-        ("gaps", "a.parquet row group 11: column 'gaps' holds 1 nulls"),
+        ("gaps", "a.parquet row group 11: column 'gaps' holds a null (in row 0)"),
         ("when", "a.parquet row group 0: column 'when' has type timestamp[ms]"),
     ],
 )

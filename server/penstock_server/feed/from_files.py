@@ -154,8 +154,9 @@ class FromFiles:
         before its own, so write more row groups if you can.
 
         A column of numbers gives numbers. A column of lists of numbers gives one-dimensional arrays, and one of
-        fixed-shape tensors gives arrays of that shape. Text is `str`, binary data are `bytes`. A column with nulls, or
-        of another type, is an error.
+        fixed-shape tensors gives arrays of that shape. Lists of lists of one length give arrays of two dimensions. Text
+        is `str`, binary data are `bytes`, a struct is a dict, and a struct of `bytes` and `path`, as Hugging Face
+        stores images, is its bytes. A column with nulls, or of another type, is an error.
 
         Args:
             files: as for `from_hdf5`.

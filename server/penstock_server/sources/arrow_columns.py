@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,9 @@ class Chunked(Sequence[Any]):
         number = bisect_right(self._starts, index) - 1
         return self._chunks[number][index - self._starts[number]]
 
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self._chunks)
+
 
 class _Scalars(Sequence[Any]):
     """Text, bytes and what else Arrow converts to Python objects."""
@@ -65,15 +69,23 @@ class _Scalars(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         array = self._array
-        return iter((array.dictionary_decode() if hasattr(array, "dictionary_decode") else array).to_pylist())
+        if hasattr(array, "dictionary"):
+            words = array.dictionary.to_pylist()
+            return (words[index] for index in array.indices.to_pylist())
+        return iter(array.to_pylist())
 
 
 class _Lists(Sequence[Any]):
-    """Lists of any length: views of the array that holds the items of all of them."""
+    """Lists of any length: views of the array that holds the items of all of them.
+
+    Attributes:
+        one_length: their length if all have the same, else 0.
+    """
 
     def __init__(self, items: Array, starts: Array, lengths: Array) -> None:
         self._items = items
         self._starts, self._lengths = starts, lengths
+        self.one_length = int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 0
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -218,7 +230,7 @@ def _rows_of_lists(array: Any, place: Place) -> Sequence[Any]:
     starts = np.cumsum(lengths) - lengths
     if isinstance(inner, np.ndarray):
         return _Lists(inner, starts, lengths)
-    return _ListsOfLists(inner, starts, lengths, _empty(kind.value_type))
+    return _ListsOfLists(inner, starts, lengths, _empty(kind.value_type, getattr(inner, "one_length", 0)))
 
 
 def _rows_of_structs(array: Any, place: Place) -> Sequence[Any]:
@@ -238,11 +250,11 @@ def _rows_of_structs(array: Any, place: Place) -> Sequence[Any]:
     return _Structs(names, [_rows(array.field(name), place.within(name)) for name in names], len(array))
 
 
-def _empty(kind: Any) -> Array:
-    """Return an array of no lists of this type."""
+def _empty(kind: Any, length: int) -> Array:
+    """Return an array of no lists of this type, which have `length` items where the type does not say it."""
     dims = []
     while not _is_number(kind):
-        dims.append(getattr(kind, "list_size", 0))
+        dims.append(getattr(kind, "list_size", length))
         kind = kind.value_type
     return np.empty((0, *dims), kind.to_pandas_dtype())
 

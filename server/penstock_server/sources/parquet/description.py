@@ -6,9 +6,10 @@ from typing import Any
 
 from penstock_proto.status.figures import size
 
+from ..arrow_columns import can_be_served
 from ..bounds import AT_ONCE, COLUMNS
 from ..description import Column, Description
-from .reader import RowGroup, can_be_served, divided, opened_parquet, readable
+from .reader import RowGroup, divided, opened_parquet, readable
 
 
 def describe(file: str) -> Description:

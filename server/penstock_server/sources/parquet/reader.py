@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock_proto import distribution
 
 from .. import files as fs
+from ..arrow_columns import Place, rows_of
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
 from ..structure import Columns
@@ -156,9 +155,13 @@ class ParquetRows(Reader):
                     raise LookupError(f"{split.file} has no column {name!r}; its columns are {', '.join(has)}")
             at = 0
             for table in _tables(parquet, split, columns.names):
-                wanted = table.slice(max(0, part.start - at), part.stop - max(at, part.start))
-                if at + table.num_rows > part.start:
-                    yield from columns.samples([_values(wanted, name, split) for name in columns.names])
+                first, stop = max(0, part.start - at), min(table.num_rows, part.stop - at)
+                if first < stop:
+                    wanted = table.slice(first, stop - first)
+                    places = [_place(split, name, at + first) for name in columns.names]
+                    yield from columns.samples(
+                        [rows_of(wanted.column(name), place) for name, place in zip(columns.names, places, strict=True)]
+                    )
                 at += table.num_rows
                 if at >= part.stop:
                     break
@@ -178,20 +181,15 @@ def _tables(parquet: Any, split: RowGroup, names: list[str]) -> Iterator[Any]:
             batch = next(batches, None)
         if batch is None:
             return
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise ValueError(
+                    f"{split}: column {name!r} holds text that is not UTF-8, or is damaged ({error}): write bytes, or "
+                    "copy the file again"
+                ) from None
         yield pa.Table.from_batches([batch])
-
-
-def can_be_served(kind: Any) -> bool:
-    """Whether columns of this Arrow type can be leaves."""
-    import pyarrow as pa
-
-    if isinstance(kind, pa.DictionaryType):
-        kind = kind.value_type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return True
-    if any(test(kind) for test in (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)):
-        return _is_number(kind.value_type)
-    return _is_number(kind) or _is_text(kind) or _is_binary(kind)
 
 
 @contextmanager
@@ -234,71 +232,10 @@ def readable(where: str) -> Iterator[None]:
         ) from None
 
 
-def _values(table: Any, name: str, split: RowGroup) -> Any:
-    """Return one value for each row of a column: an array, or a list."""
-    import pyarrow as pa
-
-    array = table.column(name).combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # as pyarrow may return for no rows or too many bytes
-        array = pa.concat_arrays(array.chunks)
-    if isinstance(array.type, pa.DictionaryType):
-        if _is_text(array.type.value_type) or _is_binary(array.type.value_type):
-            _check_nulls(array, name, split)
-            _check_nulls(array.dictionary, name, split)
-            words = _as_list(array.dictionary, name, split)
-            return [words[index] for index in array.indices.to_numpy(zero_copy_only=False)]
-        array = array.dictionary_decode()
-    kind = array.type
-    _check_nulls(array, name, split)
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return array.to_numpy_ndarray()
-    if pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type):
-        items = array.flatten()
-        _check_nulls(items, name, split)
-        return items.to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_number(kind.value_type):
-        items = array.flatten()
-        _check_nulls(items, name, split)
-        ends = np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False))
-        return np.split(items.to_numpy(zero_copy_only=False), ends[:-1])
-    if _is_number(kind):
-        return array.to_numpy(zero_copy_only=False)
-    if _is_text(kind) or _is_binary(kind):
-        return _as_list(array, name, split)
-    raise TypeError(
-        f"{split}: column {name!r} has type {kind}, which cannot be served: name the columns to serve with leaves=, or "
-        "write numbers in its place"
+def _place(split: RowGroup, column: str, row: int) -> Place:
+    return Place(
+        f"{split}: column {column!r}",
+        "fill them when you write the file, or serve other columns with leaves=",
+        "name the columns to serve with leaves=, or write numbers in its place",
+        row,
     )
-
-
-def _as_list(array: Any, name: str, split: RowGroup) -> list[Any]:
-    try:
-        return list(array.to_pylist())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{split}: column {name!r} holds text that is not UTF-8 ({error}): write bytes") from None
-
-
-def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_binary(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
-
-
-def _check_nulls(array: Any, name: str, split: RowGroup) -> None:
-    if array.null_count:
-        raise ValueError(
-            f"{split}: column {name!r} holds {array.null_count} nulls, and an array cannot: fill them when you write "
-            "the file, or serve other columns with leaves="
-        )
