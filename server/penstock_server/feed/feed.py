@@ -15,10 +15,11 @@ from .combined.combining import Combining
 from .combined.feed_kinds import generator_call, is_shared, wants_of
 from .combined.mixed import Mixed
 from .combined.zipped import zip_warnings
-from .feed_warnings import batch_warning
+from .feed_warnings import batch_warning, shards_warning, undivided_warning
 from .from_files import FromFiles
 from .objects.endless_items import EndlessItems, VaryingItems
 from .objects.indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
+from .objects.iterables import FilteredItems, ShardedDataset, WholeDataset, is_filtered, is_iterable, is_sharded
 from .objects.tables import as_indexable
 from .objects.torch_iterable import TorchIterable
 from .options.cache_key import feed_directory
@@ -163,14 +164,22 @@ class Feed(FeedOptions, FromFiles, Combining):
         checked_transforms(self.transform)
 
     def _adapt(self) -> None:
-        """Replace a table with an object of its rows, and a torch iterable or an endless Keras dataset with a generator
-        function that yields its items."""
+        """Replace a table with an object of its rows, and a dataset that cannot be indexed, or is endless, with a
+        generator function that yields its items."""
         object.__setattr__(self, "generate", as_indexable(self.generate))
         source = self.generate
         if is_torch_loader(source):
             raise TypeError(TORCH_LOADER)
         if is_torch_iterable(source):
             object.__setattr__(self, "generate", TorchIterable(source))
+        elif is_sharded(source):
+            object.__setattr__(self, "generate", ShardedDataset(source))
+        elif is_iterable(source):
+            object.__setattr__(self, "generate", WholeDataset(source))
+        elif is_filtered(source) and self.splits is None:
+            filtered = FilteredItems(source)
+            object.__setattr__(self, "splits", filtered.splits)
+            object.__setattr__(self, "generate", filtered)
         if not is_keras(source):
             return
         if self.batch_size is not None:
@@ -235,13 +244,10 @@ class Feed(FeedOptions, FromFiles, Combining):
                 turn = SHARED_TURN
         elif self.segment is None and self.splits is None and not wants_of(self).shard:
             lanes = 1
-            warnings.append(
-                f"feed {name} cannot be divided, so one worker does all the work: give splits= (a list of files or "
-                "ranges; the generator gets them one by one), or segment=N if it makes up random samples (it runs "
-                "again for every N samples), or let it take `shard` and yield every count-th sample from index on, "
-                "where index, count = shard. If the generator is cheap and what comes after it is not, move that to a "
-                "function and give it as transform="
-            )
+            warnings.append(undivided_warning(name, self.generate))
+        parts = self.generate.parts if isinstance(self.generate, TorchIterable | ShardedDataset) else None
+        if parts is not None and parts < lanes:
+            warnings.append(shards_warning(name, lanes, parts))
         if static:
             warnings += zip_warnings(self, name)
         if self.spec is not None and (text := batch_warning(name, self.spec, self.batch_size)):

@@ -9,6 +9,7 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Spec, leaf_list
 from penstock_proto.status.figures import count
 
+from .objects.iterables import WholeDataset
 from .options.shuffle_quality import mixing
 
 MOST_DIFFERENT = 3
@@ -67,4 +68,28 @@ def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
     return (
         f"feed {plan.name} has {count(lanes, 'lane')} ({counted}), so {workers} workers run "
         f"no faster than {enough}: the number of workers should divide the number of lanes"
+    )
+
+
+def undivided_warning(name: str, source: Any) -> str:
+    """Say how the work of a feed that cannot be divided can be shared after all."""
+    if isinstance(source, WholeDataset):
+        return (
+            f"feed {name} cannot be divided, so one worker does all the work: give the dataset that this "
+            f"{source.__name__} is made of, if it has an item for each index, or move what is expensive to a function "
+            "and give it as transform="
+        )
+    return (
+        f"feed {name} cannot be divided, so one worker does all the work: give splits= (a list of files or ranges; the "
+        "generator gets them one by one), or segment=N if it makes up random samples (it runs again for every N "
+        "samples), or let it take `shard` and yield every count-th sample from index on, where index, count = shard. "
+        "If the generator is cheap and what comes after it is not, move that to a function and give it as transform="
+    )
+
+
+def shards_warning(name: str, lanes: int, parts: int) -> str:
+    """Say that a dataset has fewer shards than the feed has lanes."""
+    return (
+        f"feed {name} has lanes={lanes}, but its dataset only {parts} shards, so {lanes - parts} lanes are empty: give "
+        f"lanes={parts}, or a dataset of more shards"
     )

@@ -19,6 +19,13 @@ def is_indexable(source: Any) -> bool:
     return hasattr(source, "__getitem__") and (hasattr(source, "__len__") or is_keras(source))
 
 
+def is_dataset(source: Any) -> bool:
+    """Return whether `source` is an object of some library that holds samples: not a list, an array or text."""
+    if _package(type(source)) in ("builtins", "collections") or hasattr(source, "dtype"):
+        return False
+    return is_indexable(source) or hasattr(source, "__iter__")
+
+
 def is_keras(source: Any) -> bool:
     """Return whether `source` is a Keras `PyDataset` (or `Sequence`), whose items are whole batches."""
     return any(is_keras_base(base) for base in type(source).__mro__)

@@ -21,6 +21,7 @@ from penstock_proto.text import printable
 from penstock_proto.value_text import shown
 
 from .indexables import as_structure
+from .iterables import shards_of
 from .object_states import own_copy
 
 
@@ -66,6 +67,11 @@ class TorchIterable:
         self.__name__ = type(dataset).__name__
         self._dataset = dataset
 
+    @property
+    def parts(self) -> int | None:
+        """The number of its shards, or None if that is not known."""
+        return shards_of(self._dataset)
+
     def __call__(self, shard: tuple[int, int], epoch: int) -> Iterator[Any]:
         """Yield the lane's samples.
 
@@ -73,6 +79,11 @@ class TorchIterable:
             FeedError: the dataset does not divide itself, or can only be read once, or cannot be copied.
         """
         lane, lanes = shard
+        parts = self.parts
+        if parts is not None:
+            lanes = min(lanes, parts)  # with more, libraries warn in each epoch, or raise
+            if lane >= lanes:
+                return
         dataset = self._copied(lanes)
         info = _Info(lane, lanes, dataset)
         with _told(info):

@@ -15,11 +15,13 @@ from typing import Any, Self
 from penstock_proto.value_text import shown
 
 from ..objects.endless_items import EndlessItems, VaryingItems
-from ..objects.indexables import is_indexable, is_keras, is_torch_loader, length_of
+from ..objects.indexables import is_dataset, is_indexable, is_keras, is_torch_loader, length_of
+from ..objects.iterables import FilteredItems, ShardedDataset, WholeDataset
 from ..objects.torch_iterable import TorchIterable
 from .checks import whole
 from .generator_call import GeneratorCall
 from .old_spellings import refuse_old_spellings
+from .plan_sizes import ENDLESS
 from .short_repr import arguments, call
 from .values import FAIL, NO_SHUFFLE, Cache, OnError, Pad, Shuffle, Weights, batching_of
 
@@ -182,10 +184,10 @@ class FeedOptions:
                 "cache= keeps what a generator yields for a split, and an indexable object has neither: read ranges of "
                 "it in a generator with splits=, or leave cache= out"
             )
-        if isinstance(self.generate, TorchIterable):
+        if isinstance(self.generate, TorchIterable | ShardedDataset | FilteredItems | WholeDataset):
             raise ValueError(
-                "cache= keeps what is the same in each epoch, and a torch IterableDataset may change with the epoch: "
-                "read its data in a generator with splits=, or leave cache= out"
+                f"cache= keeps what is the same in each epoch, and a {self.generate.__name__} may change with the "
+                "epoch: read its data in a generator with splits=, or leave cache= out"
             )
         if self.segment is not None:
             raise ValueError(
@@ -224,6 +226,8 @@ class FeedOptions:
                 f"give the class {kind} itself if one of its methods yields the samples, and otherwise leave them out"
             )
         if isinstance(self.generate, Mapping):
+            if self.generate and all(is_dataset(value) for value in self.generate.values()):
+                raise TypeError(_which_split(self.generate))
             raise TypeError(
                 f"expected a list of samples or a generator function, got {shown(self.generate)}: a sample may be a "
                 "dict, so give a list of dicts. If these are columns: [dict(zip(columns, row)) for row in "
@@ -247,6 +251,11 @@ class FeedOptions:
                 "another sample, or use a generator with splits="
             )
         length = length_of(self.generate)
+        if length is not None and length > ENDLESS:
+            raise ValueError(
+                f"len() of the indexable object must be at most {ENDLESS}, got {length}: if it repeats its items for "
+                "ever, as Grain's .repeat() does, leave that out, since a feed has epochs"
+            )
         if self.weights is not None:
             assert length is not None
             length = self._draws(length)
@@ -349,6 +358,18 @@ def _never_full(samples: int, batch_size: int | None) -> str:
     return (
         f"drop_remainder=True would drop the whole epoch: it has {samples} samples, and a batch takes {batch_size}. "
         "Make batch_size= smaller, or leave drop_remainder= out"
+    )
+
+
+def _which_split(splits: Mapping[Any, Any]) -> str:
+    """Return the error for a dict of datasets, such as a DatasetDict."""
+    named = [
+        f"{key!r}" + (f" ({len(one):,} samples)" if hasattr(one, "__len__") else "") for key, one in splits.items()
+    ]
+    first = next(iter(splits))
+    return (
+        f"expected one dataset, got a {type(splits).__name__} of {len(splits)}, which are {', '.join(named)}: give one "
+        f"of them, such as Feed(datasets[{first!r}], ...)"
     )
 
 
