@@ -41,6 +41,10 @@ def write_data(scenes: str) -> None:
         np.save(f"part-{number}.npy", images)
     pixels = pyarrow.array(images.reshape(ROWS, -1).tolist())
     pyarrow.parquet.write_table(pyarrow.table({"pixels": pixels, "label": labels}), "train/0.parquet")
+    Path("saved/train").mkdir(parents=True)
+    saved = pyarrow.table({"image": pixels, "label": labels})
+    with pyarrow.ipc.new_stream("saved/train/data-00000-of-00001.arrow", saved.schema) as stream:
+        stream.write_table(saved, max_chunksize=50)
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "png")
     for number in range(40):

@@ -190,6 +190,7 @@ hdf5 = Feed.from_hdf5("files/rows.h5", LEAVES, batch_size=8, lanes=3, turn=2, sp
 hdf5_shuffled = Feed.from_hdf5("files/rows.h5", ("label", "image"), batch_size=8, lanes=3, shuffle=48, split_rows=8)
 parquet = Feed.from_parquet("files/rows.parquet", batch_size=8, lanes=3, turn=2)
 parquet_pools = Feed.from_parquet("files/rows.parquet", ("label",), batch_size=4, lanes=6, shuffle=48, turn=2, seed=3)
+arrow = Feed.from_files("files/rows.arrow", batch_size=8, lanes=3, turn=2)
 npy = Feed.from_numpy("files/image.npy", batch_size=8, lanes=3, turn=2, split_rows=10, rows=(5, 93))
 npy_together = Feed.from_numpy(
     {"image": "files/image.npy", "label": "files/label.npy"}, batch_size=8, lanes=3, turn=2, split_rows=10
@@ -255,6 +256,7 @@ cached_own_values = Feed(
 cached_hdf5 = Feed.from_hdf5("local://files/rows.h5", LEAVES, batch_size=8, lanes=3, split_rows=24, cache=CACHE)
 cached_parquet = Feed.from_parquet("local://files/rows.parquet", batch_size=8, lanes=3, cache=CACHE)
 cached_parquet_leaf = Feed.from_parquet("local://files/rows.parquet", "label", batch_size=8, lanes=3, cache=CACHE)
+cached_arrow = Feed.from_files("local://files/rows.arrow", batch_size=8, lanes=3, cache=CACHE)
 cached_npy = Feed.from_numpy("local://files/label.npy", batch_size=8, lanes=3, split_rows=32, cache=CACHE)
 cached_npy_together = Feed.from_numpy(
     {"image": "local://files/image.npy", "label": "local://files/label.npy"},

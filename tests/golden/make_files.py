@@ -47,6 +47,8 @@ def main() -> None:
         h5.create_dataset("label", data=label)
     table = pa.table({"label": label, "text": [f"row {i}" for i in range(ROWS)]})
     parquet.write_table(table, FILES / "rows.parquet", row_group_size=12)
+    with pa.ipc.new_stream(str(FILES / "rows.arrow"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=12)
     np.save(FILES / "image.npy", image)
     np.save(FILES / "label.npy", label)
     np.savez_compressed(FILES / "rows.npz", image=image, label=label)

@@ -14,6 +14,7 @@ from functools import cache
 from penstock_proto import StartError
 
 from . import files as fs
+from .arrow.format import Arrow
 from .format import Format
 from .hdf5.format import Hdf5
 from .images.format import ImageFolder
@@ -23,7 +24,7 @@ from .tables.format import Csv
 from .tfrecord.format import TFRecord
 from .webdataset.format import WebDataset
 
-BUILT_IN: tuple[Format, ...] = (Hdf5(), Numpy(), Parquet(), WebDataset(), TFRecord(), Csv(), ImageFolder())
+BUILT_IN: tuple[Format, ...] = (Hdf5(), Numpy(), Parquet(), Arrow(), WebDataset(), TFRecord(), Csv(), ImageFolder())
 
 GROUP = "penstock.formats"
 """The group of entry points."""

@@ -1,0 +1,208 @@
+"""Arrow files and streams, a few record batches at a time.
+
+A local file is mapped into memory, so numbers are not copied, and record batches that are passed over are not read. The
+worker imports pyarrow: its threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from penstock_proto import distribution
+
+from .. import files as fs
+from ..arrow_columns import Place, rows_of
+from ..names_on_disk import on_disk_as
+from ..reader import Reader
+from ..structure import Columns
+
+_MAGIC = b"ARROW1"
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+_SPLITS = 256
+"""Most splits of a file. Those of a stream are found by passing over all record batches before."""
+
+
+@on_disk_as("penstock_server.sources.arrow.reader.RecordBatches")
+@dataclass(frozen=True, slots=True, repr=False)
+class RecordBatches:
+    """Record batches of a file that has `size` bytes (None: not known): those from `start` to `stop`."""
+
+    file: str
+    start: int
+    stop: int
+    size: int | None
+
+    def __repr__(self) -> str:
+        last = f" to {self.stop - 1}" if self.stop > self.start + 1 else ""
+        return f"{self.file} record batch {self.start}{last}"
+
+
+class ArrowSplits:
+    """Lists the record batches of files."""
+
+    def __init__(self, files: fs.Files) -> None:
+        self.__name__ = "Feed.from_files"
+        self._files = fs.checked(files)
+        self._known: dict[tuple[Any, ...], list[RecordBatches]] = {}
+
+    def __call__(self) -> list[RecordBatches]:
+        """Count the record batches of each file that is new or has changed.
+
+        Raises:
+            OSError: a file is missing or cannot be read.
+        """
+        return [split for file in fs.expand(self._files) for split in self._splits(file)]
+
+    def _splits(self, file: str) -> list[RecordBatches]:
+        size = fs.size_of(file)
+        key = (file, size, None if fs.is_url(file) else os.stat(file).st_mtime_ns)
+        if key not in self._known:
+            with opened_arrow(file) as arrow:
+                count = arrow.count
+            step = -(-count // _SPLITS) or 1
+            self._known[key] = [
+                RecordBatches(file, start, min(start + step, count), size) for start in range(0, count, step)
+            ]
+        return self._known[key]
+
+
+@on_disk_as("penstock_server.sources.arrow.reader.ArrowRows")
+class ArrowRows(Reader):
+    """Yields the rows of record batches."""
+
+    def __init__(self, leaves: Any) -> None:
+        self.__name__ = "Feed.from_files"
+        self._columns = None if leaves is None else Columns(leaves, "column")
+
+    @property
+    def cached_as(self) -> Any:
+        """See `Reader`."""
+        return self._columns
+
+    def __call__(self, split: RecordBatches) -> Iterator[Any]:
+        """Yield one sample for each row.
+
+        Raises:
+            LookupError, TypeError, ValueError: a column is missing, cannot be served, or holds nulls.
+            OSError: the file cannot be read, or has changed since its splits were listed.
+        """
+        fs.check_size(split.file, split.size)
+        with opened_arrow(split.file) as arrow:
+            has = arrow.schema.names
+            columns = self._columns or Columns({name: name for name in has}, "column")
+            for name in columns.names:
+                if name not in has:
+                    raise LookupError(f"{split.file} has no column {name!r}; its columns are {', '.join(has)}")
+            for number, batch in arrow.batches(split.start, split.stop):
+                where = f"{split.file} record batch {number}"
+                yield from columns.samples([rows_of(batch.column(name), _place(where, name)) for name in columns.names])
+
+
+class OpenedArrow:
+    """An Arrow file, or a stream.
+
+    Args:
+        name: of the file.
+        source: a file of pyarrow.
+        is_stream: whether it is a stream, which has no list of its record batches.
+
+    Attributes:
+        is_stream: as given.
+        schema: its columns.
+    """
+
+    def __init__(self, name: str, source: Any, is_stream: bool) -> None:
+        from pyarrow import ipc
+
+        self._name = name
+        self.is_stream = is_stream
+        with _readable(name):
+            self._reader = ipc.open_stream(source) if is_stream else ipc.open_file(source)
+        self.schema = self._reader.schema
+
+    @property
+    def count(self) -> int:
+        """The number of record batches. Those of a stream are read."""
+        if self.is_stream:
+            return sum(1 for _ in self.batches(0, None))
+        return int(self._reader.num_record_batches)
+
+    def batches(self, start: int, stop: int | None) -> Iterator[tuple[int, Any]]:
+        """Yield record batches with their numbers. A stream can be read only once.
+
+        Raises:
+            OSError: the file is damaged.
+        """
+        number = 0 if self.is_stream else start
+        while stop is None or number < stop:
+            try:
+                with _readable(self._name):
+                    batch = self._reader.read_next_batch() if self.is_stream else self._reader.get_batch(number)
+            except StopIteration:
+                return
+            if number >= start:
+                yield number, batch
+            number += 1
+
+
+@contextmanager
+def opened_arrow(file: str) -> Iterator[OpenedArrow]:
+    """Open an Arrow file or stream by path or URL.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        OSError: it cannot be opened; the message names it.
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise ImportError(f"Arrow files need pyarrow: {distribution.pip_install('parquet')}") from None
+    with fs.open_binary(file) as stream:
+        is_stream = fs.read_exactly(stream, len(_MAGIC)) != _MAGIC
+        stream.seek(0)
+        if fs.is_url(file):
+            yield OpenedArrow(file, stream, is_stream)
+        else:
+            if is_stream:
+                _check_end(file, stream)
+            with _readable(file), pyarrow.memory_map(file) as mapped:
+                yield OpenedArrow(file, mapped, is_stream)
+
+
+def _check_end(file: str, stream: BinaryIO) -> None:
+    """Check that a stream ends with its mark: pyarrow takes one that was cut between two record batches for whole.
+
+    Raises:
+        OSError: it does not.
+    """
+    stream.seek(-min(len(_END), stream.seek(0, io.SEEK_END)), io.SEEK_END)
+    if fs.read_exactly(stream, len(_END)) != _END:
+        raise OSError(
+            f"{file}: it is not an Arrow file, or a stream that is cut off, as the mark of its end is missing: copy it "
+            "again, or close its writer"
+        )
+
+
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        if file in str(error):
+            raise
+        raise OSError(f"{file}: it is not an Arrow file, or is truncated or damaged: copy it again ({error})") from None
+
+
+def _place(where: str, column: str) -> Place:
+    return Place(
+        f"{where}: column {column!r}",
+        "fill them when you write the file, or serve other columns with leaves=",
+        "name the columns to serve with leaves=, or write numbers in its place",
+    )

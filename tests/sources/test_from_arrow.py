@@ -1,0 +1,81 @@
+"""Arrow files, Feather files, and the streams that Hugging Face's `save_to_disk` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_server import Feed
+from penstock_server.sources.registry import format_of
+
+pa = pytest.importorskip("pyarrow")
+
+ROWS = 1000
+TABLE = pa.table({"id": range(ROWS), "text": [f"row {i}" for i in range(ROWS)], "gap": [None, *range(1, ROWS)]})
+
+
+def written(path: Path, kind: str, rows: int = 3) -> Path:
+    make = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with make(str(path), TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=rows)
+    return path
+
+
+def read(feed: Feed) -> list[Any]:
+    return [sample for split in feed.splits() for sample in feed.generate(split)]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_each_row_is_read_once_from_splits_that_many_workers_can_share(tmp_path: Path, kind: str) -> None:
+    file = written(tmp_path / "a.arrow", kind)
+    feed = Feed.from_files(file, {"id": "id", "text": "text"}, batch_size=4)
+    splits = feed.splits()  # type: ignore[operator]
+    assert 100 < len(splits) <= 256
+    assert str(splits[1]) == f"{file} record batch 2 to 3"
+    assert read(feed) == [{"id": i, "text": f"row {i}"} for i in range(ROWS)]
+
+
+def test_a_feather_file_with_another_ending_is_recognized(tmp_path: Path) -> None:
+    feather = pytest.importorskip("pyarrow.feather")
+    feather.write_feather(TABLE.select(["id"]), str(tmp_path / "a.data"))
+    found = format_of(str(tmp_path / "a.data"))
+    assert found is not None
+    assert found.name == "Arrow"
+    assert len(read(Feed.from_files(tmp_path / "a.data", "id", batch_size=4))) == ROWS
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_what_is_wrong_names_the_file_and_the_place(tmp_path: Path, kind: str) -> None:
+    file = written(tmp_path / "a.arrow", kind)
+    with pytest.raises(ValueError, match=r"a\.arrow record batch 0: column 'gap' holds a null \(in row 0\)"):
+        read(Feed.from_files(file, "gap", batch_size=4))
+    with pytest.raises(LookupError, match=r"a\.arrow has no column 'no'; its columns are id, text, gap"):
+        read(Feed.from_files(file, "no", batch_size=4))
+    feed = Feed.from_files(file, "id", batch_size=4)
+    splits = feed.splits()  # type: ignore[operator]
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(OSError, match=r"a\.arrow has changed"):
+        list(feed.generate(splits[0]))  # type: ignore[operator]
+    with pytest.raises(OSError, match=r"a\.arrow: it is not an Arrow file, or "):
+        read(feed)
+    file.write_bytes(b"no data")
+    with pytest.raises(OSError, match=r"a\.arrow: it is not an Arrow file"):
+        read(feed)
+
+
+def test_a_stream_that_is_cut_between_two_record_batches_is_an_error(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.arrow", "stream")
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(OSError, match=r"a\.arrow: .*the mark of its end is missing: copy it again"):
+        read(Feed.from_files(file, "id", batch_size=4))
+
+
+def test_a_folder_that_hugging_face_saved_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # it would start a thread
+    rows = datasets.Dataset.from_dict({"x": range(20), "tokens": [[i] * (i % 3) for i in range(20)]})
+    rows.save_to_disk(str(tmp_path / "saved"))
+    found = read(Feed.from_files(str(tmp_path / "saved/*.arrow"), batch_size=4))
+    assert [(row["x"], row["tokens"].tolist()) for row in found] == [(i, [i] * (i % 3)) for i in range(20)]
