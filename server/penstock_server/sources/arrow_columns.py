@@ -117,9 +117,8 @@ class _ListsOfLists(Sequence[Any]):
         rows = [self._items[number] for number in range(start, start + self._lengths[index])]
         if not rows:
             return self._empty
-        if len({np.shape(row) if isinstance(row, np.ndarray) else None for row in rows}) == 1:
-            return np.array(rows)
-        return rows
+        shapes = {row.shape if isinstance(row, np.ndarray) else None for row in rows}
+        return np.array(rows) if len(shapes) == 1 and None not in shapes else rows
 
 
 class _Structs(Sequence[Any]):
