@@ -84,8 +84,9 @@ def _refuse_list_of_arrays(value: Any, path: str) -> None:
     if item is not value and len(getattr(item, "shape", ())):
         if len({np.shape(part) if hasattr(part, "shape") else None for part in value}) > 1:
             raise SpecError(
-                f"sample{path} is a list of {len(value)} arrays of different shapes: yield one array, filled up to "
-                f"the largest, or np.concatenate() of them with their lengths as another leaf. {_TRANSFORM}"
+                f"sample{path} is a list of {len(value)} arrays of different shapes: yield a tuple of them, such as "
+                "((a, b), y), if they are separate leaves, or one array, filled up to the largest, or np.concatenate() "
+                f"of them with their lengths as another leaf. {_TRANSFORM}"
             )
         raise SpecError(
             f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), if they "
