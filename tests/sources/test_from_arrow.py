@@ -65,6 +65,29 @@ def test_what_is_wrong_names_the_file_and_the_place(tmp_path: Path, kind: str) -
         read(feed)
 
 
+def test_offsets_beyond_the_data_are_an_error(tmp_path: Path) -> None:
+    offsets = pa.array([0, 2, 2, 5, 7], pa.int32()).buffers()[1]
+    lists = pa.Array.from_buffers(pa.list_(pa.int64()), 4, [None, offsets], children=[pa.array(range(7))])
+    file = tmp_path / "a.arrow"
+    with pa.ipc.new_stream(str(file), pa.schema([("x", lists.type)])) as writer:
+        writer.write_batch(pa.record_batch([lists], ["x"]))
+    found = bytes(offsets)
+    assert file.read_bytes().count(found) == 1
+    file.write_bytes(file.read_bytes().replace(found, found[:-4] + (1 << 30).to_bytes(4, "little")))
+    with pytest.raises(OSError, match=r"a\.arrow record batch 0: it is not an Arrow file, or is truncated or damaged"):
+        read(Feed.from_files(file, batch_size=4))
+
+
+def test_a_column_may_be_two_leaves_but_two_columns_with_one_name_are_an_error(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.arrow", "file", rows=ROWS)
+    assert read(Feed.from_files(file, ("id", "id"), batch_size=4))[7] == (7, 7)
+    twice = pa.table([[1], [2]], names=["x", "x"])
+    with pa.ipc.new_file(str(file), twice.schema) as writer:
+        writer.write_table(twice)
+    with pytest.raises(LookupError, match=r"a\.arrow has two columns 'x'"):
+        read(Feed.from_files(file, "x", batch_size=4))
+
+
 def test_a_stream_that_is_cut_between_two_record_batches_is_an_error(tmp_path: Path) -> None:
     file = written(tmp_path / "a.arrow", "stream")
     file.write_bytes(file.read_bytes()[:-8])

@@ -96,10 +96,14 @@ class ArrowRows(Reader):
             has = arrow.schema.names
             columns = self._columns or Columns({name: name for name in has}, "column")
             for name in columns.names:
-                if name not in has:
-                    raise LookupError(f"{split.file} has no column {name!r}; its columns are {', '.join(has)}")
+                if has.count(name) != 1:
+                    many = "two columns" if name in has else "no column"
+                    raise LookupError(f"{split.file} has {many} {name!r}; its columns are {', '.join(has)}")
             for number, batch in arrow.batches(split.start, split.stop):
                 where = f"{split.file} record batch {number}"
+                with _readable(where):
+                    batch = batch.select([*dict.fromkeys(columns.names)])
+                    batch.validate(full=True)  # pyarrow trusts offsets, and would read anywhere in memory
                 yield from columns.samples([rows_of(batch.column(name), _place(where, name)) for name in columns.names])
 
 
