@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import tensorflow as tf
+import zarr
 from PIL import Image
 
 import penstock
@@ -34,6 +35,9 @@ def write_data(scenes: str) -> None:
     for name in ("digits.h5", "scenes/0.h5", "scenes/1.h5"):
         with h5py.File(name, "w") as file:
             file["images"], file["labels"] = images, labels
+    cells = zarr.open_group(store="cells.zarr", mode="w")
+    for name, values in {"images": images, "labels": labels}.items():
+        cells.create_array(name, shape=values.shape, chunks=(50, *values.shape[1:]), dtype=values.dtype)[:] = values
     np.savez("digits.npz", images=images, labels=labels)
     np.save("images.npy", images)
     np.save("labels.npy", labels)

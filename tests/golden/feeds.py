@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_server import Cache, Feed, FixedLen, Shuffle, VarLen
+from penstock_server import Cache, Feed, FixedLen, Shuffle, VarLen, Weights
 
 CACHE = os.path.abspath("cache")
 SIZES = [7, 0, 31, 1, 16, 24, 5, 12]
@@ -198,6 +198,11 @@ npy_together = Feed.from_numpy(
 npz = Feed.from_numpy("files/rows.npz", batch_size=8, lanes=3, turn=2, shuffle=32)
 tfrecord = Feed.from_tfrecord("files/rows.tfrecord", FEATURES, batch_size=8, lanes=3, turn=2, split_bytes=900)
 webdataset = Feed.from_webdataset("files/*.tar", SHARDS, batch_size=8, lanes=2, turn=2, shuffle=32)
+zarr = Feed.from_zarr("files/rows.zarr", LEAVES, batch_size=8, lanes=3, turn=2)
+csv = Feed.from_csv("files/rows.csv", batch_size=8, shuffle=100, seed=2)
+folder = Feed.from_folder("files/classes", batch_size=8, shuffle=100, seed=2)
+weighted = Feed(Table(), batch_size=8, weights=range(103), seed=2)
+weighted_once = Feed(Table(), batch_size=8, weights=Weights(range(103), replacement=False), samples=60, seed=2)
 urls = Feed.from_parquet(["local://files/rows.parquet"] * 2, batch_size=8, lanes=3, turn=2)
 
 # A generator that is not divided, but transformed; transforms; a class with a method; batches of another size.
@@ -257,6 +262,7 @@ cached_hdf5 = Feed.from_hdf5("local://files/rows.h5", LEAVES, batch_size=8, lane
 cached_parquet = Feed.from_parquet("local://files/rows.parquet", batch_size=8, lanes=3, cache=CACHE)
 cached_parquet_leaf = Feed.from_parquet("local://files/rows.parquet", "label", batch_size=8, lanes=3, cache=CACHE)
 cached_arrow = Feed.from_files("local://files/rows.arrow", batch_size=8, lanes=3, cache=CACHE)
+cached_zarr = Feed.from_zarr("local://files/rows.zarr", LEAVES, batch_size=8, lanes=3, cache=CACHE)
 cached_npy = Feed.from_numpy("local://files/label.npy", batch_size=8, lanes=3, split_rows=32, cache=CACHE)
 cached_npy_together = Feed.from_numpy(
     {"image": "local://files/image.npy", "label": "local://files/label.npy"},

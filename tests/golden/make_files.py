@@ -12,6 +12,8 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
+import zarr
+from PIL import Image
 from pyarrow import parquet
 
 ROWS = 100
@@ -49,6 +51,15 @@ def main() -> None:
     parquet.write_table(table, FILES / "rows.parquet", row_group_size=12)
     with pa.ipc.new_stream(str(FILES / "rows.arrow"), table.schema) as stream:
         stream.write_table(table, max_chunksize=12)
+    (FILES / "rows.csv").write_text("label,text\n" + "".join(f"{i},row {i}\n" for i in range(ROWS)))
+    store = zarr.open_group(store=str(FILES / "rows.zarr"), mode="w")
+    for name, rows in {"image": image, "label": label}.items():
+        made = store.create_array(name, shape=rows.shape, dtype=rows.dtype, chunks=(20, *rows.shape[1:]))
+        made[:] = rows
+    for i in range(20):
+        path = FILES / "classes" / "ab"[i % 2] / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((3, 4, 3), i, np.uint8)).save(path)
     np.save(FILES / "image.npy", image)
     np.save(FILES / "label.npy", label)
     np.savez_compressed(FILES / "rows.npz", image=image, label=label)

@@ -205,6 +205,42 @@ class FromFiles:
         return cls._of("tar (WebDataset)", files, leaves, {"decode": decode}, batch_size, options)
 
     @classmethod
+    def from_zarr(
+        cls,
+        stores: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        rows: tuple[int, int | None] | None = None,
+        split_rows: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the rows of Zarr arrays, of versions 2 and 3.
+
+        A sample is one row of each array. Splits are ranges of rows that follow the chunks (or the shards, if there are
+        any), so that no chunk of a large array is decompressed twice in an epoch.
+
+        zarr reads a chunk that is not stored as the fill value, without an error, so a lost chunk looks like an empty
+        one. `penstock peek` counts the chunks that are not stored.
+
+        Args:
+            stores: as the files of `from_hdf5`: folders, .zarr.zip files, or URLs.
+            leaves: the names of arrays in the structure of a sample; by default a dict of all arrays, or the array
+                itself if the store is a single one.
+            batch_size: samples in a batch.
+            rows: (start, stop) of the rows to serve, as for `from_hdf5`.
+            split_rows: rows of a split, rounded up to whole chunks; by default about 1/256 of the rows.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        A problem with a store is an error of the feed that names it.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        own = {"rows": rows, "split_rows": split_rows}
+        return cls._of("Zarr", stores, leaves, own, batch_size, options)
+
+    @classmethod
     def from_folder(
         cls,
         folder: str | os.PathLike[str],

@@ -23,8 +23,19 @@ from .parquet.format import Parquet
 from .tables.format import Csv
 from .tfrecord.format import TFRecord
 from .webdataset.format import WebDataset
+from .zarr_stores.format import Zarr
 
-BUILT_IN: tuple[Format, ...] = (Hdf5(), Numpy(), Parquet(), Arrow(), WebDataset(), TFRecord(), Csv(), ImageFolder())
+BUILT_IN: tuple[Format, ...] = (
+    Hdf5(),
+    Numpy(),
+    Parquet(),
+    Arrow(),
+    WebDataset(),
+    TFRecord(),
+    Zarr(),
+    Csv(),
+    ImageFolder(),
+)
 
 GROUP = "penstock.formats"
 """The group of entry points."""
@@ -146,7 +157,7 @@ def _problem(made: Format, others: Iterable[Format]) -> str:
 
 
 def _first(name: str, formats: Iterable[Format]) -> Format | None:
-    return next((one for one in formats if one.matches(name.lower())), None)
+    return next((one for one in formats if one.matches(name.lower().rstrip("/"))), None)  # a format may be a folder's
 
 
 def _is_module(name: str) -> bool:

@@ -1,0 +1,1 @@
+"""Zarr stores: folders of arrays in chunks."""
