@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import files as fs
 
 if TYPE_CHECKING:
-    from .features import Feature
+    from .features import FixedLen, FixedLenSequence, VarLen
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Description:
     left_out: dict[str, str] = field(default_factory=dict)
     facts: tuple[str, ...] = ()
     rows: int | None = None
-    features: dict[str, Feature] | None = None
+    features: dict[str, FixedLen | FixedLenSequence | VarLen] | None = None
     names_leaves: bool = True
     kind: str = ""
     options: dict[str, object] = field(default_factory=dict)

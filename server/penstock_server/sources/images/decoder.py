@@ -5,14 +5,10 @@ from __future__ import annotations
 import io
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..names_on_disk import on_disk_as
 from .options import checked_pixels
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 @on_disk_as("penstock_server.ImageDecoder")
@@ -42,7 +38,7 @@ class ImageDecoder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", checked_pixels(self.size, self.mode, self.resize, self.upright))
 
-    def __call__(self, data: bytes) -> npt.NDArray[np.uint8 | np.uint16]:
+    def __call__(self, data: bytes) -> Any:
         """Return an image as an array [height, width, channels] of uint8, or of uint16 for mode "I;16".
 
         Raises:
@@ -52,7 +48,7 @@ class ImageDecoder:
         """
         return self._read(io.BytesIO(data), f"an image of {len(data)} bytes")
 
-    def read(self, file: str) -> npt.NDArray[np.uint8 | np.uint16]:
+    def read(self, file: str) -> Any:
         """Return an image file as an array, as `__call__` does; errors name the file."""
         try:
             with open(file, "rb") as opened:
@@ -61,7 +57,7 @@ class ImageDecoder:
             where = "" if os.path.isabs(file) else f" in {os.getcwd()}"
             raise FileNotFoundError(f"{file}: no such file{where}") from None
 
-    def _read(self, source: io.BytesIO | io.BufferedReader, name: str) -> npt.NDArray[np.uint8 | np.uint16]:
+    def _read(self, source: io.BytesIO | io.BufferedReader, name: str) -> Any:
         from .pixels import read_pixels
 
         return read_pixels(source, name, self.mode, self.size, self.resize, upright=self.upright)

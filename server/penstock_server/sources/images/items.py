@@ -111,5 +111,5 @@ class FolderImages:
         return pixels
 
     @cached_property
-    def _first(self) -> npt.NDArray[Any]:
+    def _first(self) -> Any:
         return self._decoder.read(self.listing.path(0))
