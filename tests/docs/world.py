@@ -55,6 +55,7 @@ def write_data(scenes: str) -> None:
         photo = Path("photos", "ab"[number % 2], f"{number}.png")
         photo.parent.mkdir(parents=True, exist_ok=True)
         photo.write_bytes(picture.getvalue())
+    Path("reviews-0.jsonl").write_text('{"review": {"text": "good"}, "stars": 5}\n' * 40)
     Path("houses.csv").write_text("area,rooms,price\n" + "80.5,3,200\n" * 40)
     Path("digits.csv").write_text("label,pixel0,pixel1\n" + "7,0,255\n" * 40)
     Path("pets.csv").write_text("file,breed\n" + "photos/a/0.png,pug\n" * 40)

@@ -199,6 +199,7 @@ npz = Feed.from_numpy("files/rows.npz", batch_size=8, lanes=3, turn=2, shuffle=3
 tfrecord = Feed.from_tfrecord("files/rows.tfrecord", FEATURES, batch_size=8, lanes=3, turn=2, split_bytes=900)
 webdataset = Feed.from_webdataset("files/*.tar", SHARDS, batch_size=8, lanes=2, turn=2, shuffle=32)
 zarr = Feed.from_zarr("files/rows.zarr", LEAVES, batch_size=8, lanes=3, turn=2)
+json_lines = Feed.from_json_lines("files/rows.jsonl", batch_size=8, lanes=3, turn=2, shuffle=48)
 csv = Feed.from_csv("files/rows.csv", batch_size=8, shuffle=100, seed=2)
 folder = Feed.from_folder("files/classes", batch_size=8, shuffle=100, seed=2)
 weighted = Feed(Table(), batch_size=8, weights=range(103), seed=2)
@@ -263,6 +264,7 @@ cached_parquet = Feed.from_parquet("local://files/rows.parquet", batch_size=8, l
 cached_parquet_leaf = Feed.from_parquet("local://files/rows.parquet", "label", batch_size=8, lanes=3, cache=CACHE)
 cached_arrow = Feed.from_files("local://files/rows.arrow", batch_size=8, lanes=3, cache=CACHE)
 cached_zarr = Feed.from_zarr("local://files/rows.zarr", LEAVES, batch_size=8, lanes=3, cache=CACHE)
+cached_json_lines = Feed.from_json_lines("local://files/rows.jsonl", batch_size=8, lanes=3, cache=CACHE)
 cached_npy = Feed.from_numpy("local://files/label.npy", batch_size=8, lanes=3, split_rows=32, cache=CACHE)
 cached_npy_together = Feed.from_numpy(
     {"image": "local://files/image.npy", "label": "local://files/label.npy"},

@@ -4,6 +4,7 @@ reads the same bytes whatever the versions of h5py, pyarrow and TensorFlow. Neve
 from __future__ import annotations
 
 import io
+import json
 import sys
 import tarfile
 from pathlib import Path
@@ -52,6 +53,8 @@ def main() -> None:
     with pa.ipc.new_stream(str(FILES / "rows.arrow"), table.schema) as stream:
         stream.write_table(table, max_chunksize=12)
     (FILES / "rows.csv").write_text("label,text\n" + "".join(f"{i},row {i}\n" for i in range(ROWS)))
+    lines = [json.dumps({"label": i, "text": f"row {i}"}) for i in range(ROWS)]
+    (FILES / "rows.jsonl").write_text("\n".join(lines) + "\n")
     store = zarr.open_group(store=str(FILES / "rows.zarr"), mode="w")
     for name, rows in {"image": image, "label": label}.items():
         made = store.create_array(name, shape=rows.shape, dtype=rows.dtype, chunks=(20, *rows.shape[1:]))

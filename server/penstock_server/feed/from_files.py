@@ -355,6 +355,37 @@ class FromFiles:
         return cls._of("CSV", file, leaves, own, batch_size, options)
 
     @classmethod
+    def from_json_lines(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        dtypes: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of files with a JSON object on each line.
+
+        Numbers, text and bools are values, a list of numbers or text is an array, and an object is a dict. A null is an
+        error. Large files that are not compressed are divided at lines.
+
+        Args:
+            files: as for `from_hdf5`. They may be compressed with gzip.
+            leaves: the names of keys in the structure of a sample, as for `from_hdf5`; by default a dict of all keys.
+                `"meta.size"` is the key "size" of the object "meta".
+            batch_size: samples in a batch.
+            dtypes: dtypes of numbers and of lists of numbers: `{"score": "float32"}`. Without one, whole numbers are
+                int64 and others float64, so a key that has both needs one.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        A line that is no object, or lacks a key, is an error of the feed that names the file and the line's first byte.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        return cls._of("JSON lines", files, leaves, {"dtypes": dtypes}, batch_size, options)
+
+    @classmethod
     def from_files(
         cls,
         files: Any,

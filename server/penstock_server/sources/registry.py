@@ -18,6 +18,7 @@ from .arrow.format import Arrow
 from .format import Format
 from .hdf5.format import Hdf5
 from .images.format import ImageFolder
+from .json_lines.format import JsonLines
 from .npy.format import Numpy
 from .parquet.format import Parquet
 from .tables.format import Csv
@@ -34,6 +35,7 @@ BUILT_IN: tuple[Format, ...] = (
     TFRecord(),
     Zarr(),
     Csv(),
+    JsonLines(),
     ImageFolder(),
 )
 

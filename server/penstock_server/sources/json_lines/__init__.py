@@ -1,0 +1,1 @@
+"""Files of JSON lines: an object on each line."""

@@ -1,0 +1,218 @@
+"""Files of JSON lines, divided at lines: JSON has no line breaks inside a value."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock_proto.value_text import shown
+
+from .. import files as fs
+from ..inflating import inflated
+from ..names_on_disk import on_disk_as
+from ..reader import Reader
+from ..structure import Columns
+
+MOST_LINE = 256 << 20
+"""Bytes of a line, at most."""
+
+_PIECES = 256
+_LEAST, _MOST = 256 << 10, 16 << 20
+"""The least and the greatest size of a split in bytes. A file of up to twice a split's size is not divided."""
+
+_GZIP = b"\x1f\x8b"
+
+
+@on_disk_as("penstock_server.sources.json_lines.LineRange")
+@dataclass(frozen=True, slots=True, repr=False)
+class LineRange:
+    """The lines of a file that begin at byte `start` or later, and before `stop` (None: the end).
+
+    The file has `size` bytes (None: not known).
+    """
+
+    file: str
+    start: int
+    stop: int | None
+    size: int | None
+
+    def __repr__(self) -> str:
+        return self.file if self.stop is None else f"{self.file} bytes {self.start} to {self.stop - 1}"
+
+
+class JsonLineSplits:
+    """Lists files, and ranges of large local files that are not compressed."""
+
+    def __init__(self, files: fs.Files) -> None:
+        self.__name__ = "Feed.from_json_lines"
+        self._files = fs.checked(files)
+
+    def __call__(self) -> list[LineRange]:
+        """Find the files.
+
+        Raises:
+            OSError: a file is missing or cannot be read.
+        """
+        found = fs.expand(self._files)
+        sizes = {file: fs.size_of(file) for file in found if not fs.is_url(file)}
+        about = min(_MOST, max(_LEAST, sum(size or 0 for size in sizes.values()) // _PIECES))
+        splits: list[LineRange] = []
+        for file in found:
+            size = sizes.get(file)
+            if size is None or size <= 2 * about or _is_compressed(file):
+                splits.append(LineRange(file, 0, None, size))
+            else:
+                starts = range(0, size, about)
+                splits += [LineRange(file, start, min(start + about, size), size) for start in starts]
+        return splits
+
+
+@on_disk_as("penstock_server.sources.json_lines.JsonRows")
+class JsonRows(Reader):
+    """Yields the objects of a range as samples.
+
+    Args:
+        leaves: names of keys in the structure of a sample; by default a dict of all keys of each object. A name with
+            dots stands for a key of an object in an object.
+        dtypes: dtypes of numbers and of lists of numbers, by name.
+
+    Raises:
+        TypeError: a dtype is not one of numbers.
+    """
+
+    def __init__(self, leaves: Any, dtypes: Mapping[str, Any]) -> None:
+        self.__name__ = "Feed.from_json_lines"
+        self._columns = None if leaves is None else Columns(leaves, "key")
+        self._dtypes = {name: _dtype(name, dtype) for name, dtype in dtypes.items()}
+
+    @property
+    def cached_as(self) -> Any:
+        """See `Reader`."""
+        return self._columns, sorted((name, str(dtype)) for name, dtype in self._dtypes.items())
+
+    def __call__(self, split: LineRange) -> Iterator[Any]:
+        """Yield one sample for each line. Empty lines are left out.
+
+        Raises:
+            OSError: the file cannot be read, or has changed since its splits were listed.
+            ValueError: a line is no JSON object, or lacks a key; the message has the file and the line's first byte.
+        """
+        for place, value in objects(split):
+            names = [*value] if self._columns is None else self._columns.names
+            row = {name: self._value(place, value, name) for name in names}
+            if self._columns is None:
+                yield row
+            else:
+                yield next(self._columns.samples([[row[name]] for name in names]))
+
+    def _value(self, place: str, value: dict[str, Any], name: str) -> Any:
+        found: Any = value
+        for key in (name,) if name in value else name.split("."):
+            if not isinstance(found, dict) or key not in found:
+                raise ValueError(f"{place} has no key {name!r}; its keys are {', '.join(map(repr, [*value][:12]))}")
+            found = found[key]
+        dtype = self._dtypes.get(name)
+        try:
+            return _leaf(found) if dtype is None else _as_dtype(found, dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{place}: {name!r} is {shown(found)}: {error}") from None
+
+
+def objects(split: LineRange) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects on the lines of a range, each with its place in words.
+
+    Raises:
+        OSError, ValueError: see `JsonRows`.
+    """
+    with fs.open_binary(split.file, split.size) as opened:
+        head = opened.read(2)
+        opened.seek(0)
+        source = inflated(opened, "GZIP") if head == _GZIP else opened
+        at = 0
+        try:
+            if split.start:
+                source.seek(split.start - 1)
+                at = split.start - 1 + len(_line(source, split.file, split.start))  # the rest of an earlier line
+            while split.stop is None or at < split.stop:
+                line = _line(source, split.file, at)
+                if not line:
+                    return
+                if line.strip():
+                    place = f"{split.file}: the line at byte {at}"
+                    yield place, _object(line, place)
+                at += len(line)
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"{split.file} is truncated or damaged ({error}): copy it again") from None
+
+
+def _line(source: Any, file: str, at: int) -> bytes:
+    line: bytes = source.readline(MOST_LINE + 1)
+    if len(line) > MOST_LINE:
+        raise ValueError(
+            f"{file}: the line at byte {at} has more than {MOST_LINE >> 20} MiB, and lines are read as a whole: write "
+            "one object a line"
+        )
+    return line
+
+
+def _object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        hint = ": is the file one JSON document? Write one object a line" if line.strip() in (b"[", b"{") else ""
+        raise ValueError(f"{place} is not JSON ({type(error).__name__}: {error}){hint}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f'{place} is no JSON object, but {shown(value)}: write objects, such as {{"x": 1}}')
+    return value
+
+
+def _leaf(value: Any) -> Any:
+    """Return a value as a leaf: lists become arrays, unless they hold objects or text."""
+    if value is None:
+        raise ValueError("an array cannot hold null: fill it when you write the file, or leave the key out of leaves=")
+    if isinstance(value, dict):
+        return {key: _leaf(item) for key, item in value.items()}
+    if isinstance(value, list):
+        try:
+            array = np.array(value)
+        except ValueError:
+            raise ValueError("its lists differ in length: pad them when you write the file") from None
+        if array.dtype.kind == "O":
+            raise ValueError("a list must hold numbers or text, and no null or object")
+        return array if array.dtype.kind in "biuf" else array.astype(object)
+    return value
+
+
+def _as_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return numbers in a dtype.
+
+    Raises:
+        ValueError: they are no numbers, or an integer or bool dtype cannot hold them.
+    """
+    array = np.asarray(_leaf(value))
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"dtypes= cannot make {dtype} of it")
+    found = array.astype(dtype)
+    if dtype.kind in "biu" and not np.array_equal(found, array):
+        raise ValueError(f"{dtype} cannot hold it")
+    return found if found.ndim else found[()]
+
+
+def _dtype(name: str, dtype: Any) -> Any:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found.kind not in "biuf":
+        raise TypeError(f'dtypes= takes a dtype of numbers for {name!r}, such as "float32", got {dtype!r}')
+    return found
+
+
+def _is_compressed(file: str) -> bool:
+    with fs.open_binary(file) as opened:
+        return opened.read(2) == _GZIP
