@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import lzma
 import random
 import struct
@@ -45,6 +46,10 @@ def seeds(folder: Path) -> Iterator[Seed]:
     yield from _parquet()
     table = "id,name,price\n" + "".join(f'{number},"na ""{number}"" me",{number / 3}\n' for number in range(20))
     yield Seed("table.csv", table.encode())
+    rows = "".join(json.dumps({"id": number, "t": f"row {number}", "l": [number, 0.5]}) + "\n" for number in range(20))
+    yield Seed("rows.jsonl", rows.encode())
+    yield Seed("packed.jsonl.gz", rows.encode(), packed=gzip.compress)
+    yield from _arrow()
     plain = b"".join(map(_record, _examples()))
     yield Seed("records.tfrecord", plain, _with_crcs)
     yield Seed("gzip.tfrecord.gz", plain, _with_crcs, gzip.compress)
@@ -55,6 +60,17 @@ def seeds(folder: Path) -> Iterator[Seed]:
     yield Seed("gzip.tar.gz", _tar("gnu"), _with_sums, lambda data: gzip.compress(data, 1))
     yield Seed("stored.tgz", gzip.compress(_tar("pax"), 0))
     yield Seed("xz.tar.xz", _tar("gnu"), _with_sums, lambda data: lzma.compress(data, preset=0))
+
+
+def _arrow() -> Iterator[Seed]:
+    import pyarrow as pa
+
+    table = pa.table({"id": range(20), "t": [f"row {number}" for number in range(20)], "l": [[1, 2, 3]] * 20})
+    for name, opened in {"file.arrow": pa.ipc.new_file, "stream.arrow": pa.ipc.new_stream}.items():
+        sink = io.BytesIO()
+        with opened(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+        yield Seed(name, sink.getvalue())
 
 
 def damaged(seed: Seed, draw: random.Random) -> bytes:

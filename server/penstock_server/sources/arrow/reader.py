@@ -127,7 +127,8 @@ class OpenedArrow:
         self.is_stream = is_stream
         with _readable(name):
             self._reader = ipc.open_stream(source) if is_stream else ipc.open_file(source)
-        self.schema = self._reader.schema
+            self.schema = self._reader.schema
+            assert self.schema.names is not None  # decodes them
 
     @property
     def count(self) -> int:
@@ -198,7 +199,7 @@ def _readable(file: str) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if file in str(error):
             raise
         raise OSError(f"{file}: it is not an Arrow file, or is truncated or damaged: copy it again ({error})") from None
