@@ -7,8 +7,9 @@ from itertools import islice
 from typing import Any
 
 from .. import files as fs
+from ..byte_range import ByteRange
 from ..description import Column, Description
-from .reader import LineRange, objects
+from .reader import objects
 
 _LINES = 256
 
@@ -19,7 +20,7 @@ def describe(file: str) -> Description:
     Raises:
         OSError, ValueError: its first lines cannot be read; the message says what to do.
     """
-    split = LineRange(file, 0, None, None if fs.is_url(file) else fs.size_of(file))
+    split = ByteRange(file, 0, None, None if fs.is_url(file) else fs.size_of(file))
     often: Counter[str] = Counter()
     nulls: Counter[str] = Counter()
     kinds: dict[str, set[type]] = {}

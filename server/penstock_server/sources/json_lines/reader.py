@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,8 @@ import numpy as np
 from penstock_proto.value_text import shown
 
 from .. import files as fs
+from ..byte_range import ByteRange
+from ..dtypes import checked_dtypes, converted
 from ..inflating import inflated
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
@@ -28,23 +29,6 @@ _LEAST, _MOST = 256 << 10, 16 << 20
 _GZIP = b"\x1f\x8b"
 
 
-@on_disk_as("penstock_server.sources.json_lines.LineRange")
-@dataclass(frozen=True, slots=True, repr=False)
-class LineRange:
-    """The lines of a file that begin at byte `start` or later, and before `stop` (None: the end).
-
-    The file has `size` bytes (None: not known).
-    """
-
-    file: str
-    start: int
-    stop: int | None
-    size: int | None
-
-    def __repr__(self) -> str:
-        return self.file if self.stop is None else f"{self.file} bytes {self.start} to {self.stop - 1}"
-
-
 class JsonLineSplits:
     """Lists files, and ranges of large local files that are not compressed."""
 
@@ -52,7 +36,7 @@ class JsonLineSplits:
         self.__name__ = "Feed.from_json_lines"
         self._files = fs.checked(files)
 
-    def __call__(self) -> list[LineRange]:
+    def __call__(self) -> list[ByteRange]:
         """Find the files.
 
         Raises:
@@ -61,14 +45,14 @@ class JsonLineSplits:
         found = fs.expand(self._files)
         sizes = {file: fs.size_of(file) for file in found if not fs.is_url(file)}
         about = min(_MOST, max(_LEAST, sum(size or 0 for size in sizes.values()) // _PIECES))
-        splits: list[LineRange] = []
+        splits: list[ByteRange] = []
         for file in found:
             size = sizes.get(file)
             if size is None or size <= 2 * about or _is_compressed(file):
-                splits.append(LineRange(file, 0, None, size))
+                splits.append(ByteRange(file, 0, None, size))
             else:
                 starts = range(0, size, about)
-                splits += [LineRange(file, start, min(start + about, size), size) for start in starts]
+                splits += [ByteRange(file, start, min(start + about, size), size) for start in starts]
         return splits
 
 
@@ -88,14 +72,14 @@ class JsonRows(Reader):
     def __init__(self, leaves: Any, dtypes: Mapping[str, Any]) -> None:
         self.__name__ = "Feed.from_json_lines"
         self._columns = None if leaves is None else Columns(leaves, "key")
-        self._dtypes = {name: _dtype(name, dtype) for name, dtype in dtypes.items()}
+        self._dtypes = checked_dtypes(dtypes)
 
     @property
     def cached_as(self) -> Any:
         """See `Reader`."""
         return self._columns, sorted((name, str(dtype)) for name, dtype in self._dtypes.items())
 
-    def __call__(self, split: LineRange) -> Iterator[Any]:
+    def __call__(self, split: ByteRange) -> Iterator[Any]:
         """Yield one sample for each line. Empty lines are left out.
 
         Raises:
@@ -123,7 +107,7 @@ class JsonRows(Reader):
             raise ValueError(f"{place}: {name!r} is {shown(found)}: {error}") from None
 
 
-def objects(split: LineRange) -> Iterator[tuple[str, dict[str, Any]]]:
+def objects(split: ByteRange) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects on the lines of a range, each with its place in words.
 
     Raises:
@@ -197,20 +181,10 @@ def _as_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
     array = np.asarray(_leaf(value))
     if array.dtype.kind not in "biuf":
         raise ValueError(f"dtypes= cannot make {dtype} of it")
-    found = array.astype(dtype)
-    if dtype.kind in "biu" and not np.array_equal(found, array):
+    found = converted(array, dtype)
+    if found is None:
         raise ValueError(f"{dtype} cannot hold it")
     return found if found.ndim else found[()]
-
-
-def _dtype(name: str, dtype: Any) -> Any:
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = np.dtype(object)
-    if found.kind not in "biuf":
-        raise TypeError(f'dtypes= takes a dtype of numbers for {name!r}, such as "float32", got {dtype!r}')
-    return found
 
 
 def _is_compressed(file: str) -> bool:

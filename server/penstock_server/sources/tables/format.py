@@ -36,6 +36,7 @@ class Csv(Format):
         upright: bool = True,
     ) -> TableRows:
         """See `Format`. `Feed.from_csv` describes the options."""
+        from ..dtypes import checked_dtypes
         from .rows import TableRows
 
         file, *more = fs.checked(files)
@@ -52,28 +53,10 @@ class Csv(Format):
         if images and fs.is_url(file):
             raise ValueError(f"{file} is a URL, and its images would have to be local: copy the file to their folder")
         names = (classes,) if isinstance(classes, str) else tuple(classes)
-        kinds = {name: _dtype(name, dtype) for name, dtype in (dtypes or {}).items()}
-        return TableRows(file, leaves, images, names, kinds, decoder)
+        return TableRows(file, leaves, images, names, checked_dtypes(dtypes), decoder)
 
     def describe(self, file: str) -> Description:
         """See `Format`."""
         from .description import describe
 
         return describe(file)
-
-
-def _dtype(name: str, dtype: Any) -> Any:
-    """Return a dtype of numbers.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    import numpy as np
-
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or found.kind not in "biuf":
-        raise TypeError(f'dtypes= takes a dtype of numbers for {name!r}, such as "float32", got {dtype!r}')
-    return found

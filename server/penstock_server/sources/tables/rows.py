@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..dtypes import converted
 from ..images.decoder import ImageDecoder
 from ..structure import Columns
 from .table import Table, read_table
@@ -166,9 +167,8 @@ def _as_dtype(table: Table, name: str, values: Any, dtype: np.dtype[Any]) -> npt
     """
     if not isinstance(values, np.ndarray):
         raise ValueError(f"{table.file}: column {name!r} is text, which dtypes= cannot make {dtype}")
-    with np.errstate(all="ignore"):
-        found = values.astype(dtype)
-    if dtype.kind in "biu" and not np.array_equal(found, values):
+    found = converted(values, dtype)
+    if found is None:
         low, high = values.min(), values.max()
         raise ValueError(f"{table.file}: column {name!r} has values that {dtype} cannot hold ({low} to {high})")
     return found

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from .. import files as fs
+from ..byte_range import ByteRange
 from ..description import Column, Description, local_size
 from ..example import DTYPES, example_class
 from ..features import Feature, FixedLen, FixedLenSequence, VarLen
 from ..image_encodings import encoding
-from .reader import ByteRange, CorruptRecord, compression_of, offsets, records
+from .reader import CorruptRecord, compression_of, offsets, records
 
 _RECORDS = 256
 """The most records that are read to find the features."""

@@ -12,7 +12,6 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from penstock_proto.status.figures import size
@@ -20,6 +19,7 @@ from penstock_proto.value_text import shown
 
 from .. import files as fs
 from ..bounds import AT_ONCE
+from ..byte_range import ByteRange
 from ..crc32c import crc32c, masked
 from ..example import BadExample, ExampleParser
 from ..features import Feature
@@ -44,23 +44,6 @@ _SHOWN = 8
 
 class CorruptRecord(ValueError):
     """A record of a file is corrupt, or is not as declared."""
-
-
-@on_disk_as("penstock_server.sources.tfrecord.ByteRange")
-@dataclass(frozen=True, slots=True, repr=False)
-class ByteRange:
-    """The records of a file that begin at byte `start` or later, and before `stop` (None: the end).
-
-    The file has `size` bytes (None: not known).
-    """
-
-    file: str
-    start: int
-    stop: int | None
-    size: int | None
-
-    def __repr__(self) -> str:
-        return self.file if self.stop is None else f"{self.file} bytes {self.start} to {self.stop - 1}"
 
 
 class TFRecordSplits:
