@@ -118,13 +118,24 @@ def test_ways_of_feeding_a_gpu_are_compared_within_a_round():
     rates = {"tensor": [10.0, 20.0, 40.0], "penstock": [9.0, 18.0, 36.0], "generator": [5.0, 10.0, 20.0]}
     result = {
         "gpu": {"name": "H200", "driver": "580"},
+        "framework": "torch",
+        "labels": {"tensor": "a tensor", "penstock": "Penstock", "generator": "a generator"},
         "model": "ResNet-50",
         "batch_size": 128,
         "workers": 4,
-        "trials": {name: [{"per_second": one, "idle": None} for one in some] for name, some in rates.items()},
+        "feeds": [
+            {
+                "work": "jpeg",
+                "trials": {name: [{"per_second": one, "idle": None} for one in some] for name, some in rates.items()},
+                "pinning": {"reason": "no driver"},
+            }
+        ],
     }
-    head, columns, *rows = gpu.table(result).splitlines()
-    assert head == "ResNet-50, batches of 128, 4 workers, H200, driver 580; median (quartiles)"
+    where, table, copies = gpu.tables(result)
+    assert where == "ResNet-50, PyTorch, H200, driver 580"
+    assert "no driver" in copies
+    head, columns, *rows = table.splitlines()
+    assert head == "samples are decoded from JPEG and cropped; batches of 128, 4 workers; median (quartiles)"
     assert columns.split() == ["steps/s", "images/s", "of", "the", "tensor", "idle,", "%"]
     assert [row.split()[-2] for row in rows] == ["1", "0.9", "0.5"]
 

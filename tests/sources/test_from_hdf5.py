@@ -83,14 +83,14 @@ def test_files_are_served_from_the_command_line(digits: Path, tf: Any) -> None:
     ("words", "message"),
     [
         ("a.h5 --leaf images", "--batch-size"),
-        ("a.h5 --batch-size 4", "need --leaf"),
+        ("a.h5 --batch-size 4", "a.h5 is HDF5, and needs --leaf NAME=DATASET"),
         ("a.h5 --leaf x=images --leaf labels --batch-size 4", "for all leaves"),
         ("a.h5 b.py:feed --leaf images --batch-size 4", "second daemon"),
         ("b.py:feed --leaf images", "--leaf is for data files"),
         ("a.h5 --leaf x --batch-size 4 --rows 7", "START:STOP"),
         ("a.h5 b.npz --leaf x --batch-size 4", "one format"),
         ("b.py:feed --transform b.py:twice", "--transform is for data files"),
-        ("a.tar --batch-size 4", "--leaf NAME=DATASET"),
+        ("a.tar --batch-size 4", "needs --leaf NAME=EXTENSION"),
         ("a.tar --leaf cls --batch-size 4 --rows 1:2", "--rows is for HDF5 and NumPy"),
     ],
 )
