@@ -362,7 +362,7 @@ class Run:
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file)
             file.seek(0)
-            self.result.log += file.read()[-6000:]
+            self.result.log += file.read()[:40_000]  # the newest threads first
         for reader in self.readers:
             reader.signal(signal.SIGABRT)
         self.result.log += self.service.dump()
