@@ -57,7 +57,8 @@ class Result:
     def report(self) -> str:
         """Return everything that is needed to look into the run."""
         lines = [f"scenario {self.scenario.seed}: {len(self.differences)} differences", *self.differences, ""]
-        lines += [repr(self.scenario), "", *self.timeline, "", self.log[-12000:], "", f"again: {self.scenario.command}"]
+        lines += [repr(self.scenario), "", *self.timeline, ""]
+        lines += [self.log[-80_000:], "", f"again: {self.scenario.command}"]
         return "\n".join(lines)
 
 
