@@ -167,7 +167,7 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
 
 
 def _unknown(argument: str) -> str:
-    """Say why an argument is neither a data file nor a feed, and what comes next to it."""
+    """Say why an argument is neither a data file nor a feed, and name the most similar file."""
     from ..sources.registry import all_endings, by_ending
 
     expected = f"expected a data file, which ends in {all_endings()}, or MODULE:ATTR, such as scenes.py:feed"

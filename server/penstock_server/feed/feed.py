@@ -91,7 +91,7 @@ class Feed(FeedOptions, FromFiles, Combining):
         seed: 0 to 2**62, 0 by default. The stream is a function of the feed and its seed.
         weights: for an indexable object: numbers in proportion to which its items are drawn, one for each, with
             replacement, or a `Weights`, which can draw without. An epoch has `samples` draws, by default as many as
-            there are items. Each epoch draws anew, and `shuffle` has no effect.
+            there are items. Each epoch draws other items. `shuffle` has no effect.
         name: the feed's name in its URL; by default the name of the module's attribute.
         epochs: number of epochs in a stream; None: no limit.
         samples: samples in an epoch, if known in advance. The number of steps is then known too.

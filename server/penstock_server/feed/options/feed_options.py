@@ -265,7 +265,7 @@ class FeedOptions:
             raise ValueError(_never_full(length, self.batch_size))
 
     def _draws(self, items: int) -> int:
-        """Return the number of samples that are drawn in an epoch from so many items.
+        """Return how many samples an epoch draws from so many items.
 
         Raises:
             ValueError: the weights do not fit.
