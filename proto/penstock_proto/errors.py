@@ -6,6 +6,7 @@
     ├── Unreachable              no daemon answered at that address in time
     ├── KeyRefused               one side has no key, or a key that the other side does not accept
     ├── ConnectionLost           the daemon, or the way to it, is gone while a stream was open
+    │   └── StreamMoved          the job goes on in another stream of the same daemon; clients connect again at once
     ├── DaemonStopped            the daemon said that it stops
     ├── StreamClosed             the connection or another rank's was closed, a newer iterator took the stream over, or
     │                            the group's stream no longer exists
@@ -90,6 +91,11 @@ class KeyRefused(PenstockError):
 
 class ConnectionLost(PenstockError):
     """The daemon, or the way to it, is gone while a stream was open."""
+
+
+class StreamMoved(ConnectionLost):
+    """The job no longer shares the stream that it has read: it goes on in another one. Clients connect again at once,
+    with their position, and never raise this."""
 
 
 class DaemonStopped(PenstockError):

@@ -66,7 +66,7 @@ PATIENCE = 1e9
 """Seconds that a group waits for lost consumers. They come back sooner, even if the clock of a world runs fast."""
 
 MOST_STEPS = 10_000
-"""The most steps of a world. Worlds of these sizes need far fewer."""
+"""The most steps of a world for each consumer. Worlds of these sizes need far fewer."""
 
 
 class Broken(AssertionError):
@@ -1192,6 +1192,7 @@ class World:
             restarted, and workers are added or told to leave, each at a random time. (A short world may end before.)
         stands: how many times one of the daemon's own workers stands for a while.
         fulls: how many times the state file cannot be written for a while.
+        looks: how often the coordinator looks whether streams of jobs have met.
         idle: the daemon's only own worker is an idle worker. If there is no other worker and no other step is
             possible, a host joins.
         hosts: the number of hosts that have joined at the beginning.
@@ -1215,6 +1216,7 @@ class World:
         scales: int = 0,
         stands: int = 0,
         fulls: int = 0,
+        looks: int = 0,
         idle: bool = False,
         hosts: int = 0,
         host_workers: int | None = None,
@@ -1243,6 +1245,7 @@ class World:
         self.faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales, "full": fulls}
         if stands:
             self.faults["stand"] = stands
+        self.looks = looks
         self._stood: set[int] = set()
         """The workers that the coordinator thinks stand."""
         if idle or hosts or joins:
@@ -1340,12 +1343,15 @@ class World:
         rank: int = 0,
         world_size: int = 0,
         pad: bool = False,
+        shares: bool = False,
         made: Callable[..., Consumer] | None = None,
         **habits: Any,
     ) -> Consumer:
         """Open a stream for a new consumer with these habits; see Consumer. `made`: makes the consumer."""
         name = self.random.randbytes(16)
-        ask = OpenRequest(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
+        ask = OpenRequest(
+            credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name, shares=shares
+        )
         try:
             reader = self.ask(feed, ask)
         except PenstockError:
@@ -1385,8 +1391,8 @@ class World:
     def settle(self) -> None:
         """Take steps until none is possible."""
         while self.step():
-            if self.steps > MOST_STEPS:
-                raise Stuck(f"no end after {MOST_STEPS} steps")
+            if self.steps > MOST_STEPS * max(1, len(self.consumers)):
+                raise Stuck(f"no end after {self.steps} steps")
 
     def step(self) -> bool:
         """Take one step, if any is possible."""
@@ -1437,6 +1443,8 @@ class World:
                 yield ("slots", stream), partial(self._serve, wishes)
         if self.ends:
             yield "ends", partial(_arrive, self.ends)
+        if self.looks and len(self.coordinator.streams) > 1 and self.coordinator.periodic_checks.due:
+            yield "looks", self._look
         if (
             len(self.coordinator.timers.times) > self.coordinator.periodic_checks.due
         ):  # a timer besides periodic_checks's
@@ -1497,6 +1505,11 @@ class World:
         for _ in range(2):
             self.wait(2 * PATIENCE)
 
+    def _look(self) -> None:
+        """Let a second pass, so that the coordinator looks whether streams have met."""
+        self.looks -= 1
+        self.wait(1.0)
+
     def _tick(self) -> None:
         """Let the coordinator do something that is due."""
         self._now = max(self._now, self.random.choice(self.coordinator.timers.times))
@@ -1512,7 +1525,7 @@ class World:
         for stream in coordinator.streams.values():
             # Old slots may exist beside the larger ones that replace them, and slots of consumers that left a group.
             if not (self.feeds[stream.feed.name].growth or stream._delivery.shared):
-                most = stream.share.slots
+                most = stream.share.slots + (stream.sharing.window.slots if stream.sharing else 0)
                 hold(len(stream.slots) <= most, f"stream {stream.number} holds {len(stream.slots)} slots of {most}")
 
     # --- what the host does for the coordinator ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 MAX_GROUP = 128
 TRANSPORTS = ("auto", "local", "tcp")
 LAST_ROUNDS = ("drop", "pad")
+STARTS = ("beginning", "latest")
 
 
 class Connection:
@@ -234,6 +236,8 @@ def connect(
     world_size: int | None = None,
     group: str = "",
     last_round: str = "drop",
+    share: bool = True,
+    start: str = "beginning",
     keys: str | os.PathLike[str] | None = None,
     daemon_user: str | int | None = None,
 ) -> Connection:
@@ -273,6 +277,13 @@ def connect(
         last_round: with `rank`: what happens to the last k batches of an epoch if k is less than `world_size`. "drop":
             no rank gets them. "pad": ranks 0 to k - 1 get them, and every other rank r gets a copy of the batch of rank
             r mod k, so no batch is left out. All ranks must give the same value.
+        share: let this job share with others what is made for it. Jobs that read the same feed of a daemon then have
+            most batches made only once, as long as they are near each other. Each still gets exactly its own stream,
+            at its own pace. False: everything is made for this job alone. No effect with `rank` or `group`, on a
+            private daemon, and with `reconnect=0`.
+        start: where a job without a state begins. "beginning": at epoch 0. "latest": with the next epoch that the jobs
+            begin which it can share with, and so together with them (at epoch 0 if there are none). Its first batch
+            comes when the first of them was sent all of the epoch before. Its states say where it began.
         keys: the folder with this client's keys, for a daemon that was started with `--keys`: traffic over the network
             is then encrypted, and both sides prove who they are. None: the folder that the environment variable
             PENSTOCK_KEYS names, or no keys if it is not set. (`penstock keygen` makes such folders.)
@@ -324,6 +335,13 @@ def connect(
         feed = repr(shown_call(url)) if isinstance(url, str) else "a Feed"
         alone = f"{feed} starts a private daemon" if workers != 0 else "workers=0 makes a stream in this process"
     identity = _identity(alone, rank, world_size, group, last_round)
+    share = share and not (private or group or (world_size or 1) > 1 or reconnect == 0)
+    if start not in STARTS:
+        raise ValueError(f"start={start!r:.60}: must be one of {', '.join(STARTS)}")
+    if start == "latest" and (state is not None or not share):
+        what = "a state says where the job begins" if state is not None else "this job shares with no other"
+        raise ValueError(f"start='latest' is for a job that joins others which read the same feed, but {what}")
+    identity = replace(identity, share=share, latest=start == "latest")
     if workers == 0:
         return Connection(StreamHandle(InProcessConnector(url, memory), reconnect, state))
     if isinstance(url, str):
@@ -358,6 +376,8 @@ def dataset(
     world_size: int | None = None,
     group: str = "",
     last_round: str = "drop",
+    share: bool = True,
+    start: str = "beginning",
     keys: str | os.PathLike[str] | None = None,
     daemon_user: str | int | None = None,
 ) -> tf.data.Dataset:
@@ -386,6 +406,8 @@ def dataset(
         world_size=world_size,
         group=group,
         last_round=last_round,
+        share=share,
+        start=start,
         keys=keys,
         daemon_user=daemon_user,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -72,10 +73,25 @@ class Mapping:
         self.nbytes = nbytes
         self._memory = sealed.mapped(fd, nbytes)
         self._address = address_of(np.frombuffer(self._memory, np.uint8))
+        self._fd = os.dup(fd)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._fd)
 
     def root(self, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
         """Return the root of its first `nbytes` bytes. It must be that long."""
         return Root(self._memory, self._address, nbytes, gone, token)
+
+    def private_root(self, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
+        """Return the root of its first `nbytes` bytes, mapped once more for this root alone: what is written there is
+        seen by nobody else.
+
+        Raises:
+            OSError, ProtocolError: as `sealed.mapped`.
+        """
+        memory = sealed.mapped(self._fd, nbytes, private=True)
+        return Root(memory, address_of(np.frombuffer(memory, np.uint8)), nbytes, gone, token)
 
 
 class Pool:

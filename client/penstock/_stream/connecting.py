@@ -60,13 +60,16 @@ class Identity:
 
     With `world_size` the consumer is one of several ranks. With a `group` alone it shares a stream with the other
     consumers of the group. Otherwise it has its own stream. `pad`: as a rank, it wants the last round of an epoch
-    filled up.
+    filled up. `share`: it may read its stream together with other jobs, each at its own pace. `latest`: it begins
+    with the next epoch that these begin.
     """
 
     group: str = ""
     rank: int = 0
     world_size: int = 0
     pad: bool = False
+    share: bool = False
+    latest: bool = False
     consumer: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     @property
@@ -87,6 +90,8 @@ class Identity:
             handed=lost.handed,
             pad=self.pad,
             had=lost.latest,
+            shares=self.share,
+            latest=self.latest,
         )
 
 

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 
-from penstock_proto import ConnectionLost, DaemonStopped, PenstockError
+from penstock_proto import ConnectionLost, DaemonStopped, PenstockError, StreamMoved
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import Failed, FeedInfo, ServerMessage
 
@@ -252,13 +252,14 @@ class Receiver:
         self._stepped = time.monotonic()
         handoff.connect(link, position, str(self._connector))
         if reconnector.connections == 1:  # after several connections `_recovered` logs it, when data comes
-            logger.warning("%s: connected again after %.1f s", handoff.url, reconnector.lasted)
+            logger.log(_level(cause), "%s: connected again after %.1f s", handoff.url, reconnector.lasted)
         return True
 
     def _say_lost(self, cause: PenstockError) -> None:
         handoff, reconnector = self._handoff, self._reconnector
         if reconnector.on_lost(cause):
-            logger.warning(
+            logger.log(
+                _level(cause),
                 "%s: %s. Trying to reconnect for up to %g s; the stream then continues where it was",
                 handoff.url,
                 cause.message,
@@ -284,3 +285,8 @@ class Receiver:
 
         link = self._reconnector.connect(lambda: self._connector, start, lost, handoff.close_lost_transports)
         return link, positions[-1]
+
+
+def _level(cause: PenstockError) -> int:
+    """Return the level at which a loss is logged. If the job only moved to another stream, nothing was lost."""
+    return logging.DEBUG if isinstance(cause, StreamMoved) else logging.WARNING

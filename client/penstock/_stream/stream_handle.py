@@ -78,11 +78,15 @@ class StreamHandle:
         def begin(info: FeedInfo) -> Position | None:
             nonlocal start
             start = start and state_dict.for_feed(start, info, "the state was taken from")
+            if connector.identity.latest and info.endless:
+                raise ValueError("start='latest' waits for the next epoch, and an epoch of this feed has no end")
             return None if start is None or state_dict.is_start(start) else start
 
         mailbox = Mailbox()
         link = connector.connect_first(mailbox, begin, replaces)
         self.info, self.views = link.info, link.views
+        if connector.identity.latest and start is None and link.epoch:
+            start = Position(link.info, link.epoch)
         self.cardinality: int | float | None = link.info.batches
         if link.info.endless:
             self.cardinality = math.inf

@@ -123,7 +123,8 @@ class HostHere(HostConnection):
         slab = self.asked.get(lent.seq)
         if slab is None:
             raise ProtocolError(f"{lent} came, but nobody asked for it")
-        root = self._memfds.root(lent.memfd, slab.received.layout.nbytes, lent.seq)
+        received = slab.received
+        root = self._memfds.root(lent.memfd, received.layout.nbytes, lent.seq, private=received.slab.shared)
         if root is None:
             raise ProtocolError(f"{lent} refers to memory that was not sent")
         del self.asked[lent.seq]

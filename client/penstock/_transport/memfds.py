@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from penstock_proto import ProtocolError
+from penstock_proto import ConnectionLost, ProtocolError
 from penstock_proto.messages import Map
 
 from .._state.memory import Gone, Mapping, Root
@@ -39,12 +39,23 @@ class Memfds:
         """Unmap a memfd when the last array over it is gone. No message will name it again."""
         self._mapped.pop(memfd, None)
 
-    def root(self, memfd: int, nbytes: int, token: object) -> Root | None:
-        """Return the root of the first `nbytes` bytes of a memfd, or None if it was not sent or is smaller."""
+    def root(self, memfd: int, nbytes: int, token: object, *, private: bool) -> Root | None:
+        """Return the root of the first `nbytes` bytes of a memfd, or None if it was not sent or is smaller.
+
+        `private`: others have the memory, too, and must not see what is written to it.
+
+        Raises:
+            ConnectionLost: it cannot be mapped once more.
+        """
         mapping = self._mapped.get(memfd)
         if mapping is None or nbytes > mapping.nbytes:
             return None
-        return mapping.root(nbytes, self._gone.append, token)
+        if not private:
+            return mapping.root(nbytes, self._gone.append, token)
+        try:
+            return mapping.private_root(nbytes, self._gone.append, token)
+        except (OSError, ProtocolError) as error:
+            raise ConnectionLost(f"shared memory cannot be mapped: {error}") from None
 
     def take_gone(self) -> list[int]:
         """Return the tokens of the roots whose last array has gone since the last call."""

@@ -72,6 +72,11 @@ class Open(Message, frozen=True):
     it has fewer batches than there are ranks; otherwise that round is left out.
 
     `fetches` (ZeroMQ only): the client can fetch slabs from other hosts, and HostAt tells it where these are.
+
+    `shares`: without a group and other ranks, the client may read one stream together with other clients. Each still
+    gets all of it, at its own pace. It must then obey `shared` in Slab, and connect again if the session fails with
+    StreamMoved. `latest`: without a position, it begins with the next epoch that other clients begin which share their
+    stream: `Opened` says which.
     """
 
     session: Token
@@ -89,6 +94,8 @@ class Open(Message, frozen=True):
     pad: bool = False
     had: Annotated[tuple[Had, ...], Meta(max_length=4096)] = ()
     fetches: bool = False
+    shares: bool = False
+    latest: bool = False
 
 
 class Reaches(Message, frozen=True):

@@ -128,6 +128,9 @@ class Slab(Message, frozen=True):
     `lanes`: in a slab of a stripe, the lanes that its batches come from, in order: batch j is the next one of lane
     `lanes[j % len(lanes)]`. Then `record` is empty, and `places` has records of these lanes that are new: each was
     taken at this lane's last batch in the stream so far, or before it. Otherwise both are empty.
+
+    `shared`: other consumers may have the slab, too. A client that reads it in shared memory maps that for itself alone
+    (copy on write), so that nobody else sees what is written to its arrays.
     """
 
     seq: Count
@@ -145,6 +148,7 @@ class Slab(Message, frozen=True):
     kept: Kept | None = None
     lanes: Lanes = ()
     places: LanePlaces = ()
+    shared: bool = False
 
 
 class SentElsewhere(Message, frozen=True):

@@ -44,20 +44,28 @@ class Production(Struct, frozen=True, kw_only=True):
 class Stream(Struct, frozen=True, kw_only=True):
     """A consumer, and the stream that it reads."""
 
-    stream: Annotated[int, figure("Number of the stream. Ranks and groups share one.")]
+    stream: Annotated[int, figure("Number of the stream. Ranks, groups, and jobs that are near each other share one.")]
     feed: Annotated[str, figure("Name of the feed.")]
     client: Annotated[str, figure("Host and process of the consumer, and its rank.")]
     key: Annotated[str | None, figure("Name of the consumer's key. None without keys.")]
     transport: Annotated[str, figure("`local` or `tcp`.")]
     epoch: Annotated[int | None, figure("The epoch that it reads, or read last. None before the first.")]
     reading: Annotated[bool, figure("Whether it reads an epoch.")]
-    batches: Annotated[int, figure("Batches of this epoch that the stream has sent.")]
+    batches: Annotated[
+        int, figure("Batches of this epoch that the stream has sent (of several jobs: to the first of them).")
+    ]
     sent: Annotated[int, figure("Slabs that the consumer was sent.")]
     handed: Annotated[int, figure("Slabs that the consumer has taken.")]
     slots: Annotated[int, figure("Slots that the stream holds.")]
     production: Annotated[Production, figure("Its slots for production.")]
     slot_bytes: Annotated[int, figure("Bytes of a slot.")]
-    rank: Annotated[int | None, figure("The consumer's rank, if several share the stream.")]
+    rank: Annotated[int | None, figure("The consumer's rank, if it is one.")]
+    jobs: Annotated[int, figure("How many jobs share the stream. Each gets all of it, at its own pace.")]
+    behind: Annotated[int, figure("Batches that were sent to the first of these jobs, and not yet to this one.")]
+    window_slots: Annotated[int, figure("Slots that are kept for jobs that are behind.")]
+    apart_because: Annotated[
+        str, figure("Why it shares its stream with no other job of the feed. Empty if it does, or if there is none.")
+    ]
     made_near: Annotated[bool, figure("Whether workers on the machines of its ranks make their batches.")]
     made_anywhere_because: Annotated[
         str, figure("Why others make them, although hosts have joined from such machines.")

@@ -9,8 +9,9 @@ import mmap
 from ..errors import ProtocolError
 
 
-def mapped(fd: int, nbytes: int) -> mmap.mmap:
-    """Map the first `nbytes` bytes of a sealed memfd, shared and writable. The caller keeps the fd.
+def mapped(fd: int, nbytes: int, *, private: bool = False) -> mmap.mmap:
+    """Map the first `nbytes` bytes of a sealed memfd, shared and writable. The caller keeps the fd. `private`: what is
+    written there is seen by nobody else (copy on write).
 
     Raises:
         ProtocolError: it is not a memfd, its owner could shrink it, or it is smaller than that.
@@ -23,6 +24,6 @@ def mapped(fd: int, nbytes: int) -> mmap.mmap:
     if not seals & fcntl.F_SEAL_SHRINK:
         raise ProtocolError("it is not a memfd that is sealed against shrinking (F_SEAL_SHRINK)")
     try:
-        return mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        return mmap.mmap(fd, nbytes, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except (ValueError, OverflowError) as error:
         raise ProtocolError(f"it does not have {nbytes} bytes: {error}") from None

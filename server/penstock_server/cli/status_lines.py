@@ -138,10 +138,16 @@ def _doing(doing: Doing) -> str:
 def _stream(stream: Stream) -> str:
     words = ["not begun"] if stream.epoch is None else [f"epoch {stream.epoch}"]
     if stream.reading:
-        words.append(f"{count(stream.batches, 'batch', 'batches')} sent")
+        words.append(f"{count(stream.batches - stream.behind, 'batch', 'batches')} sent")
     elif stream.epoch is not None:
         words[0] += " is over"
     words.append(count(stream.slots, "slot"))
+    if stream.jobs > 1:
+        words.append(f"shared by {stream.jobs} jobs")
+    if stream.behind:
+        words.append(f"{count(stream.behind, 'batch', 'batches')} behind the first of them")
+    if stream.apart_because:
+        words.append(f"shared with no other job ({_word(stream.apart_because)})")
     if stream.made_near:
         words.append("made on its own machine")
     if stream.made_anywhere_because:

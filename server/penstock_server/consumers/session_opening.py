@@ -180,6 +180,8 @@ class Opening:
             identity=message.consumer,
             had=message.had,
             machine="" if peer is not None else self._out.machine(session.routing_id),
+            shares=message.shares,
+            latest=message.latest,
         )
 
     def _take_the_place_of(self, message: m.Open) -> None:

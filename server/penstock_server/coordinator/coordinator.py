@@ -214,6 +214,10 @@ class Coordinator:
         """Return the stream that the consumer reads, even if it has ended."""
         return self._read[consumer.number]
 
+    def apart_because(self, consumer: Consumer) -> str:
+        """Return why the consumer shares its stream with no other job of the feed; "" if it does, or there is none."""
+        return self._admission.sharing.apart_because(self._read[consumer.number])
+
     @property
     def stopped(self) -> bool:
         """Whether every consumer has received everything that it was promised."""
@@ -307,7 +311,7 @@ class Coordinator:
                 group.on_consumer_lost(consumer)
             stream.on_consumer_lost(consumer, handed)
             self._groups.on_parted(consumer, stream)
-            if group is not None:
+            if group is not None or (stream.sharing is not None and len(stream.consumers) > 1):
                 stream.remove(consumer, self.budget.with_those_left(stream, len(stream.consumers) - 1))
         del self.consumers[event.consumer], self._read[event.consumer]
 

@@ -1,4 +1,5 @@
-"""Checks once a second on groups that nobody reads, and on ranks that wait because not all have come."""
+"""Checks once a second on groups that nobody reads, on ranks that wait because not all have come, and on streams that
+meet."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class PeriodicChecks:
 
     def begin(self) -> None:
         """Look around from now on, as long as something waits for consumers."""
-        if not self.due and (self._groups.any or self._admission.waiting):
+        if not self.due and (self._groups.any or self._admission.waiting or self._admission.sharing.any):
             self.due = True
             self._timers.later(EVERY, self._look)
 
@@ -57,3 +58,4 @@ class PeriodicChecks:
             with self._streams.alone(stream):
                 stream.end()
         self._groups.tidy()
+        self._admission.sharing.look()

@@ -120,6 +120,7 @@ def slab(command: do.SendSlab, memfd: int, kept: m.Kept | None = None) -> m.Slab
         kept=kept,
         lanes=command.lanes,
         places=command.places,
+        shared=command.shared,
     )
 
 

@@ -292,6 +292,7 @@ def of_streams(
             session,
             consumer,
             coordinator.stream_read_by(consumer),
+            apart_because=coordinator.apart_because(consumer),
             unsent=session.peer is None and unsent(session.routing_id),
             waits=waits(consumer.number),
         )
@@ -301,7 +302,7 @@ def of_streams(
 
 
 def _stream(
-    session: Session, consumer: Consumer, stream: Stream, *, unsent: bool, waits: Waits
+    session: Session, consumer: Consumer, stream: Stream, *, apart_because: str, unsent: bool, waits: Waits
 ) -> stream_status.Stream:
     return stream_status.Stream(
         stream=stream.number,
@@ -317,7 +318,11 @@ def _stream(
         slots=len(stream.slots),
         production=Production(slots=stream.share.production, used=stream.production.turns.held),
         slot_bytes=stream.slots.slot_nbytes,
-        rank=consumer.rank if stream.share.consumers > 1 else None,
+        rank=consumer.rank if stream.share.consumers > 1 and stream.sharing is None else None,
+        jobs=stream.view.jobs,
+        behind=stream.view.behind(consumer),
+        window_slots=0 if stream.sharing is None else stream.sharing.window.slots,
+        apart_because=apart_because,
         made_near=stream.view.made_near,
         made_anywhere_because=stream.view.why_made_anywhere,
         error=_short(stream.error),

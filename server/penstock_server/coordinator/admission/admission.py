@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -13,10 +14,12 @@ from ..delivery.delivery import Delivery, SingleDelivery
 from ..delivery.group_delivery import GroupDelivery
 from ..delivery.outlet import Outlet
 from ..delivery.rank_delivery import RankDelivery
+from ..delivery.shared_delivery import SharedDelivery
 from ..model import commands as do
 from ..model.consumer import Consumer
 from ..model.feeds import ServedFeed
 from ..model.group_log import SavedGroup, check_had
+from ..model.memory import MANY, Share
 from ..model.open_request import OpenRequest
 from ..model.positions import check, check_counts
 from ..model.workers import Workers
@@ -24,6 +27,7 @@ from ..stream.budget import Budget
 from ..stream.stream import MOST_STREAMS, Stream
 from .groups import Groups
 from .rendezvous import Rendezvous
+from .sharing import Sharing, may_share
 
 
 class Admission:
@@ -58,6 +62,9 @@ class Admission:
         self._budget = budget
         self._groups = groups
         self._later = later
+        self.sharing = Sharing(streams, budget, clock)
+        self._joining: Stream | None = None
+        """The stream that the latest job has joined."""
         self._clock = clock
         self._do = out
         self._last_stream = 0
@@ -94,17 +101,14 @@ class Admission:
         if ask.group:
             check_had(ask.had, feed.name)
             return self._join(number, feed, ask)
-        stream = self._new_stream(feed, ask, SingleDelivery)
-        consumer = _consumer(number, stream, ask)
-        stream.start([consumer], [ask.position])
-        return consumer
+        return self._open_alone(number, feed, ask)
 
     def shared(self, feed: str, ask: OpenRequest) -> Stream | None:
         """Return the stream of others that `ask` would join, if there is one."""
         if ask.world_size:
             rendezvous = self._rendezvous.get((feed, ask.group, ask.world_size))
             return None if rendezvous is None else rendezvous.stream
-        return self._groups.stream_of(feed, ask.group)
+        return self._groups.stream_of(feed, ask.group) if ask.group else self._joining
 
     @property
     def waiting(self) -> list[Rendezvous]:
@@ -134,6 +138,29 @@ class Admission:
                 rendezvous.remove(consumer)
         self._rendezvous = {key: rendezvous for key, rendezvous in self._rendezvous.items() if not rendezvous.over}
 
+    def _open_alone(self, number: int, feed: ServedFeed, ask: OpenRequest) -> Consumer:
+        """Let a job read the stream of others, if one is where the job begins, or else one of its own."""
+        waits_for = None
+        stream: Stream | None
+        if ask.latest and ask.position is None and (found := self.sharing.latest(feed, ask)) is not None:
+            stream, waits_for = found
+            ask = replace(ask, position=Position(feed.info, waits_for))
+        else:
+            stream = self.sharing.find(feed, ask)
+        self._joining = stream
+        share = None if stream is None else self._budget.with_one_more_job(stream, ask.credit, ask.quota)
+        if stream is not None and share is not None:
+            consumer = _consumer(number, stream, ask, share)
+            consumer.waits_for = waits_for
+            stream.join(consumer, ask.position, share)
+            return consumer
+        self._joining = None
+        stream = self._new_stream(feed, ask, SingleDelivery)
+        consumer = _consumer(number, stream, ask)
+        stream.start([consumer], [ask.position])
+        self.sharing.look_at(feed)
+        return consumer
+
     def _join(self, number: int, feed: ServedFeed, ask: OpenRequest) -> Consumer:
         group = self._groups.find(feed, ask)
         if group is None:
@@ -141,7 +168,7 @@ class Admission:
         stream = group.stream
         share = self._budget.with_one_more(stream, ask.group)
         consumer = _consumer(number, stream, ask)
-        stream.join(consumer, share)
+        stream.join_group(consumer, share)
         group.on_arrived(ask)
         return consumer
 
@@ -190,6 +217,8 @@ class Admission:
             for number in chain(range(self._last_stream + 1, MOST_STREAMS), range(1, MOST_STREAMS))
             if number not in self._streams
         )
+        if delivery is SingleDelivery and may_share(feed, ask):
+            delivery = partial(SharedDelivery, room=partial(self._budget.room_for_window, self._last_stream))
         stream = Stream(
             self._last_stream,
             feed,
@@ -204,17 +233,18 @@ class Admission:
         return stream
 
 
-def _consumer(number: int, stream: Stream, ask: OpenRequest) -> Consumer:
+def _consumer(number: int, stream: Stream, ask: OpenRequest, share: Share | None = None) -> Consumer:
     return Consumer(
         number,
         stream.number,
         stream.feed.name,
-        stream.share,
+        share or stream.share,
         credit_bytes=ask.credit_bytes,
         holds_handed=ask.quota > 0,
         rank=ask.rank,
         identity=ask.identity,
         machine=ask.machine,
+        asked=(ask.credit, ask.quota) if ask.shares else (MANY, MANY),
     )
 
 

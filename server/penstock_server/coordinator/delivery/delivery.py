@@ -30,14 +30,19 @@ class Delivery(Protocol):
         shared: whether consumers come and go, and the stream lives on for a while without any.
         group_log: reports a group's position to the state file; None if it is not saved there.
         has_returned: whether batches that a consumer returned wait for another consumer.
+        whole: whether each consumer gets the whole stream.
     """
 
     singly: bool
+    whole: bool
     shared: bool
     group_log: GroupLog | None
 
     @property
     def has_returned(self) -> bool: ...
+
+    def catch_up(self) -> None:
+        """Send what was delivered already to consumers that are behind."""
 
     def wanted(self, epoch: Epoch) -> bool:
         """Whether the epoch can be delivered now."""
@@ -57,8 +62,14 @@ class Delivery(Protocol):
     def finish(self, epoch: Epoch) -> bool:
         """Return whether the epoch, which has no further part, can end now."""
 
-    def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
-        """Return the End message for this consumer."""
+    def end(self, epoch: Epoch) -> None:
+        """End the epoch for its readers: all of it was delivered."""
+
+    def tell_begun(self, consumer: Consumer) -> None:
+        """Tell a consumer of the splits of the epoch that it has begun, if that epoch is not open any longer."""
+
+    def overtakes(self, consumer: Consumer) -> bool:
+        """Whether the stream goes on to the epoch that this consumer begins, although others read an earlier one."""
 
     def on_handed(self, consumer: Consumer, handed: int) -> None:
         """Note that the consumer is about to acknowledge that the first `handed` slabs were handed over."""
@@ -72,6 +83,15 @@ class Delivery(Protocol):
     def forget(self, epoch: Epoch) -> None:
         """Forget an epoch that is closed."""
 
+    def on_failed(self, epoch: Epoch | None) -> None:
+        """Note that the stream is about to fail, in this epoch."""
+
+    def stop(self) -> None:
+        """Release everything: nothing more is delivered."""
+
+    def abandon(self) -> None:
+        """Forget everything. The slots are released by somebody else."""
+
     def holding_up(self, epoch: Epoch) -> list[Consumer]:
         """Return the consumers that the others wait for now: batches of the epoch are ready, and these cannot take
         theirs."""
@@ -82,6 +102,7 @@ class SingleDelivery:
 
     singly = False
     shared = False
+    whole = True
     group_log: GroupLog | None = None
 
     @property
@@ -96,6 +117,9 @@ class SingleDelivery:
         self._since = 0.0
         """When it began to wait."""
 
+    def catch_up(self) -> None:
+        """See Delivery. Nobody is behind."""
+
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery."""
         consumer = self._outlet.consumers[0]
@@ -109,19 +133,21 @@ class SingleDelivery:
         """See Delivery."""
         outlet = self._outlet
         consumer = outlet.consumers[0]
-        if isinstance(turn, Stripe) and turn.grows and part.batches < turn.most and not self._sends_short(turn):
+        if isinstance(turn, Stripe) and not self._may_send(turn, part, [consumer]):
             return False
         nbytes = outlet.feed.nbytes_of(part)
         if not consumer.has_credit_for(nbytes):
             return False
-        outlet.send(epoch, consumer, turn, part, nbytes)
+        outlet.send(epoch.number, consumer, turn, part, nbytes)
         outlet.count(epoch, part)
         return True
 
-    def _sends_short(self, stripe: Stripe) -> bool:
-        """Whether the next slab of the stripe is sent although it may still grow: the consumer has none under way, and
-        the slab has waited for a moment. (Quick workers finish their lanes one after another.)"""
-        if self._outlet.consumers[0].under_way:
+    def _may_send(self, stripe: Stripe, part: Part, consumers: list[Consumer]) -> bool:
+        """Whether the next slab of the stripe is sent. One that may still grow is sent only if one of the consumers has
+        none under way, and it has waited for a moment. (Quick workers finish their lanes one after another.)"""
+        if not stripe.grows or part.batches >= stripe.most:
+            return True
+        if all(consumer.under_way for consumer in consumers):
             return False
         now, short = self._outlet.clock(), (stripe.number, stripe.at)
         if self._short != short:
@@ -141,9 +167,23 @@ class SingleDelivery:
         """See Delivery."""
         return True
 
-    def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
+    def end(self, epoch: Epoch) -> None:
         """See Delivery."""
+        for consumer in self._outlet.readers(epoch):
+            self._outlet.tell(self._end_of(epoch, consumer), [consumer])
+            consumer.ends += 1
+            consumer.leave()
+
+    def _end_of(self, epoch: Epoch, consumer: Consumer) -> End:
+        """Return the End message for this consumer."""
         return End(epoch.number, consumer.slabs, epoch.batches, epoch.rows)
+
+    def tell_begun(self, consumer: Consumer) -> None:
+        """See Delivery. An epoch that somebody reads is open."""
+
+    def overtakes(self, consumer: Consumer) -> bool:
+        """See Delivery."""
+        return False
 
     def on_handed(self, consumer: Consumer, handed: int) -> None:
         """See Delivery."""
@@ -155,6 +195,15 @@ class SingleDelivery:
         """See Delivery."""
 
     def forget(self, epoch: Epoch) -> None:
+        """See Delivery."""
+
+    def on_failed(self, epoch: Epoch | None) -> None:
+        """See Delivery. All are told."""
+
+    def stop(self) -> None:
+        """See Delivery."""
+
+    def abandon(self) -> None:
         """See Delivery."""
 
     def holding_up(self, epoch: Epoch) -> list[Consumer]:

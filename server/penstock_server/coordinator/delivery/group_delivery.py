@@ -27,6 +27,7 @@ class GroupDelivery(SingleDelivery):
     """
 
     shared = True
+    whole = False
 
     def __init__(self, outlet: Outlet, group_log: GroupLog | None = None) -> None:
         super().__init__(outlet)
@@ -49,7 +50,7 @@ class GroupDelivery(SingleDelivery):
             consumer = self._ready_for(epoch, part)
             if consumer is None:
                 return False
-            self._outlet.send(epoch, consumer, turn, part, self._outlet.feed.nbytes_of(part))
+            self._outlet.send(epoch.number, consumer, turn, part, self._outlet.feed.nbytes_of(part))
             self._returned.popleft()
             self._outlet.release(turn)
         return True
@@ -71,7 +72,7 @@ class GroupDelivery(SingleDelivery):
             turn.parts.insert(1, rest)
         if consumer is not None:
             batch_only = replace(batch, record=b"")
-            self._outlet.send(epoch, consumer, turn, batch_only, self._outlet.feed.nbytes_of(batch))
+            self._outlet.send(epoch.number, consumer, turn, batch_only, self._outlet.feed.nbytes_of(batch))
         elif self.group_log is not None:
             self.group_log.pass_over(turn, batch)
         self._outlet.count(epoch, batch)
@@ -91,7 +92,7 @@ class GroupDelivery(SingleDelivery):
         """See Delivery."""
         return not self._returned and not any(consumer.awaits(epoch.number) for consumer in self._outlet.consumers)
 
-    def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
+    def _end_of(self, epoch: Epoch, consumer: Consumer) -> End:
         """See Delivery."""
         return End(epoch.number, consumer.slabs, consumer.batches, consumer.rows)
 

@@ -48,6 +48,8 @@ class Offering:
     def offer(self, *, cut_short: bool) -> None:
         """Offer everything that can be delivered now. With `cut_short`, only redeliver batches that a lost consumer
         returned, because the daemon stops within an epoch that has no end."""
+        if not cut_short:
+            self._delivery.catch_up()
         offered = None
         while self._epochs and self._epochs[0] is not offered:  # a member of a group may read the next epoch already
             offered = self._epochs[0]
@@ -118,10 +120,7 @@ class Offering:
         if (error := epoch.fault_at_end(outlet.feed)) is not None:
             outlet.fail(error)
             return
-        for consumer in outlet.readers(epoch):
-            outlet.tell(self._delivery.end_of(epoch, consumer), [consumer])
-            consumer.ends += 1
-            consumer.leave()
+        self._delivery.end(epoch)
         self._ended()
 
 

@@ -116,14 +116,21 @@ class Outlet:
         """Return the consumers that read the epoch and do not know its next batch yet."""
         return [consumer for consumer in self.readers(epoch) if (epoch.number, epoch.batches) >= consumer.told]
 
+    @property
+    def first_epoch(self) -> Epoch | None:
+        """The epoch that is delivered now, or will be next; None if none is open."""
+        return self._epochs[0] if self._epochs else None
+
     def open_epoch(self, number: int) -> Epoch | None:
         """Return the epoch with this number; None if it is not open."""
         return next((epoch for epoch in self._epochs if epoch.number == number), None)
 
     # --- slabs and messages ---
 
-    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
-        """Send the consumer this part of the source, as a slab of `nbytes` bytes."""
+    def send(
+        self, epoch: int, consumer: Consumer, source: Source, part: Part, nbytes: int, *, shared: bool = False
+    ) -> None:
+        """Send the consumer this part of the source, as a slab of `nbytes` bytes. `shared`: others may get it, too."""
         self.slots.hold(source.slot)
         sent = self.feed.sent
         sent.batches += part.batches
@@ -135,8 +142,8 @@ class Outlet:
                 ticket=source.slot.ticket,
                 first=part.first,
                 nbytes=nbytes,
-                seq=consumer.send(epoch.number, source, part, nbytes),
-                epoch=epoch.number,
+                seq=consumer.send(epoch, source, part, nbytes),
+                epoch=epoch,
                 lane=source.lane_at(part.first),
                 index=source.index_at(part.first),
                 batches=part.batches,
@@ -146,6 +153,7 @@ class Outlet:
                 repeat=isinstance(source, Repeat),
                 lanes=part.lanes,
                 places=part.places,
+                shared=shared,
             )
         )
 
@@ -167,7 +175,7 @@ class Outlet:
                 replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
             )
         epoch.skip -= count
-        self.tell_elsewhere(epoch, turn, passed, self.listeners(epoch))
+        self.tell_elsewhere(epoch.number, turn, passed, self.listeners(epoch))
         self.count(epoch, passed)
         return passed
 
@@ -177,10 +185,10 @@ class Outlet:
             if not consumer.gone:
                 self._do(do.Tell(consumer.number, message))
 
-    def tell_elsewhere(self, epoch: Epoch, turn: Turn | Stripe, part: Part, consumers: list[Consumer]) -> None:
-        """Tell these consumers of batches that they are not sent."""
+    def tell_elsewhere(self, epoch: int, turn: Source, part: Part, consumers: list[Consumer]) -> None:
+        """Tell these consumers of batches of an epoch that they are not sent."""
         lane, index = turn.lane_at(part.first), turn.index_at(part.first)
-        said = m.SentElsewhere(epoch.number, lane, index, part.batches, part.rows, part.record, part.lanes, part.places)
+        said = m.SentElsewhere(epoch, lane, index, part.batches, part.rows, part.record, part.lanes, part.places)
         self.tell(said, consumers)
 
     def tell_begun(self, epoch: Epoch, consumers: list[Consumer]) -> None:

@@ -24,6 +24,7 @@ class RankDelivery(SingleDelivery):
     """
 
     singly = True
+    whole = False
 
     def __init__(self, outlet: Outlet, pad: bool) -> None:
         super().__init__(outlet)
@@ -145,7 +146,7 @@ class RankDelivery(SingleDelivery):
         self._tell_round(epoch, receivers)
         for consumer in receivers:
             source, part = batches[consumer.rank]
-            outlet.send(epoch, consumer, source, part, outlet.feed.nbytes_of(part))
+            outlet.send(epoch.number, consumer, source, part, outlet.feed.nbytes_of(part))
         self.forget(epoch)
         epoch.rounds += 1
         return True
@@ -163,7 +164,7 @@ class RankDelivery(SingleDelivery):
                 continue
             listening = outlet.listeners(epoch)
             others = [consumer for consumer in listening if consumer not in receivers or consumer.rank != rank]
-            outlet.tell_elsewhere(epoch, source, part, others)
+            outlet.tell_elsewhere(epoch.number, source, part, others)
             outlet.count(epoch, part)
             rank += 1
 

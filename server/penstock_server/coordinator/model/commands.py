@@ -205,6 +205,7 @@ class SendSlab(Struct, frozen=True):
     repeat: bool = False
     lanes: tuple[int, ...] = ()
     places: tuple[LanePlace, ...] = ()
+    shared: bool = False
 
 
 Said: TypeAlias = Begun | SentElsewhere | LaneEnded | PoolBegun | End | Opened | MissingRanks | Failed

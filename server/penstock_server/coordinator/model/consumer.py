@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from msgspec import Struct
 
 from penstock_proto import ProtocolError
 
 from .leases import Lease
-from .memory import Share
+from .memory import MANY, Share
 from .stripe import Source
 from .transitions import States, Table, impossible
 from .turn import Part
@@ -64,6 +65,7 @@ class Consumer:
         rank: its rank, which is the number of its batch in each round.
         identity: stays the same when the client comes back, as another consumer.
         machine: the machine on which it runs; "": that of the daemon.
+        asked: the most `credit` and `quota` that it takes, whatever its stream's share is.
 
     Attributes:
         state: whether it reads an epoch, or is gone.
@@ -75,6 +77,8 @@ class Consumer:
         sent, handed: how many slabs were sent, and handed over.
         ends, ended: how many Ends were sent, and how many the consumer has acknowledged.
         out: the slots that it holds, by the sequence number of the slab.
+        moved: whether it was told to go on in another stream.
+        waits_for: the epoch with which it begins, as soon as the others come to it; None: it begins at once.
     """
 
     def __init__(
@@ -89,12 +93,14 @@ class Consumer:
         rank: int = 0,
         identity: bytes = b"",
         machine: str = "",
+        asked: tuple[int, int] = (MANY, MANY),
     ) -> None:
         self.number = number
         self.identity = identity
         self.machine = machine
         self.stream = stream
-        self.share = share
+        self._asked = asked
+        self.share = self._taken(share)
         self.rank = rank
         self.epoch = 0
         self.state = IDLE
@@ -107,6 +113,8 @@ class Consumer:
         self.ends = 0
         self.ended = 0
         self.out: dict[int, Lease] = {}
+        self.moved = False
+        self.waits_for: int | None = None
         self._feed = feed
         self._credit_bytes = credit_bytes
         self._holds_handed = holds_handed
@@ -140,6 +148,12 @@ class Consumer:
     def under_way(self) -> int:
         """How many slabs were sent and not handed over."""
         return len(self._unhanded)
+
+    def batches_under_way(self, epoch: int) -> int | None:
+        """Return how many batches were sent and not handed over; None if some are not of this epoch."""
+        if any(sent.epoch != epoch for sent in self._unhanded):
+            return None
+        return sum(sent.part.batches for sent in self._unhanded)
 
     def awaits(self, epoch: int) -> bool:
         """Whether slabs of the epoch are under way to it, not counting those that `take_unhanded` has returned."""
@@ -271,8 +285,12 @@ class Consumer:
 
     def resize(self, share: Share) -> None:
         """Give the consumer this share. It keeps the slots that it has until it releases them."""
-        self.share = share
+        self.share = self._taken(share)
         self._resized_at, self._out_before = self.sent, len(self.out)
+
+    def _taken(self, share: Share) -> Share:
+        credit, quota = self._asked
+        return replace(share, credit=min(share.credit, credit), quota=min(share.quota, quota))
 
     def _take_slot(self, seq: int) -> Lease:
         self._out_before -= seq < self._resized_at

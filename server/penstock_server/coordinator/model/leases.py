@@ -2,9 +2,9 @@
 
 Each lease has a ticket, the name by which the daemon knows the slot. (shared_memory/slots.py knows only the memfd of
 each ticket.) A lease may have several holders: production until the turn has left the order and no run writes to the
-slot; delivery for a batch that waits for the rest of its round, or that a member of a group returned; a consumer for
-each slab that it was sent; a copy for its slot and the original's; remaking until the slot is filled again. The slot is
-free when the last holder has released it.
+slot; delivery for a batch that waits for the rest of its round, that a member of a group returned, or that a job which
+is behind still needs; a consumer for each slab that it was sent; a copy for its slot and the original's; remaking until
+the slot is filled again. The slot is free when the last holder has released it.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ class OpenRequest:
         identity: stays the same when the client comes back.
         machine: the machine on which it runs; "": that of the daemon.
         had: in a group: the last slabs that it was handed.
+        shares: alone: whether it may read a stream that others read, too.
+        latest: it begins with the next epoch that others begin, if there are others whose stream it can share.
     """
 
     credit: int
@@ -38,3 +40,5 @@ class OpenRequest:
     identity: bytes = b""
     had: tuple[Had, ...] = ()
     machine: str = ""
+    shares: bool = False
+    latest: bool = False

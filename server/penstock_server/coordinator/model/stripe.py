@@ -84,15 +84,15 @@ class Stripe:
                     stop, self.grows = first, not visit.complete
         return stop
 
-    def lanes(self, batches: int) -> tuple[int, ...]:
-        """Return the lanes of the next `batches` batches, in order, each once."""
-        visits, at = self.visits, self.at
+    def lanes(self, at: int, batches: int) -> tuple[int, ...]:
+        """Return the lanes of `batches` batches from place `at` on, in order, each once."""
+        visits = self.visits
         return tuple(visits[(at + more) % len(visits)].lane for more in range(min(batches, len(visits))))
 
-    def counts(self, batches: int) -> Iterator[tuple[Turn, int]]:
-        """Yield the visits of the next `batches` batches, each with the number in its lane of the batch that follows
-        its last one."""
-        visits, at, stop = self.visits, self.at, self.at + batches
+    def counts(self, at: int, batches: int) -> Iterator[tuple[Turn, int]]:
+        """Yield the visits of `batches` batches from place `at` on, each with the number in its lane of the batch that
+        follows its last one."""
+        visits, stop = self.visits, at + batches
         for more in range(min(batches, len(visits))):
             visit = visits[(at + more) % len(visits)]
             last = stop - 1 - (stop - 1 - visit.place) % visit.step

@@ -207,14 +207,14 @@ class StripedOrder(EpochOrder):
         batches = stripe.ready() - stripe.at
         if most:
             batches = min(batches, most)
-        lanes, places = stripe.lanes(batches), self._new_places(stripe, batches)
+        lanes, places = stripe.lanes(stripe.at, batches), self._new_places(stripe, batches)
         return Part(stripe.at, batches, batches * self._rows, (), lanes=lanes, places=places)
 
     def _new_places(self, stripe: Stripe, batches: int) -> tuple[LanePlace, ...]:
         """Return the latest records that are new after the next `batches` batches. If they do not fit into a message,
         lanes take turns."""
         found = []
-        for visit, index in stripe.counts(batches):
+        for visit, index in stripe.counts(stripe.at, batches):
             records = self._records.get(visit.lane, deque())
             while len(records) > 1 and records[1][0] <= index:
                 records.popleft()

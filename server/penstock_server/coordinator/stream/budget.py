@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from penstock_proto import MemoryBound
 from penstock_proto.status.figures import size
@@ -49,21 +50,25 @@ class Budget:
             MemoryBound: says how much it needs, and how much others hold.
         """
         reading = {stream.feed for stream in self._streams.values()}
-        granted = share(
-            free=self.memory - self.reserved,
-            kept=sum(other.least_nbytes for other in feeds if other not in reading | {feed}),
-            slot=feed.slot_nbytes,
-            blocks=feed.blocks_nbytes,
-            workers=workers,
-            credit=credit,
-            quota=quota,
-            consumers=consumers,
-            pool=feed.info.pool,
-            stripe=feed.info.stripe,
-            most=self.slots - self.slots_reserved,
-        )
-        if granted is not None:
-            return granted
+        kept = sum(other.least_nbytes for other in feeds if other not in reading | {feed})
+        while True:
+            granted = share(
+                free=self.memory - self.reserved,
+                kept=kept,
+                slot=feed.slot_nbytes,
+                blocks=feed.blocks_nbytes,
+                workers=workers,
+                credit=credit,
+                quota=quota,
+                consumers=consumers,
+                pool=feed.info.pool,
+                stripe=feed.info.stripe,
+                most=self.slots - self.slots_reserved,
+            )
+            if granted is not None:
+                return granted
+            if not self._take_windows():
+                break
         least = least_slots(quota, consumers, feed.info.pool, feed.info.stripe)
         others = "1 other stream holds" if len(self._streams) == 1 else f"{len(self._streams)} other streams hold"
         if least > self.slots - self.slots_reserved:
@@ -85,13 +90,17 @@ class Budget:
         Raises:
             MemoryBound: there is too little left.
         """
-        larger = with_consumers(
-            stream.share,
-            len(stream.consumers) + 1,
-            free=self.memory - self.reserved,
-            slot=stream.slots.slot_nbytes,
-            most=self.slots - self.slots_reserved,
-        )
+        larger = None
+        while larger is None:
+            larger = with_consumers(
+                stream.share,
+                len(stream.consumers) + 1,
+                free=self.memory - self.reserved,
+                slot=stream.slots.slot_nbytes,
+                most=self.slots - self.slots_reserved,
+            )
+            if larger is None and not self._take_windows():
+                break
         if larger is None:
             raise MemoryBound(
                 f"there is no memory (or there are no file descriptors) for one more consumer of group {group!r}: "
@@ -99,6 +108,39 @@ class Budget:
                 feed=stream.feed.name,
             )
         return larger
+
+    def with_one_more_job(self, stream: Stream, credit: int, quota: int) -> Share | None:
+        """Return the share of a stream that one more job reads, which asks for this credit and quota; None if there is
+        too little left. (Its window takes memory and slots that are free.)"""
+        old = stream.share
+        larger = replace(old, credit=max(old.credit, credit), quota=max(old.quota, quota))
+        larger = replace(larger, nbytes=old.nbytes + (larger.slots - old.slots) * stream.slots.slot_nbytes)
+        return with_consumers(
+            larger,
+            len(stream.consumers) + 1,
+            free=self.memory - self.reserved - (larger.nbytes - old.nbytes),
+            slot=stream.slots.slot_nbytes,
+            most=self.slots - self.slots_reserved - (larger.slots - old.slots),
+        )
+
+    def room_for_window(self, number: int) -> tuple[int, int]:
+        """Return the most bytes and the most slots that the window of this stream may hold now: half of what is free
+        without it. The rest is for streams that open later."""
+        stream = self._streams.get(number)
+        if stream is None or stream.sharing is None:
+            return 0, 0
+        window = stream.sharing.window
+        nbytes = self.memory - self.reserved + min(window.nbytes, stream.reserved - stream.share.nbytes)
+        slots = self.slots - self.slots_reserved + min(window.slots, stream.slots_reserved - stream.share.slots)
+        return max(0, nbytes // 2), max(0, slots // 2)
+
+    def _take_windows(self) -> bool:
+        """Take the memory of all windows for something that needs it more. Return whether there was any."""
+        found = [stream.sharing for stream in self._streams.values() if stream.sharing is not None]
+        held = [shared for shared in found if shared.window]
+        for shared in held:
+            shared.give_up_window()
+        return bool(held)
 
     def with_those_left(self, stream: Stream, consumers: int) -> Share:
         """Return the share of a group's stream that has only `consumers` consumers left."""
@@ -133,17 +175,20 @@ class Budget:
         Returns:
             The error that says what is missing if there is no room, else None.
         """
-        for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
-            larger = regrown(
-                stream.share,
-                free=self.memory - self.reserved,
-                held=stream.slots.nbytes,
-                blocks=stream.feed.blocks_nbytes,
-                slot=slot,
-            )
-            if larger is not None:
-                stream.resize(larger, slot)
-                return None
+        while True:
+            for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
+                larger = regrown(
+                    stream.share,
+                    free=self.memory - self.reserved,
+                    held=stream.slots.nbytes,
+                    blocks=stream.feed.blocks_nbytes,
+                    slot=slot,
+                )
+                if larger is not None:
+                    stream.resize(larger, slot)
+                    return None
+            if not self._take_windows():
+                break
         least = least_slots(stream.share.quota, stream.share.consumers)
         needed = least * whole_pages(nbytes) + stream.slots.nbytes + stream.feed.blocks_nbytes
         missing = needed - stream.share.nbytes - (self.memory - self.reserved)

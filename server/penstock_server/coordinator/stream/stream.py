@@ -27,6 +27,7 @@ from ..delivery.delivery import Delivery
 from ..delivery.offering import Offering
 from ..delivery.outlet import Outlet
 from ..delivery.round_copies import RoundCopies
+from ..delivery.shared_delivery import SharedDelivery
 from ..model import commands as do
 from ..model.consumer import Consumer
 from ..model.feeds import ServedFeed, SplitsInfo
@@ -134,14 +135,22 @@ class Stream:
         self._granting = Granting(self._epochs, self.production, exact=feed.plan.order == "exact")
         self.view = StreamView(feed, self._epochs, self.outlet, self._delivery, self._placing)
 
-    def join(self, consumer: Consumer, share: Share) -> None:
-        """Add a consumer to a shared stream. It begins in the epoch that is being read."""
+    def join_group(self, consumer: Consumer, share: Share) -> None:
+        """Add a consumer to a group's stream. It begins in the epoch that is being read."""
         self.share = share
         consumer.epoch = self._epochs[0].number if self._epochs else self._opening.next
         self.outlet.join(consumer)
 
+    def join(self, consumer: Consumer, position: Position | None, share: Share) -> None:
+        """Add a job to a stream that several jobs read. It goes on at its position, which `sharing.covers` accepts."""
+        assert self.sharing is not None
+        self.share = share
+        consumer.epoch = position.epoch if position else 0
+        self.outlet.join(consumer)
+        self.sharing.join(consumer, position)
+
     def remove(self, consumer: Consumer, share: Share) -> None:
-        """Remove a consumer from a shared stream."""
+        """Remove a consumer of several."""
         self.outlet.remove(consumer)
         self.share = share
 
@@ -185,6 +194,16 @@ class Stream:
         return self.outlet.closed
 
     @property
+    def sharing(self) -> SharedDelivery | None:
+        """What its jobs share; None if no other job may join."""
+        return self._delivery if isinstance(self._delivery, SharedDelivery) else None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no further epoch begins, because the daemon stops."""
+        return self._stopping is not None
+
+    @property
     def group_log(self) -> GroupLog | None:
         """The log that reports the stream's position to the state file; None if it is not saved there."""
         return self._delivery.group_log
@@ -199,14 +218,16 @@ class Stream:
         """Bytes reserved for the stream: its share while it lives, and then the slots that are not free yet."""
         if self.outlet.closed or self.error is not None:
             return self.slots.nbytes
-        return max(self.slots.nbytes, self.share.nbytes)  # consumers that left a group may still hold slots
+        window = 0 if self.sharing is None else self.sharing.window.nbytes
+        return max(self.slots.nbytes, self.share.nbytes + window)  # consumers that have left may still hold slots
 
     @property
     def slots_reserved(self) -> int:
         """Slots reserved for the stream, counted as for `reserved`."""
         if self.outlet.closed or self.error is not None:
             return len(self.slots)
-        return max(len(self.slots), self.share.slots)
+        window = 0 if self.sharing is None else self.sharing.window.slots
+        return max(len(self.slots), self.share.slots + window)
 
     @property
     def delivered(self) -> bool:
@@ -233,7 +254,7 @@ class Stream:
         Raises:
             ProtocolError: it reads an epoch already, has read this one before, or is gone.
         """
-        if self.error is not None:
+        if self.error is not None or consumer.moved:
             return  # the consumer was told
         first = self._epochs[0].number if self._epochs else self._opening.next  # none is open after the last one
         if self._delivery.shared and number < first and not consumer.reading:
@@ -247,6 +268,9 @@ class Stream:
         if self.feed.ends_before(number):
             self.fail(self.feed.end_of_stream())
             return
+        if self._epochs and self._epochs[0].number < number and self._delivery.overtakes(consumer):
+            self._close_before(number)
+        self._delivery.tell_begun(consumer)
         for epoch in self._epochs:
             if epoch.number == number:
                 self.outlet.tell_begun(epoch, [consumer])
@@ -382,13 +406,15 @@ class Stream:
         for consumer in self.consumers:
             consumer.resize(share)
             if (share.credit, share.quota) != limits:
-                self.outlet.tell(m.Opened(share.credit, share.quota), [consumer])
+                self.outlet.tell(m.Opened(consumer.share.credit, consumer.share.quota), [consumer])
 
     # --- proceeding, failing, opening and closing epochs ---
 
     def fail(self, error: PenstockError) -> None:
         """Fail the stream, unless it has failed or is closed."""
         if self.error is None and not self.outlet.closed:
+            if not isinstance(error, DaemonStopped):
+                self._delivery.on_failed(self._epochs[0] if self._epochs else None)
             self.outlet.set_error(error)
             self._stop_production()
             if self._delivery.shared and self._deserted:
@@ -413,6 +439,7 @@ class Stream:
         )
         for consumer in self.consumers:
             consumer.stop_reading()
+        self._delivery.abandon()
         self.slots.leave_to([lease for consumer in self.consumers for lease in consumer.out.values()], written)
         self.half_stopped = False
 
@@ -444,7 +471,10 @@ class Stream:
         there = [consumer.epoch for consumer in self.consumers if not consumer.gone]
         if not there or (self.group_log is not None and self.group_log.awaited):
             return
-        wanted = min(there)
+        self._close_before(min(there))
+
+    def _close_before(self, wanted: int) -> None:
+        """Close the epochs before this one."""
         while self._epochs and self._epochs[0].number < wanted:
             self._close_first_epoch()
         if not self._epochs and self.error is None:
@@ -480,4 +510,5 @@ class Stream:
         self.remaking.stop()
         while self._epochs:
             self._close_first_epoch()
+        self._delivery.stop()
         self.half_stopped = False

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from ..delivery.delivery import Delivery
 from ..delivery.outlet import Outlet
+from ..delivery.shared_delivery import SharedDelivery
 from ..model.consumer import Consumer
 from ..model.feeds import ServedFeed
 from ..model.workers import VACANT
@@ -38,6 +39,17 @@ class StreamView:
     def batches(self) -> int:
         """How many batches of the current epoch were sent, counted from its start; 0 if nobody reads it."""
         return self._epochs[0].batches if self._epochs and self._outlet.readers(self._epochs[0]) else 0
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs read all of the stream, each at its own pace."""
+        if not isinstance(self._delivery, SharedDelivery):
+            return int(self._delivery.whole)
+        return len(self._delivery.readers)
+
+    def behind(self, consumer: Consumer) -> int:
+        """Return how many batches were sent to the first of several jobs, and not yet to this one."""
+        return self._delivery.behind(consumer) if isinstance(self._delivery, SharedDelivery) else 0
 
     @property
     def made_near(self) -> bool:

@@ -1,0 +1,169 @@
+"""Sharing: which jobs read one stream together. Jobs that read the same feed share what is made for them.
+
+A job joins a stream if the stream has what the job needs next: it is there, or still in its window. Otherwise it gets a
+stream of its own, and its batches are made again. Later the two may meet: the one that is behind comes to a place that
+the other one still has. Then the jobs of the first move to the other. For that, the stream that is ahead keeps in its
+window what it delivers, as long as the other is near enough and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ..delivery.shared_delivery import Place, SharedDelivery
+from ..model.feeds import ServedFeed
+from ..model.open_request import OpenRequest
+from ..stream.budget import Budget
+from ..stream.stream import Stream
+
+AGAIN = 10.0
+"""Seconds in which a job does not move twice because streams have met."""
+
+
+def may_share(feed: ServedFeed, ask: OpenRequest) -> bool:
+    """Whether the job may read a stream together with others.
+
+    It reads the whole stream, the order is exact, and all epochs have one list of splits. (If each epoch had its own,
+    two jobs could be told of different ones.)
+    """
+    alone = not ask.group and ask.world_size <= 1
+    return ask.shares and alone and feed.plan.order == "exact" and feed.static_splits is not None
+
+
+class Sharing:
+    """Brings jobs of the same feed together.
+
+    Args:
+        streams: all streams, by number.
+        budget: says how much memory windows may take.
+        clock: returns the time of the current event.
+    """
+
+    def __init__(self, streams: Mapping[int, Stream], budget: Budget, clock: Callable[[], float]) -> None:
+        self._streams = streams
+        self._budget = budget
+        self._clock = clock
+        self._fronts: dict[int, Place] = {}
+        """Where each stream was at the last look."""
+        self._moved: dict[bytes, float] = {}
+        """When each job moved last."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there are streams that may meet."""
+        feeds = [stream.feed for stream, _ in self._open()]
+        return len(set(feeds)) < len(feeds)
+
+    def find(self, feed: ServedFeed, ask: OpenRequest) -> Stream | None:
+        """Return the stream that the job can join at its position: of several, the one with the most jobs."""
+        if not may_share(feed, ask):
+            return None
+        place = (ask.position.epoch, ask.position.batches) if ask.position else (0, 0)
+        found = [(len(shared.readers), stream) for stream, shared in self._open(feed) if shared.covers(place)]
+        return max(found, key=lambda one: one[0])[1] if found else None
+
+    def latest(self, feed: ServedFeed, ask: OpenRequest) -> tuple[Stream, int] | None:
+        """Return the stream with the most jobs that a late job can join, and the next epoch that it begins; None if
+        there is none."""
+        if not may_share(feed, ask):
+            return None
+        found = [
+            (len(shared.readers), stream, front[0] + (front[1] > 0))
+            for stream, shared in self._open(feed)
+            if (front := shared.front) is not None
+        ]
+        return max(found, key=lambda one: one[0])[1:] if found else None
+
+    def apart_because(self, stream: Stream) -> str:
+        """Return why a job shares its stream with no other job of the feed; "" if it does, or if there is none."""
+        others = [other for other in self._streams.values() if other.feed is stream.feed and other is not stream]
+        others = [other for other in others if other.view.jobs and other.outlet.live]
+        if stream.view.jobs != 1 or not others:
+            return ""
+        if stream.feed.plan.order != "exact":
+            return f'the order is "{stream.feed.plan.order}", so each job has its own'
+        if stream.feed.static_splits is None:
+            return "the splits are listed in each epoch, so two jobs may have different ones"
+        if stream.sharing is None:
+            return "it was opened with share=False, or by an older client"
+        own = stream.sharing.front
+        fronts = [
+            other.sharing.front for other in others if other.sharing is not None and other.sharing.front is not None
+        ]
+        if own is None or not fronts:
+            return "the other job was opened with share=False, or by an older client" if own else ""
+        same = [batches - own[1] for epoch, batches in fronts if epoch == own[0]]
+        if not same:
+            return f"it reads epoch {own[0]}, and the others read epoch {min(fronts)[0]}"
+        nearest = min(same, key=abs)
+        where = "ahead of" if nearest < 0 else "behind"
+        return (
+            f"it is {abs(nearest)} batches {where} the nearest other job, more than the memory for shared batches holds"
+        )
+
+    def look(self) -> None:
+        """Let jobs move where streams have met. Called once a second, as long as `any`."""
+        now = self._clock()
+        self._moved = {job: at for job, at in self._moved.items() if now - at < AGAIN}
+        for feed in {stream.feed for stream, _ in self._open()}:
+            self.look_at(feed)
+            self._bring_together(feed, now)
+        self._fronts = {stream.number: shared.front for stream, shared in self._open() if shared.front}
+
+    def look_at(self, feed: ServedFeed) -> None:
+        """Decide which streams of the feed keep what they deliver, for others that are behind."""
+        streams = list(self._open(feed))
+        for stream, shared in streams:
+            shared.keep_for_others(
+                any(other is not stream and self._follows(behind, other, shared, stream) for other, behind in streams)
+            )
+
+    def _bring_together(self, feed: ServedFeed, now: float) -> None:
+        """Move jobs to a stream that is ahead and has what they need next."""
+        margin = feed.info.most * feed.info.pool
+        """A job's position may be that many batches before what it was handed (it may begin with its pool)."""
+        for stream, shared in self._open(feed):
+            for consumer in shared.readers:
+                place = shared.place_of(consumer)
+                if place is None or consumer.identity in self._moved:
+                    continue
+                epoch, batches = place
+                for other, ahead in self._open(feed):
+                    if other is stream or not _is_ahead(ahead, other, shared, stream):
+                        continue
+                    if ahead.covers(place) and (not batches or ahead.covers((epoch, max(0, batches - margin)))):
+                        self._moved[consumer.identity] = now
+                        shared.move(consumer)
+                        break
+
+    def _follows(self, behind: SharedDelivery, stream: Stream, ahead: SharedDelivery, other: Stream) -> bool:
+        """Whether a stream follows the other one so closely that their windows may meet."""
+        place, front = behind.front, ahead.front
+        if place is None or front is None or not _is_ahead(ahead, other, behind, stream):
+            return False
+        if self._fronts.get(stream.number) == place:
+            return False  # it stands
+        nbytes, slots = self._budget.room_for_window(other.number)
+        room = min(nbytes // other.slots.slot_nbytes, slots) * max(other.feed.info.room, 1)
+        apart = front[1] - (place[1] if place[0] == front[0] else 0)
+        if place[0] + 1 == front[0]:
+            apart += max(0, (other.feed.info.batches or place[1]) - place[1])
+        elif place[0] != front[0]:
+            return False
+        return apart <= room
+
+    def _open(self, feed: ServedFeed | None = None) -> Iterator[tuple[Stream, SharedDelivery]]:
+        """Iterate over the streams that jobs can join (of one feed)."""
+        for stream in list(self._streams.values()):
+            shared = stream.sharing
+            if shared is None or not stream.outlet.live or stream.stopping or not shared.readers:
+                continue
+            if feed is None or stream.feed is feed:
+                yield stream, shared
+
+
+def _is_ahead(ahead: SharedDelivery, one: Stream, behind: SharedDelivery, other: Stream) -> bool:
+    """Whether the first of two streams is ahead, or the older one if both are at the same place."""
+    if ahead.front is None or behind.front is None:
+        return False
+    return (ahead.front, -one.number) > (behind.front, -other.number)

@@ -1,0 +1,163 @@
+"""Jobs that read the same feed share what is made for them, in the simulated world: each still reads exactly the stream
+that it would read alone, whatever the others do."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock_proto import MemoryBound
+from penstock_proto.batches.position import pack, unpack
+from tests.client.state.test_simulated_clients import faults, habits
+from tests.coordinator.test_coordinator import (
+    PAGE,
+    Case,
+    any_feeds,
+    cases,
+    quick,
+    seeds,
+    small_pools,  # noqa: F401 (a fixture)
+    soak,
+    uneven_feeds,
+    until_error,
+)
+from tests.simulation.simulated_client import Client
+from tests.simulation.simulation import SimFeed, World
+
+jobs = st.lists(st.tuples(habits, st.integers(0, 80)), min_size=2, max_size=6)
+"""How each job reads, and after how many steps of the world it starts."""
+PLENTY = {"quota": 3, "hoards": True, "credit_bytes": 848, "credit": 3}
+roomy = st.sampled_from((0, 2, 8, 100))
+"""How many slots windows may take."""
+
+
+def _read_by_all(case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]) -> World:
+    """Let each job read its stream, and check it."""
+    memory = case.memory * len(jobs) * 2 + room * 2 * PAGE
+    world = World(case.feed, workers=case.workers, memory=memory, seed=case.seed, looks=20, **faults)
+    clients: list[Client] = []
+    for habit, later in jobs:
+        for _ in range(later):
+            world.step()
+        try:
+            client = world.open(made=Client, shares=True, **habit, **case.asks)
+        except MemoryBound:
+            continue
+        assert isinstance(client, Client)
+        clients.append(client)
+    world.run()
+    for number, client in enumerate(clients):
+        assert list(client.read) == list(range(len(client.read)))
+        for epoch, read in client.read.items():
+            batches, error = until_error(case.feed, epoch)
+            assert read == batches[: len(read)], f"job {number} reads another stream"
+            if epoch in client.ended:
+                assert (read, error) == (batches, None), f"job {number} misses the end of an epoch"
+        assert not client.failures
+    return world
+
+
+@quick
+@given(cases(any_feeds), jobs, roomy, faults)
+def test_each_job_reads_the_stream_that_it_would_read_alone(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
+) -> None:
+    _read_by_all(case, jobs, room, faults)
+
+
+def _resumed_by_all(case: Case, wide: bool, count: int, room: int, faults: dict[str, int], seed: int) -> None:
+    """Let jobs go on from random batches of the first three epochs, also within slabs, and check what they read."""
+    case = replace(case, feed=replace(case.feed, turn=case.feed.turn + 3 * (wide and case.feed.fixed)))
+    stream = [(epoch, batch) for epoch in range(3) for batch in case.feed.expected(epoch)]
+    first = case.world().open(reads=[(epoch, None) for epoch in range(3)], **case.asks)
+    first._world.run()
+    dice = random.Random(seed)
+    near = dice.randint(0, len(stream))
+    begins = sorted(min(len(stream), max(0, near + dice.randint(-6, 6))) for _ in range(count))
+    starts = [(begin, unpack(pack(first.track.position(begin)))) for begin in begins]
+    dice.shuffle(starts)
+    memory = case.memory * count * 2 + room * 2 * PAGE
+    world = World(case.feed, workers=case.workers, memory=memory, seed=case.seed, looks=20, **faults)
+    jobs = []
+    for begin, position in starts:
+        for _ in range(dice.choice((0, 0, 5, 40))):
+            world.step()
+        reads = [(epoch, None) for epoch in range(position.epoch, 3)]
+        with contextlib.suppress(MemoryBound):
+            jobs.append((begin, world.open(reads=reads, position=position, shares=True, **case.asks)))
+    world.run()
+    for begin, job in jobs:
+        assert not job.failures
+        assert [(epoch, batch) for epoch in sorted(job.read) for batch in job.read[epoch]] == stream[begin:]
+
+
+resumed = cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), st.integers(2, 5), roomy, faults, seeds
+
+
+@quick
+@example(  # the first job passes over batches of a pool, which another one needs
+    Case(SimFeed(splits=(0, 18), lanes=4, batch_size=3, turn=2, shuffle=7), 1, 32, 4907, PLENTY),
+    True,
+    5,
+    8,
+    {"cuts": 3, "kills": 0, "restarts": 0, "scales": 0},
+    171398,
+)
+@given(*resumed)
+def test_jobs_that_go_on_from_any_batch_read_the_rest_of_the_stream(
+    case: Case, wide: bool, count: int, room: int, faults: dict[str, int], seed: int
+) -> None:
+    _resumed_by_all(case, wide, count, room, faults, seed)
+
+
+with_hosts = st.fixed_dictionaries(
+    {
+        "idle": st.booleans(),
+        "hosts": st.integers(1, 3),
+        "joins": st.integers(0, 1),
+        "leaves": st.integers(0, 1),
+        "losses": st.integers(0, 2),
+        "cuts": st.integers(0, 3),
+    }
+)
+
+
+@settings(quick, max_examples=40)
+@given(cases(any_feeds), jobs, roomy, with_hosts)
+def test_jobs_share_what_hosts_make_and_keep(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
+) -> None:
+    _read_by_all(case, jobs, room, faults)
+
+
+@pytest.mark.soak
+@soak
+@given(cases(any_feeds), jobs, roomy, with_hosts)
+def test_jobs_share_what_hosts_make_and_keep_in_thousands_of_worlds(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
+) -> None:
+    _read_by_all(case, jobs, room, faults)
+
+
+@pytest.mark.soak
+@soak
+@given(*resumed)
+def test_jobs_go_on_from_any_batch_in_thousands_of_worlds(
+    case: Case, wide: bool, count: int, room: int, faults: dict[str, int], seed: int
+) -> None:
+    _resumed_by_all(case, wide, count, room, faults, seed)
+
+
+@pytest.mark.soak
+@soak
+@given(cases(any_feeds), jobs, roomy, faults)
+def test_each_job_reads_its_stream_in_thousands_of_worlds(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
+) -> None:
+    _read_by_all(case, jobs, room, faults)

@@ -1,0 +1,190 @@
+"""Jobs that read the same feed of a daemon share what is made for them: each reads its own stream, at its own pace."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import penstock
+from penstock_server.to_daemon import control
+from tests.conftest import Daemon, Serve, kill, wait_until
+
+FEEDS = """
+    import numpy as np
+    from penstock_server import Feed, Shuffle
+
+    def samples(split, rng):
+        for number in range(40):
+            yield {"id": np.int64(1000 * split + number), "x": rng.random((32, 32))}
+
+    class Table:
+        def __len__(self):
+            return 600
+
+        def __getitem__(self, number):
+            return {"id": np.int64(number), "x": np.random.random((32, 32))}
+
+    lanes = Feed(samples, splits=range(20), batch_size=8)
+    pools = Feed(samples, splits=range(20), batch_size=8, shuffle=64)
+    table = Feed(Table(), batch_size=8)
+    fast = Feed(samples, splits=range(20), batch_size=8, order="fast")
+    two = {"a": lanes, "b": pools}
+"""
+NAMES = ("lanes", "pools", "table")
+
+
+@pytest.fixture
+def daemon(serve: Serve) -> Daemon:
+    return serve(FEEDS, *NAMES, "fast", workers=2)
+
+
+def read(batches: Iterator[Any], most: int = 1 << 30) -> list[tuple[list[int], float]]:
+    """Return what identifies each batch, and overwrite it."""
+    seen = []
+    for _, batch in zip(range(most), batches, strict=False):
+        seen.append((batch["id"].tolist(), float(batch["x"].sum())))
+        batch["x"][:] = -1
+        batch["id"][:] = -1
+    return seen
+
+
+def alone(url: str, epochs: int = 2) -> list[list[tuple[list[int], float]]]:
+    with penstock.connect(url, share=False) as connection:
+        return [read(connection.batches()) for _ in range(epochs)]
+
+
+def made(daemon: Daemon, feed: str) -> int:
+    return next(one.made for one in control.status(daemon.urls["lanes"], 30).feeds if one.name == feed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_jobs_that_read_together_have_everything_made_once(daemon: Daemon, name: str) -> None:
+    url = daemon.urls[name]
+    expected = alone(url)
+    before = made(daemon, name)
+    jobs = [penstock.connect(url, transport=how) for how in ("local", "tcp", "local")]
+    epochs: list[list[list[tuple[list[int], float]]]] = [[], [], []]
+    for _ in range(2):
+        iterators = [job.batches() for job in jobs]
+        seen: list[list[tuple[list[int], float]]] = [[], [], []]
+        while True:
+            parts = [read(iterator, 5) for iterator in iterators]  # what one writes in place, no other sees
+            for got, part in zip(seen, parts, strict=True):
+                got += part
+            if not any(parts):
+                break
+        for got, epoch in zip(epochs, seen, strict=True):
+            got.append(epoch)
+    streams = control.status(daemon.urls["lanes"], 30).streams
+    for job in jobs:
+        job.close()
+    assert epochs == [expected] * 3
+    assert {stream.jobs for stream in streams} == {3}
+    assert len({stream.stream for stream in streams}) == 1
+    assert made(daemon, name) - before < 2.25 * sum(map(len, expected))  # not 3: the next epoch is begun early
+
+
+def test_a_job_that_stands_holds_up_no_other_and_then_reads_its_own_stream(daemon: Daemon) -> None:
+    url = daemon.urls["lanes"]
+    expected = alone(url)
+    with penstock.connect(url) as slow, penstock.connect(url) as other:
+        batches = slow.batches()
+        first = read(batches, 3)
+        assert [read(other.batches()) for _ in range(2)] == expected
+        assert [first + read(batches), read(slow.batches())] == expected
+
+
+def test_a_job_that_resumes_behind_another_meets_it(daemon: Daemon) -> None:
+    url = daemon.urls["table"]
+    expected = alone(url)
+    with penstock.connect(url) as first:
+        batches = first.batches()
+        seen = read(batches, 5)
+        with penstock.connect(url, state=first.state_dict()) as second:
+            rest = second.batches()
+            again: list[tuple[list[int], float]] = []
+            while len(again) < 60:
+                seen += read(batches, 1)
+                again += read(rest, 1)
+                if len({stream.stream for stream in control.status(daemon.urls["lanes"], 30).streams}) == 1:
+                    break
+                time.sleep(0.05)
+            else:
+                pytest.fail("they have not met")
+            again += read(rest)
+            seen += read(batches)
+            assert read(second.batches()) == expected[1]
+    assert seen == expected[0]
+    assert again == expected[0][5:]
+
+
+def test_jobs_that_share_go_on_after_the_end_of_a_worker_and_of_one_of_them(daemon: Daemon) -> None:
+    url = daemon.urls["pools"]
+    expected = alone(url, 1)[0]
+    results: dict[int, list[tuple[list[int], float]]] = {}
+    barrier = threading.Barrier(3)
+
+    def job(number: int) -> None:
+        with penstock.connect(url) as connection:
+            batches = connection.batches()
+            seen = read(batches, 10)
+            barrier.wait(60)
+            if number:  # the first job goes without a word more
+                results[number] = seen + read(batches)
+
+    threads = [threading.Thread(target=job, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    kill([psutil.Process(worker.pid) for worker in daemon.workers()[:1]])
+    for thread in threads:
+        thread.join(60)
+    assert results == {1: expected, 2: expected}
+
+
+def test_the_status_says_why_jobs_do_not_share(daemon: Daemon) -> None:
+    def causes(name: str) -> set[str]:
+        return {
+            stream.apart_because for stream in control.status(daemon.urls["lanes"], 30).streams if stream.feed == name
+        }
+
+    with penstock.connect(daemon.urls["fast"]) as one, penstock.connect(daemon.urls["fast"]) as other:
+        next(one.batches()), next(other.batches())
+        assert causes("fast") == {'the order is "fast", so each job has its own'}
+    with penstock.connect(daemon.urls["lanes"]) as one, penstock.connect(daemon.urls["lanes"], share=False) as other:
+        next(one.batches()), next(other.batches())
+        assert "it was opened with share=False, or by an older client" in causes("lanes")
+        wait_until(lambda: len(causes("lanes")) == 2)
+
+
+def test_a_late_job_can_begin_with_the_others_next_epoch(daemon: Daemon) -> None:
+    url = daemon.urls["lanes"]
+    expected = alone(url, 3)
+    with penstock.connect(url, start="latest") as first:
+        batches = first.batches()
+        assert read(batches, 3) == expected[0][:3], "nobody else is there"
+        with penstock.connect(url, start="latest") as late:
+            seen: list[list[tuple[list[int], float]]] = []
+            thread = threading.Thread(target=lambda: seen.append(read(late.batches(), 50)))
+            thread.start()
+            thread.join(0.3)
+            assert not seen, "it began before the others"
+            assert read(batches) == expected[0][3:]
+            assert read(first.batches()) == expected[1]
+            thread.join(60)
+            assert seen == [expected[1][:50]]
+            state = late.state_dict()
+        assert read(first.batches()) == expected[2]
+    with penstock.connect(url, state=state) as resumed:
+        assert read(resumed.batches()) == expected[1][50:]
+
+
+def test_a_job_cannot_begin_late_alone(daemon: Daemon) -> None:
+    with pytest.raises(ValueError, match="shares with no other"):
+        penstock.connect(daemon.urls["lanes"], start="latest", share=False)
+    with pytest.raises(ValueError, match="must be one of beginning, latest"):
+        penstock.connect(daemon.urls["lanes"], start="now")
