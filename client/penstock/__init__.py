@@ -28,6 +28,7 @@ from penstock_proto import (
     Unreachable,
     WorkerDied,
 )
+from penstock_proto.drop import DROP
 
 from ._adapters.connection import Connection, connect, dataset
 from ._transport.ragged import Ragged
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 """The version of the installed distribution."""
 
 __all__ = [
+    "DROP",
     "Cache",
     "Connection",
     "ConnectionLost",

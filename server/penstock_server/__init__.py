@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock_proto import DictSpec, Leaf, TupleSpec
+    from penstock_proto.drop import DROP
 
     from .feed.feed import Feed
     from .feed.options.values import Cache, OnError, Pad, Shuffle, Weights
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .sources.images.decoder import ImageDecoder
 
 __all__ = [
+    "DROP",
     "Cache",
     "DictSpec",
     "Feed",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _PLACES = {
+    "DROP": "penstock_proto.drop",
     "Cache": "penstock_server.feed.options.values",
     "DictSpec": "penstock_proto.spec",
     "Feed": "penstock_server.feed.feed",

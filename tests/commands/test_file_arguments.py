@@ -11,6 +11,7 @@ import pytest
 
 from penstock_server import Feed
 from penstock_server.cli.file_options import targets_of
+from penstock_server.targets.file_target import load_target
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,11 @@ def test_a_parquet_file_of_no_rows_is_named(tmp_path: Path) -> None:
     listed: Any = Feed.from_parquet(str(path), batch_size=2).splits
     with pytest.raises(ValueError, match=r"no samples to read: .*none.parquet has no rows"):
         listed()
+
+
+def test_what_cannot_be_read_is_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("x,y\n1,2\n3,4\n")
+    options = {"batch_size": 2, "leaves": (), "name": None, "on_error": "skip"}
+    (target,) = targets_of([str(tmp_path / "rows.csv")], options)
+    feed: Any = load_target(target, str)
+    assert feed.on_error.action == "skip"

@@ -286,7 +286,6 @@ def rng_first(rng: Any, sample: Any) -> Any:
         (3, "transform must be a function of a sample, or a list of those, got 3"),
         ([normalize, None], "transform must be a function of a sample, or a list of those, got None"),
         (Compose, r"transform Compose is a class: give an instance, Compose\(...\)"),
-        (several, "transform several yields, and a transform returns one sample"),
         (awaits, "transform awaits is async"),
         (unpacks, "has parameters without an argument: y. .* take it apart within: `x, y = sample`"),
         (rng_first, "has rng as its first parameter"),

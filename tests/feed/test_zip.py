@@ -348,7 +348,6 @@ ITEMS_ALONE = Feed(Table(), batch_size=None)  # type: ignore[arg-type]
         ((A, A), {"rebatch": 8}, "rebatch=8 takes whole batches apart, and the feeds yield samples: give batch_size="),
         ((ITEMS_ALONE, ITEMS_ALONE), {"rebatch": 8}, "rebatch= is for generators"),
         ((A, A), {"shuffel": 3}, "no option shuffel=: did you mean shuffle=?"),
-        ((ITEMS, ITEMS), {"on_error": "skip"}, "on_error='skip' leaves out splits"),
     ],
 )
 def test_what_cannot_be_zipped_is_refused_when_the_feed_is_declared(feeds: Any, options: Any, text: str) -> None:

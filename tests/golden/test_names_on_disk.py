@@ -52,6 +52,7 @@ def test_every_public_class_that_can_be_in_a_split_has_a_name(names: dict[type, 
     public = {getattr(penstock_server, name) for name in penstock_server.__all__}
     declared = {
         penstock_server.Feed,
+        penstock_server.DROP,
         Cache,
         OnError,
         Pad,

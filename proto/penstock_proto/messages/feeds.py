@@ -89,7 +89,9 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     together when it shuffles. `cache`: the directory of its cached splits. `mixes`: it draws from several feeds, each
     with its own splits. `part_caches`: the names of these feeds that have a cache, with its directory. `params`: the
     parameters of the feed's factory whose defaults differ, as text. `weights`: a digest of the weights with which the
-    items of an indexable feed are drawn; "" if each comes once. Then `length` is the number of draws.
+    items of an indexable feed are drawn; "" if each comes once. Then `length` is the number of draws. `items`: what
+    `length` would be, if items may be left out. Then parts of the order are the feed's splits, and `length` is None;
+    `permuted` says whether that order is a permutation.
     """
 
     name: Name
@@ -118,6 +120,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     part_caches: Annotated[tuple[tuple[Name, Directory], ...], Meta(max_length=256)] = ()
     params: Annotated[str, Meta(max_length=MAX_PARAMS)] = ""
     weights: Annotated[str, Meta(pattern="^[0-9a-f]{0,32}$")] = ""
+    items: Count | None = None
+    permuted: bool = False
 
     def __post_init__(self) -> None:
         check_size(self.spec)

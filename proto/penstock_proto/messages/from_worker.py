@@ -86,7 +86,7 @@ class Made(Message, frozen=True):
     record after the last of them. `border`: a run that continues from there replays next to nothing (a split or a block
     has just begun), so the lane can move to another worker. `replay_ms`: about how many milliseconds it takes to read
     again what such a run needs. `work_ms`: how many milliseconds the run has worked on the turn so far. `shapes` as in
-    Slab.
+    Slab. `dropped`: how many samples the feed has dropped in this lane up to the record, in the whole epoch.
     """
 
     run: Count
@@ -102,6 +102,7 @@ class Made(Message, frozen=True):
     border: bool = False
     replay_ms: Count = 0
     work_ms: Count = 0
+    dropped: Count = 0
 
 
 class NeedRoom(Message, frozen=True):

@@ -120,6 +120,13 @@ class Feed(Struct, frozen=True, kw_only=True):
         dict[str, Cache | None], figure("Of a mix: the caches of its feeds by their names, each like `cache`.")
     ]
     checks: Annotated[Checks, figure("Its spot checks.")]
+    dropped: Annotated[
+        int,
+        figure(
+            "Samples that transforms dropped, and items that were left out, in the lanes of its streams.",
+            "penstock_feed_dropped_samples_total",
+        ),
+    ]
     skipped_count: Annotated[
         int,
         figure(

@@ -108,6 +108,15 @@ _OPTIONS = (
         help="With FILE: a function that turns each sample that was read into another; several are applied in order.",
     ),
     option(
+        "--on-error",
+        group=Group.DATA_FILES,
+        type=click.Choice(["raise", "skip", "retry"]),
+        default=None,
+        show_default="raise",
+        help="With FILE: what to do with images, rows and splits that cannot be read. skip leaves them out and names "
+        "them in the log.",
+    ),
+    option(
         "--cache",
         group=Group.DATA_FILES,
         type=click.Path(file_okay=False),

@@ -51,11 +51,13 @@ def status_lines(state: Status) -> Iterator[str]:
                 yield f"cache    {feed.name}, {_word(part)}: {_cache(cache)}"
         if feed.checks.different:
             yield f"differs  {feed.name}: samples differ when another worker makes them again; the log says why"
+        if feed.dropped:
+            yield f"dropped  {feed.name}: {count(feed.dropped, 'sample')}"
         for split in feed.skipped:
             name = _word(split.split)
             yield (
                 f"skipped  {feed.name}, epoch {split.epoch}: "
-                f"{name if name.startswith('segment ') else f'split {name}'} after "
+                f"{name if name.startswith(('segment ', 'part ')) else f'split {name}'} after "
                 f"{count(split.samples, 'sample')}: {_word(split.why)}"
             )
         more = feed.skipped_count - len(feed.skipped)

@@ -20,6 +20,7 @@ from ..logs.rate_limited_log import RateLimitedLog
 from ..worker_state.activity import Activity
 from ..worker_state.cache_usage import CacheUsages
 from ..worker_state.process_ends import advice
+from ..workers.dropped_samples import DroppedSamples
 from ..workers.own_workers import OwnWorkers
 from ..workers.spot_checks import SpotChecks
 from ..workers.supervisor import Supervisor
@@ -47,6 +48,7 @@ class FromWorkers:
     Attributes:
         caches: the use of the feeds' caches.
         spot_checks: the samples that are made again.
+        dropped: how many samples feeds have dropped.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class FromWorkers:
         self._stale = stale
         self.caches = CacheUsages(feeds.warn_once)
         self.spot_checks = SpotChecks(coordinator, dispatch.tell, own, warn=feeds.warn_once, find_cause=find_cause)
+        self.dropped = DroppedSamples(coordinator)
         self._imports: dict[int, m.Imported] = {}
         self._log = RateLimitedLog(log)
         """For lines that workers may cause often."""
@@ -165,10 +168,12 @@ class FromWorkers:
         self._to_workers.way(worker).say(worker, m.Shutdown())
 
     def skipped(self, said: do.ReportSkipped) -> None:
-        """Log that the rest of a split is skipped."""
-        segments = self._coordinator.feeds[said.feed].plan.segment is not None
-        split = said.split if segments else f"split {said.split}"
+        """Log that the rest of a split, or some of its items, are left out."""
+        plan = self._coordinator.feeds[said.feed].plan
+        split = said.split if plan.segment is not None else f"split {said.split}"
         text = "feed %s: the rest of %s is left out after %d samples: %s"
+        if plan.items is not None:
+            split, text = said.split, "feed %s, %s, %d samples: %s"
         fields = {"event": "split_skipped", "split": said.split, "traceback": said.traceback, **self._place(said.run)}
         log.warning(text, said.feed, split, said.samples, said.why, extra=fields)
 
@@ -188,7 +193,10 @@ class FromWorkers:
     def _heard(self, worker: int, message: m.FromWorker, fd: int | None) -> None:
         tell = self._dispatch.tell
         match message:
-            case m.Made() | m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
+            case m.Made():
+                self.dropped.note(message)
+                tell(message)
+            case m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
                 tell(message)
             case m.SplitSkipped():
                 tell(worker_messages.split_skipped(message))

@@ -181,6 +181,7 @@ class Parts:
             supervisor=supervisor,
             hosts=joined,
             caches=self.from_workers.caches,
+            dropped=self.from_workers.dropped,
             spot_checks=spot_checks,
             memory=memory,
             arena=arena,

@@ -12,7 +12,7 @@ from penstock_proto.messages import FeedPlan
 
 from ..machine import environment
 from .combined.combining import Combining
-from .combined.feed_kinds import generator_call, is_shared, wants_of
+from .combined.feed_kinds import generator_call, is_shared, leaves_out_items, wants_of
 from .combined.mixed import Mixed
 from .combined.zipped import zip_warnings
 from .feed_warnings import batch_warning, shards_warning, undivided_warning
@@ -27,7 +27,7 @@ from .options.declared_spec import checked_spec
 from .options.feed_options import TORCH_LOADER, FeedOptions, check_cached, check_name, checked_splits
 from .options.plan_sizes import ENDLESS, FEWEST_OPEN, open_splits
 from .options.transforms import checked_transforms
-from .options.values import OnError, Pad, Shuffle
+from .options.values import NO_SHUFFLE, OnError, Pad, Shuffle
 
 SEGMENTS_OPEN = 4
 """Default number of segments that a lane runs at once when it shuffles. Segments differ only in their random numbers,
@@ -81,9 +81,10 @@ class Feed(FeedOptions, FromFiles, Combining):
         splits: the list of splits, such as files, or a function without parameters that returns the list (called once
             per epoch). The items must be picklable.
         transform: a function `f(sample)` or `f(sample, rng)` that returns the sample to serve, perhaps with another
-            structure, or a list of such functions, applied one after another. `rng` is a `numpy.random.Generator` for
-            this sample alone. For a function without `rng`, `random` and `numpy.random` are seeded for each sample.
-            With `batch_size` None, the function gets whole batches.
+            structure, or a list of such functions, applied one after another. One that returns `penstock.DROP` leaves
+            the sample out, and a generator function yields any number of samples for one. (For an indexable object see
+            `drops`.) `rng` is a `numpy.random.Generator` for this sample alone. For a function without `rng`, `random`
+            and `numpy.random` are seeded for each sample. With `batch_size` None, the function gets whole batches.
         batch_size: samples in a batch. None: `generate` yields whole batches (or the items of the indexable object are
             whole batches), whose numbers of rows may differ.
         shuffle: number of samples to mix (batches if `batch_size` is None), or a `Shuffle`, which also says how. 0, the
@@ -103,6 +104,9 @@ class Feed(FeedOptions, FromFiles, Combining):
             own copies of the lists, dicts, arrays and random generators in `args` and `kwargs`, and may change them.
         kwargs: keyword arguments of the function, or of the class's constructor.
         drop_remainder: drop the last batch of an epoch if it is not full.
+        drops: for an indexable object: True if it, or `transform`, may leave samples out by returning `penstock.DROP`.
+            Then nobody knows how many samples an epoch has. `on_error="skip"`, or a transform that yields, means the
+            same.
         fixed_length: False: the source is a Keras dataset whose number of batches may differ from epoch to epoch. Its
             length is then unknown to the trainer, as for most generators.
         rebatch: samples in a batch, if `generate` yields whole batches of other sizes and `batch_size` is None.
@@ -213,6 +217,11 @@ class Feed(FeedOptions, FromFiles, Combining):
             return max(FEWEST_OPEN, open_ // len(self.generate.parts))
         return open_
 
+    def items_of_epoch(self) -> int:
+        """Return how many items of the indexable object an epoch reads, or draws from it."""
+        length = length_of(self.generate) or 0
+        return length if self.weights is None else self._draws(length)
+
     def plan(self, default_name: str) -> FeedPlan:
         """Return the plan for the daemon. If the feed has no name of its own, name it `default_name`.
 
@@ -222,18 +231,19 @@ class Feed(FeedOptions, FromFiles, Combining):
                 pickled.
         """
         name = self.name if self.name is not None else check_name(default_name)
-        length = length_of(self.generate) if is_indexable(self.generate) else None
-        if self.weights is not None:
-            assert length is not None
-            length = self._draws(length)
+        in_parts = leaves_out_items(self)
+        length = self.items_of_epoch() if is_indexable(self.generate) else None
+        items = length if in_parts else None
         samples, lanes, warnings = self.samples, self.lanes, []
         static, mixed = not callable(self.splits), self.generate if isinstance(self.generate, Mixed) else None
         shuffle, on_error = Shuffle.of(self.shuffle), OnError.of(self.on_error)
         interleave = self._interleave(shuffle)
         turn = 1 if self.batch_size is None else self.turn
-        if length is not None:
-            if length > ENDLESS:
-                raise ValueError(f"len() of the indexable object must be at most {ENDLESS}, got {length}")
+        if length is not None and length > ENDLESS:
+            raise ValueError(f"len() of the indexable object must be at most {ENDLESS}, got {length}")
+        if in_parts:
+            shuffle, interleave, length, samples = NO_SHUFFLE, 1, None, None  # its splits follow the permuted order
+        elif length is not None:
             lanes = 1
             samples = length if self.batch_size is not None else None
         elif mixed is not None:
@@ -259,7 +269,7 @@ class Feed(FeedOptions, FromFiles, Combining):
             batch_size=self.batch_size,
             turn=turn,
             lanes=lanes,
-            order="exact" if length is not None else self.order,  # its position is a number, which allows no gaps
+            order="exact" if is_indexable(self.generate) else self.order,  # a position in it allows no gaps
             shuffle=shuffle.samples,
             interleave=interleave,
             seed=self.seed,
@@ -279,4 +289,6 @@ class Feed(FeedOptions, FromFiles, Combining):
             mixes=mixed is not None,
             part_caches=() if mixed is None else mixed.caches,
             weights="" if self.weights is None else self.weights.digest,
+            items=items,
+            permuted=in_parts and Shuffle.of(self.shuffle).samples > 0,
         )

@@ -282,7 +282,7 @@ class FromFiles:
             options: other attributes of `Feed`, such as `shuffle` and `transform`. `splits` and `segment` are refused.
 
         An image is an array [height, width, channels] of uint8 (uint16 for "I;16"), and a label is an int32. An image
-        that cannot be decoded is an error of the feed that names the file.
+        that cannot be decoded is an error of the feed that names the file; with `on_error="skip"` it is left out.
 
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.

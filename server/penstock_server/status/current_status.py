@@ -28,6 +28,7 @@ from ..machine.free_cpus import FreeCpus
 from ..net.network import Router
 from ..shared_memory.arena import Arena
 from ..worker_state.cache_usage import CacheUsages
+from ..workers.dropped_samples import DroppedSamples
 from ..workers.spot_checks import SpotChecks
 from ..workers.supervisor import Supervisor
 from ..workers.worker_memory import WorkerMemory
@@ -58,6 +59,7 @@ class CurrentStatus:
         scaling: knows whether the number of workers follows the load.
         engine: returns the description of the engine that runs hosts, or None without one.
         caches: the use of the feeds' caches.
+        dropped: how many samples feeds have dropped.
         spot_checks: the samples that are made again.
         unix: the address of the listener for consumers on this host.
     """
@@ -76,6 +78,7 @@ class CurrentStatus:
         supervisor: Supervisor,
         hosts: Iterable[JoinedHost],
         caches: CacheUsages,
+        dropped: DroppedSamples,
         spot_checks: SpotChecks,
         memory: WorkerMemory,
         arena: Arena,
@@ -94,6 +97,7 @@ class CurrentStatus:
         self._supervisor = supervisor
         self._hosts = hosts
         self._caches = caches
+        self._dropped = dropped
         self._spot_checks = spot_checks
         self._memory = memory
         self._arena = arena
@@ -169,6 +173,7 @@ class CurrentStatus:
                     self._feeds.url(feed.name),
                     coordinator.streams.values(),
                     self._caches,
+                    self._dropped,
                     self._looks.of_feed(feed.name),
                     self._spot_checks.figures(feed.name),
                 )

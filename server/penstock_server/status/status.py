@@ -32,6 +32,7 @@ from ..hosts.joined_host import JoinedHost
 from ..machine import orphans, process_stat
 from ..shared_memory.arena import Arena
 from ..worker_state.cache_usage import CacheUsages
+from ..workers.dropped_samples import DroppedSamples
 from ..workers.worker_handle import WorkerHandle
 from .json_text import json_text
 from .waits import Looks, Waits
@@ -139,10 +140,16 @@ def of_failing(coordinator: CoordinatorView) -> list[Failing]:
 
 
 def of_feed(
-    feed: ServedFeed, url: str, streams: Iterable[Stream], caches: CacheUsages, waits: Waits, checks: Checks
+    feed: ServedFeed,
+    url: str,
+    streams: Iterable[Stream],
+    caches: CacheUsages,
+    dropped: DroppedSamples,
+    waits: Waits,
+    checks: Checks,
 ) -> Feed:
-    """Describe a feed with the URL `url`: its plan, its figures over all `streams`, the use of its caches, the waits of
-    all its consumers, and the spot checks of its samples."""
+    """Describe a feed with the URL `url`: its plan, its figures over all `streams`, the use of its caches, the samples
+    that it has dropped, the waits of all its consumers, and the spot checks of its samples."""
     own = [stream for stream in streams if stream.feed is feed]
     return Feed(
         name=feed.name,
@@ -170,6 +177,7 @@ def of_feed(
         cache=caches.status(feed.name, "", feed.plan.cache),
         part_caches={part: caches.status(feed.name, part, path) for part, path in feed.plan.part_caches},
         checks=checks,
+        dropped=dropped.of(feed.name),
         skipped_count=feed.skipped_count,
         skipped=[
             Skipped(epoch=one.epoch, split=one.split, samples=one.samples, why=one.why[:_MOST_TEXT])

@@ -337,6 +337,9 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "too many skipped": lambda r: r.update(skipped=[[0, 0]] * 1025),
     "less": lambda r: r.pop("block"),
     "more": lambda r: r.update(more=1),
+    "places of other splits": lambda r: r.update(places=[[3, 0, 0]]),
+    "places of no splits": lambda r: r.update(places=[None] * len(r["seats"])),
+    "a negative place": lambda r: r.update(places=[[-1, 0, 0]] * len(r["seats"])),
 }
 
 
@@ -352,6 +355,23 @@ def test_a_record_of_another_lane_is_refused(change: str) -> None:
         lanes.lane(0, _changed(run.record(), CHANGES[change]))
     with pytest.raises(ProtocolError):
         lanes.lane(0, b"nonsense")
+
+
+@pytest.mark.parametrize("place", [[2**40, 0, 0], [3, 2**40, 0], [2, 1, 0]])
+def test_a_place_that_a_split_never_reaches_ends_the_lane_at_once(place: list[int]) -> None:
+    def twice_or_never(sample: Any) -> Iterator[Any]:
+        yield from [sample] * (2 * int(sample[0][1] % 2))
+
+    splits = [(0, 20)]
+    feed = Feed(plain, splits=splits, batch_size=3, transform=twice_or_never)
+    lanes = Lanes(feed, feed.plan("feed"), splits)
+    run = lanes.lane(0)
+    first = lanes.next_batch(run)
+    record = run.record()
+    assert arrays.unpack(record)["places"] == [[3, 1, 2]], "the second of the two that were made of sample 3 is next"
+    assert lanes.next_batch(lanes.lane(0, record)) != first
+    with pytest.raises(FeedError, match=r"when (it was run|its splits were read) again"):
+        lanes.next_batch(lanes.lane(0, _changed(record, lambda r: r.update(places=[place]))))
 
 
 @pytest.mark.parametrize("shuffle", [0, 8])

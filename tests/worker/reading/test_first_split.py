@@ -14,6 +14,7 @@ import penstock
 from penstock_proto.spec import flatten
 from penstock_server import Feed, Pad
 from penstock_server.coordinator.model.workers import VACANT, Workers
+from penstock_server.worker.lane.restart_record import SourcePlace
 from penstock_server.worker.reading import first_split
 from penstock_server.worker.reading.first_split import FirstSplit
 from penstock_server.worker.reading.loaded_feed import LoadedFeed
@@ -156,6 +157,7 @@ def test_zipped_generators_of_different_lengths_are_reported_also_in_the_split_t
 
 class Opened:
     closed = 0
+    source_place = SourcePlace(1, 0, 0)
 
     def close(self) -> None:
         self.closed += 1

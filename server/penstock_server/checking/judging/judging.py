@@ -78,11 +78,13 @@ def _failures(first: Outcome) -> Iterator[Finding]:
             "a library has crashed, or your code ended the process: run that line on its own",
             first.output,
         )
+    in_parts = first.imported is not None and first.imported.plan.items is not None
     for skipped in first.skipped[:3]:
+        what = f"{skipped.split}: the rest is left out after {skipped.samples} samples"
         yield Finding(
             WARNING,
             "skipped",
-            f"{skipped.split}: the rest is left out after {skipped.samples} samples: {skipped.why}",
+            f"{skipped.split if in_parts else what}: {skipped.why}",
         )
 
 

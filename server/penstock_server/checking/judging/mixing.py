@@ -14,6 +14,8 @@ def mixing(plan: FeedPlan, spec: Spec, n_splits: int) -> str:
     if plan.weights:
         return "each sample is drawn from all items, by weights="
     unit = "samples" if plan.batch_size is not None else "batches"
+    if plan.permuted:
+        return f"the {plan.items} items are permuted in each epoch"
     if not plan.shuffle:
         return f"none: {unit} keep their order (no shuffle=)"
     if plan.length is not None:

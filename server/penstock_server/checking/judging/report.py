@@ -133,8 +133,9 @@ def _about(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _splits(plan: FeedPlan, count: int | None) -> str:
-    if plan.length is not None:
-        return f", {_number(plan.length, 'item')}"
+    items = plan.items if plan.length is None else plan.length
+    if items is not None:
+        return f", {_number(items, 'item')}"
     if plan.endless:
         what = "batch" if plan.batch_size is None else "sample"
         return f", endless, segments of {_number(plan.segment or 0, what)}"

@@ -10,7 +10,7 @@ import msgspec
 from penstock_proto.messages import FeedPlan
 from penstock_proto.text import printable
 
-from ...feed.objects.indexables import length_of
+from ...feed.objects.indexables import is_indexable, length_of
 from ...worker.batch.shares import stretch_of_share
 from ...worker.isolation.randomness import GlobalRandomness
 from ...worker.reading.indexed import IndexRun
@@ -60,6 +60,7 @@ class SplitPlaces:
             0,
             stretch=stretch_of_share(feed.plan, feed.layout),
             drops=feed.drops,
+            items=feed.items if is_indexable(feed.declared.generate) else None,
             on_uneven=lambda _, place, samples, why: on_uneven(place, samples, why),
         )
         self._open: dict[int, OpenSplit] = {}

@@ -54,9 +54,11 @@ def carried(feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomnes
     source = feed.declared.generate
     if feed.parts or is_mix(feed.declared) or isinstance(source, Zipped | EndlessItems | TorchIterable):
         return None
-    loops = _Loops(feed, splits, randomness, time.monotonic() + seconds)
     kind = kind_of(feed.declared)
-    if kind == "items" or (kind == "segments" and loops.takes_split):
+    if kind == "items":
+        return None
+    loops = _Loops(feed, splits, randomness, time.monotonic() + seconds)
+    if kind == "segments" and loops.takes_split:
         return None
     return loops.segments(feed.plan.segment or 0) if kind == "segments" else loops.epochs()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ..objects.indexables import is_indexable
+from ..objects.indexables import is_indexable, is_keras
 from ..options.feed_options import FeedOptions
 from ..options.generator_call import GeneratorCall, Wants
 from ..options.transforms import checked_transforms
+from ..options.values import OnError
 from .mixed import Mixed, is_mix
 from .zipped import Zipped
 
@@ -60,6 +61,15 @@ def is_shared(feed: FeedOptions) -> bool:
         and feed.segment is None
         and not wants_of(feed).shard
     )
+
+
+def leaves_out_items(feed: FeedOptions) -> bool:
+    """Return whether `feed` is indexable, and may leave out items or make several samples of one. Then it is read in
+    lanes, and nobody knows how many samples an epoch has."""
+    if not is_indexable(feed.generate) or is_keras(feed.generate):
+        return False
+    skips = OnError.of(feed.on_error).action == "skip"
+    return feed.drops or skips or any(one.yields for one in checked_transforms(feed.transform))
 
 
 def _is_transformed(feed: FeedOptions) -> bool:

@@ -11,6 +11,7 @@ from ..objects.endless_items import EndlessItems
 from ..objects.indexables import is_keras
 from ..options.feed_options import FeedOptions
 from ..options.generator_call import Wants
+from ..options.transforms import checked_transforms
 from .component_options import agreed_batch_size, check_component
 from .feed_kinds import KINDS, kind_of
 from .mixed import is_mix
@@ -57,6 +58,10 @@ def zipped(feeds: Sequence[Any], uneven: str, options: Mapping[str, Any]) -> dic
             raise ValueError(
                 f"{label} is a Keras dataset, whose items are whole batches and change from epoch to epoch: let one "
                 "dataset return both, or zip what it reads"
+            )
+        if any(one.yields for one in checked_transforms(feed.transform)):
+            raise ValueError(
+                f"the transform of {label} yields, and Feed.zip pairs samples one by one: give it to Feed.zip"
             )
         if is_mix(feed):
             raise ValueError(f"{label} is a mix, whose samples have no partners: zip the feeds first, and mix the zips")

@@ -52,6 +52,7 @@ class FeedOptions:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     drop_remainder: bool = False
+    drops: bool = False
     fixed_length: bool = True
     rebatch: int | None = None
     spec: Any = None
@@ -113,6 +114,8 @@ class FeedOptions:
             )
         if not isinstance(self.drop_remainder, bool):
             raise TypeError(f"drop_remainder must be True or False, got {self.drop_remainder!r}")
+        if not isinstance(self.drops, bool):
+            raise TypeError(f"drops must be True or False, got {self.drops!r}")
         if not isinstance(self.fixed_length, bool):
             raise TypeError(f"fixed_length must be True or False, got {self.fixed_length!r}")
         if not self.fixed_length and not isinstance(self.generate, VaryingItems):
@@ -245,10 +248,14 @@ class FeedOptions:
             raise ValueError("splits= is for generators; leave it out: an indexable object is divided by its indices")
         if self.segment is not None:
             raise ValueError("segment= is for generators; leave it out: an indexable object is divided by its indices")
-        if OnError.of(self.on_error).action == "skip":
+        if is_keras(self.generate) and (self.drops or OnError.of(self.on_error).action == "skip"):
             raise ValueError(
-                "on_error='skip' leaves out splits, and an indexable object has none: let its __getitem__ return "
-                "another sample, or use a generator with splits="
+                f"{type(self.generate).__name__} is a Keras dataset, which says how many batches an epoch has, so none "
+                "can be left out: leave drops= and on_error='skip' out, or give the samples that it reads"
+            )
+        if self.drops and self.samples is not None:
+            raise ValueError(
+                "samples= promises the length of an epoch, and drops=True cannot keep it: leave one of them out"
             )
         length = length_of(self.generate)
         if length is not None and length > ENDLESS:

@@ -1,4 +1,4 @@
-"""Checks the functions of a feed's `transform=`, which turn a sample into another, before any of them runs."""
+"""Checks the functions of a feed's `transform=`, which turn a sample into others, before any of them runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from penstock_proto.value_text import shown
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A function that turns a sample into another.
+    """A function that turns a sample into another, or into several.
 
     Attributes:
         function: takes the sample, and `rng` if `takes_rng`.
         name: its name, for errors.
         takes_rng: whether it has a parameter named `rng`.
+        yields: whether it is a generator function, which yields any number of samples.
     """
 
     function: Callable[..., Any]
     name: str
     takes_rng: bool
+    yields: bool = False
 
 
 def checked_transforms(transform: Any) -> tuple[Transform, ...]:
@@ -43,17 +45,13 @@ def _checked(function: Any) -> Transform:
         raise TypeError(f"transform must be a function of a sample, or a list of those, got {shown(function)}")
     if isinstance(function, type):
         raise TypeError(f"transform {name} is a class: give an instance, {name}(...), or a function")
-    if inspect.isgeneratorfunction(function):
-        raise TypeError(
-            f"transform {name} yields, and a transform returns one sample for each: use `return`, or let the generator "
-            "itself make several samples of one"
-        )
     if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
         raise TypeError(f"transform {name} is async: a transform is a plain function")
+    yields = inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(type(function).__call__)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):  # a function in C: it gets only the sample
-        return Transform(function, name, takes_rng=False)
+        return Transform(function, name, takes_rng=False, yields=yields)
     takes_rng = any(p.name == "rng" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
     others = [p for p in parameters if not (takes_rng and p.name == "rng")]
     if not any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in others):
@@ -67,4 +65,4 @@ def _checked(function: Any) -> Transform:
             "sample, and with rng if it has a parameter of that name. If a sample is a tuple, take it apart within: "
             "`x, y = sample`; bind other parameters with functools.partial"
         )
-    return Transform(function, name, takes_rng)
+    return Transform(function, name, takes_rng, yields)

@@ -144,6 +144,11 @@ class LaneRun:
         return self._record.index
 
     @property
+    def dropped(self) -> int:
+        """How many samples of the sources gave none before the last full batch (or its block); in all, at the end."""
+        return self._splits.all_dropped if self.ended else self._record.all_dropped
+
+    @property
     def read_again(self) -> int:
         """The number of samples that a worker reads again that takes over after the last full batch. Counts all of a
         block, however much of it is read."""
@@ -349,8 +354,8 @@ class LaneRun:
         for i, seat in enumerate(place.seats):
             if seat is not None:
                 number, taken = seat
-                self._splits.reopen(i, number, taken)
-                while not self._splits.replay(i, taken):
+                self._splits.reopen(i, number, taken, place.place(i))
+                while not self._splits.replay(i, taken, place.place(i)):
                     yield
         if place.made:
             yield from self._fill_block()

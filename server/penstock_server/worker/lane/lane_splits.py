@@ -22,7 +22,7 @@ from penstock_proto.messages import FeedPlan
 
 from ...shuffling.permutation import make_key, permute
 from ..batch.collate import Collate
-from .restart_record import MAX_SKIPPED, SAME_AGAIN, RestartRecord, decode
+from .restart_record import MAX_SKIPPED, SAME_AGAIN, RestartRecord, SourcePlace, decode
 
 MAX_EMPTY = 1000
 """How many successive segments of an endless feed may end without a sample."""
@@ -37,12 +37,17 @@ class Split(Protocol):
     taken: int
     """Samples read so far."""
 
+    @property
+    def source_place(self) -> SourcePlace:
+        """The place in its source."""
+
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         """Fill the rows of `store` from `row` to `stop`. Return `stop`, or the first unfilled row if the split
         ended."""
 
-    def skip(self, until: int, seconds: float) -> bool:
-        """Drop samples, for about `seconds`, until `until` samples were read in all. Return whether they were."""
+    def skip(self, until: int, seconds: float, place: SourcePlace | None = None) -> bool:
+        """Drop samples, for about `seconds`, until `until` samples were read in all, which is at this place of the
+        source (None: it has given one sample for each). Return whether they were."""
 
     def close(self) -> None:
         """End the generator."""
@@ -51,13 +56,14 @@ class Split(Protocol):
 class _Ended:
     """A split without a generator, which yields no more samples."""
 
-    def __init__(self, taken: int) -> None:
+    def __init__(self, taken: int, place: SourcePlace | None) -> None:
         self.taken = taken
+        self.source_place = place or SourcePlace(taken, 0, 0)
 
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         return row
 
-    def skip(self, until: int, seconds: float) -> bool:
+    def skip(self, until: int, seconds: float, place: SourcePlace | None = None) -> bool:
         return True
 
     def close(self) -> None:
@@ -87,6 +93,7 @@ class LaneSplits:
         count: splits of the lane.
         next: number of the next split to open.
         done: samples of the splits that were read to their ends.
+        dropped: samples of their sources that gave none.
         skipped: for each skipped split, the number of samples after which it ends.
         replaying: whether samples that were consumed before are being read again; then a split that fails is not
             skipped.
@@ -127,7 +134,7 @@ class LaneSplits:
         self.replaying = False
         self._seats: list[tuple[int, Split] | None] = [None] * seats
         self.next = 0
-        self.done = 0
+        self.done = self.dropped = 0
         self.skipped: dict[int, int] = {}
         self._last_record = self.record(0, 0)
 
@@ -143,8 +150,16 @@ class LaneSplits:
 
     def record(self, block: int, index: int) -> RestartRecord:
         """Return a record of the splits' positions before batch `index`, with nothing taken from `block`."""
-        seats = [None if seat is None else (seat[0], seat[1].taken) for seat in self._seats]
-        return RestartRecord(tuple(seats), self.next, self.done, block, 0, index)
+        seats = tuple(None if seat is None else (seat[0], seat[1].taken) for seat in self._seats)
+        places = tuple(None if seat is None else seat[1].source_place for seat in self._seats)
+        if all(place is None or place == (seat[1], 0, 0) for place, seat in zip(places, seats, strict=True) if seat):
+            places = ()
+        return RestartRecord(seats, self.next, self.done, block, 0, index, places=places, dropped=self.dropped)
+
+    @property
+    def all_dropped(self) -> int:
+        """How many samples of the sources gave none so far."""
+        return self.dropped + sum(seat[1].source_place.dropped for seat in self._seats if seat is not None)
 
     def decode(self, record: bytes, batch_rows: int, block_rows: int) -> RestartRecord:
         """Read a record of this lane; see `restart_record.decode`."""
@@ -152,24 +167,25 @@ class LaneSplits:
 
     def begin(self, record: RestartRecord, skipped: dict[int, int]) -> None:
         """Go on from `record`, without opening any split yet. `skipped` becomes the attribute of that name."""
-        self.next, self.done, self.skipped = record.next, record.done, skipped
+        self.next, self.done, self.dropped, self.skipped = record.next, record.done, record.dropped, skipped
         self._last_record = record
 
     def set_replaying(self, replaying: bool) -> None:
         """Say whether samples that were consumed before are read again from now on."""
         self.replaying = replaying
 
-    def reopen(self, seat: int, number: int, taken: int) -> None:
+    def reopen(self, seat: int, number: int, taken: int, place: SourcePlace | None) -> None:
         """Open split `number` again, after `taken` samples were read before; `replay` then reads these."""
-        self._seats[seat] = number, self._open_at_start(number, taken)
+        self._seats[seat] = number, self._open_at_start(number, taken, place)
 
-    def replay(self, seat: int, taken: int) -> bool:
-        """Read the split in that seat up to sample `taken`, for one step. Return whether it has arrived there."""
+    def replay(self, seat: int, taken: int, place: SourcePlace | None) -> bool:
+        """Read the split in that seat up to sample `taken`, at this place of its source, for one step. Return whether
+        it has arrived there."""
         number, split = self._seats[seat]  # type: ignore[misc]  # `reopen` was called
         try:
-            return split.skip(taken, STEP_SECONDS)
+            return split.skip(taken, STEP_SECONDS, place)
         except GeneratorError as error:
-            self._seats[seat] = number, self._left_out(number, taken, error)
+            self._seats[seat] = number, self._left_out(number, taken, place, error)
             split.close()
             return True
 
@@ -188,9 +204,11 @@ class LaneSplits:
                 self.next += 1
                 taken = self._seats[seat] = number, self._open_at_start(number)
             row = self._read_split(*taken, store, row, stop)
-            if row < stop or taken[1].taken == self._segment:  # a complete segment need not be read again
+            place = taken[1].source_place
+            if row < stop or place[:2] == (self._segment, 0):  # a complete segment need not be read again
                 self._seats[seat] = None
                 self.done += taken[1].taken
+                self.dropped += place.dropped
                 taken[1].close()
                 self._count_empty(taken[1].taken)
         return row
@@ -301,22 +319,22 @@ class LaneSplits:
                 split=f"segment {self.index_of(self.next - 1)}",
             )
 
-    def _open_at_start(self, number: int, taken: int = 0) -> Split:
+    def _open_at_start(self, number: int, taken: int = 0, place: SourcePlace | None = None) -> Split:
         """Open the split with this number at its start. Return an ended one if it ends after the `taken` samples read
         before."""
         if self.skipped.get(number) == taken:
-            return _Ended(taken)
+            return _Ended(taken, place)
         try:
             return self._open_split(number, self.index_of(number))
         except GeneratorError as error:
-            return self._left_out(number, taken, error)
+            return self._left_out(number, taken, place, error)
 
-    def _left_out(self, number: int, taken: int, error: GeneratorError) -> Split:
+    def _left_out(self, number: int, taken: int, place: SourcePlace | None, error: GeneratorError) -> Split:
         """Return an ended split for one that cannot be read, or raise `error` if it may not be skipped."""
         if not self._may_skip or number in self.skipped:
             raise error
         self._skip(number, taken, error)
-        return _Ended(taken)
+        return _Ended(taken, place)
 
     @property
     def _may_skip(self) -> bool:

@@ -31,7 +31,7 @@ from penstock_proto.messages import Count, Progress
 
 from ...shuffling.permutation import make_key, uniform
 from .lane_splits import STEP_SECONDS, LaneSplits
-from .restart_record import OTHER_LANE, RestartRecord, check_counts, check_splits, parse
+from .restart_record import OTHER_LANE, RestartRecord, SourcePlace, check_counts, check_splits, parse
 
 _AHEAD = 4096
 """How many draws are made at once. Made one by one, each would take 20 us."""
@@ -134,6 +134,11 @@ class MixedSplits:
         return sum(part.done for part in self._parts)
 
     @property
+    def all_dropped(self) -> int:
+        """How many samples of the sources gave none so far."""
+        return sum(part.all_dropped for part in self._parts)
+
+    @property
     def replaying(self) -> bool:
         """Whether samples that were consumed before are being read again."""
         return self._parts[0].replaying
@@ -147,6 +152,9 @@ class MixedSplits:
     def record(self, block: int, index: int) -> MixedRecord:
         """Return a record of the splits' positions before batch `index`, with nothing taken from `block`."""
         records, count = [part.record(block, index) for part in self._parts], len(self._parts)
+        places: tuple[SourcePlace | None, ...] = ()
+        if any(record.places for record in records):
+            places = tuple(place for record in records for place in record.all_places)
         return MixedRecord(
             seats=tuple(
                 None if seat is None else (seat[0] * count + k, seat[1])
@@ -159,6 +167,8 @@ class MixedSplits:
             made=0,
             index=index,
             parts=tuple((record.next, record.done) for record in records),
+            places=places,
+            dropped=sum(record.dropped for record in records),
         )
 
     def decode(self, record: bytes, batch_rows: int, block_rows: int) -> MixedRecord:
@@ -172,6 +182,7 @@ class MixedSplits:
         if (
             len(found.parts) != count
             or len(found.seats) != count * self._seats
+            or len(found.places) not in (0, len(found.seats))
             or any(owner not in (None, i // self._seats) for i, owner in enumerate(owners))
             or len(dict(found.skipped)) != len(found.skipped)
             or found.next != sum(part[0] for part in found.parts)
@@ -195,13 +206,13 @@ class MixedSplits:
         for part in self._parts:
             part.set_replaying(replaying)
 
-    def reopen(self, seat: int, number: int, taken: int) -> None:
-        """Open split `number` again, after `taken` samples were read before; `replay` then reads these."""
-        self._parts[seat // self._seats].reopen(seat % self._seats, number // len(self._parts), taken)
+    def reopen(self, seat: int, number: int, taken: int, place: SourcePlace | None) -> None:
+        """Open split `number` again; see `LaneSplits`."""
+        self._parts[seat // self._seats].reopen(seat % self._seats, number // len(self._parts), taken, place)
 
-    def replay(self, seat: int, taken: int) -> bool:
-        """Read the split in that seat up to sample `taken`, for one step. Return whether it has arrived there."""
-        return self._parts[seat // self._seats].replay(seat % self._seats, taken)
+    def replay(self, seat: int, taken: int, place: SourcePlace | None) -> bool:
+        """Read the split in that seat up to sample `taken`, for one step; see `LaneSplits`."""
+        return self._parts[seat // self._seats].replay(seat % self._seats, taken, place)
 
     def fill_block(
         self, store: Any, position: int, rows: int, step_rows: int
@@ -295,6 +306,8 @@ class MixedSplits:
             made=record.made,
             index=record.index,
             skipped=tuple((number // count, end) for number, end in record.skipped if number % count == k),
+            places=record.places[k * self._seats : (k + 1) * self._seats],
+            dropped=0 if k else record.dropped,  # only the sum over the components is kept
         )
 
 

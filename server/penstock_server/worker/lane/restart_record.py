@@ -6,7 +6,7 @@ trainer's checkpoint, so everything in it is checked.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,6 +25,20 @@ SAME_AGAIN = "a stream can continue elsewhere only if a split always yields the 
 OTHER_LANE = "the restart record was made with other splits or other options of the feed"
 
 
+class SourcePlace(NamedTuple):
+    """A place in what the source of a split yields, where transforms make more or less than one sample of each.
+
+    Attributes:
+        read: samples of the source that are used up.
+        within: samples taken of those that transforms made of the next one.
+        dropped: how many of the samples that were read gave none.
+    """
+
+    read: Progress
+    within: Progress
+    dropped: Progress
+
+
 class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """The position of a lane. With shuffling, `seats`, `next` and `done` are those at the start of the block.
 
@@ -39,6 +53,8 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
         skipped: for each split that was or will be cut short, its number within the lane, and the number of samples
             after which it ends.
         closed: if any batch was taken from the block, the value of `done` when the block was full.
+        places: for each seat, the place in its source. Empty if all sources have given one sample for each.
+        dropped: how many samples the sources of splits that were read to their ends have yielded that gave none.
     """
 
     seats: tuple[tuple[Count, Progress] | None, ...]
@@ -49,6 +65,8 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
     index: Progress
     skipped: Annotated[tuple[tuple[Count, Progress], ...], Meta(max_length=MAX_SKIPPED)] = ()
     closed: Progress = 0
+    places: tuple[SourcePlace | None, ...] = ()
+    dropped: Progress = 0
 
     @property
     def taken(self) -> int:
@@ -59,6 +77,20 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
     def open_samples(self) -> int:
         """The number of samples that were read from the open splits before the record, or before its block."""
         return sum(seat[1] for seat in self.seats if seat is not None)
+
+    def place(self, seat: int) -> SourcePlace | None:
+        """Return the place in the source of the split in that seat. None: one sample was taken for each."""
+        return self.places[seat] if self.places else None
+
+    @property
+    def all_places(self) -> tuple[SourcePlace | None, ...]:
+        """The place of each seat."""
+        return self.places or tuple(None if seat is None else SourcePlace(seat[1], 0, 0) for seat in self.seats)
+
+    @property
+    def all_dropped(self) -> int:
+        """How many samples of the sources gave none before the record, or before its block."""
+        return self.dropped + sum(place.dropped for place in self.places if place is not None)
 
     def adds_up(self, batch_rows: int, block_rows: int) -> bool:
         """Whether as many samples were read before the record as the batches before it hold."""
@@ -85,7 +117,11 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
     def encode(self) -> bytes:
         """Return the record as bytes, for `decode`."""
-        return arrays.pack(msgspec.to_builtins(self))
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        for name in ("places", "dropped"):
+            if not fields[name]:
+                del fields[name]  # so the records of other feeds stay as they are
+        return arrays.pack(fields)
 
 
 Record = TypeVar("Record", bound=RestartRecord)
@@ -132,6 +168,7 @@ def check_splits(record: RestartRecord, *, seats: int, splits: int) -> None:
         or len(skipped) != len(record.skipped)
         or any(number >= splits for number in skipped)
         or any(number >= record.next for number in numbers)
+        or (record.places and [one is None for one in record.places] != [seat is None for seat in record.seats])
         or record.next > splits
     ):
         raise ProtocolError(OTHER_LANE)

@@ -24,7 +24,7 @@ from . import returned_iterator
 from .indexed import enter_epoch, item_failed
 from .loaded_feed import LoadedFeed
 from .opening import opener_of
-from .transforming import transform_of
+from .transforming import one_sample, transform_of
 
 _MOST_DIGESTED = 64 << 20
 """Largest sample to make a digest of, in bytes. Larger ones would take too long."""
@@ -64,7 +64,14 @@ class Probe:
         feed.set_first(None)
         if not feed.needs_a_look:
             return None, feed.declared_nbytes
-        opener = opener_of(feed, self._randomness, self._page, self._run, on_uneven=feed.first_split.report)
+        told: list[str] = []
+        dropped = 0
+
+        def report(number: int, index: int, samples: int, why: str) -> None:
+            told.append(why)
+            feed.first_split.report(number, index, samples, why)
+
+        opener = opener_of(feed, self._randomness, self._page, self._run, on_uneven=report)
         raised: list[GeneratorError] = []
         for index, split in enumerate(splits[:MAX_EMPTY] if plan.endless else splits):
             settings, state = shared_settings.shared(), shared_objects.state_of(feed.declared.generate)
@@ -82,6 +89,7 @@ class Probe:
                         if feed.cache is None:  # a lane writes the split to the cache, from its start
                             kept = feed.first_split.keep(split, index, epoch, opened, sample, seconds)
                         return found
+                    dropped += opened.source_place.dropped
                 finally:
                     if not kept:
                         opened.close()
@@ -93,8 +101,11 @@ class Probe:
             raise raised[0]
         if plan.endless:
             raise FeedError(f"the feed yields nothing: the first {MAX_EMPTY} segments ended without a sample")
+        if told:
+            raise FeedError(f"the feed yields nothing: no item could be read. At its beginning {told[0]}")
         raise FeedError(
             f"the feed yields nothing: all of its {len(splits)} {plan.piece}s were read, and none yielded a sample"
+            + (f", as all {dropped} samples were dropped" if dropped else "")
         )
 
     def look_at_item(self) -> tuple[Spec | None, int]:
@@ -131,7 +142,7 @@ class Probe:
         self._page.enter(self._run, -1, f"item {index}")
         try:
             sample = variables.run(next, items.read([index]))
-            return transform(sample, 0, 0, index) if transform else sample
+            return one_sample(transform(sample, 0, 0, index)) if transform else sample
         except BaseException as error:
             raise item_failed(f"item {index}", error) from error
         finally:

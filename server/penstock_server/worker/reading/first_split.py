@@ -61,7 +61,7 @@ class FirstSplit:
             seconds: how long it took, from the opening on.
         """
         self.drop()
-        if seconds <= SLOW:
+        if seconds <= SLOW or any(opened.source_place[1:]):  # transforms dropped samples, or made several of one
             return False
         self._kept = _Kept(_key(split, index, epoch), opened, sample, self._clock() + KEEP_SECONDS)
         return True

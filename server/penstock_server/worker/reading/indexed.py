@@ -6,25 +6,20 @@ import itertools
 from collections.abc import Generator, Iterator
 from typing import Any
 
-import numpy as np
-
 from penstock_proto import GeneratorError, SpecError
 from penstock_proto.messages import FeedPlan
 
-from ...feed.options.values import Weights
-from ...shuffling.block_order import BlockOrder
-from ...shuffling.permutation import make_key, permute
-from ...shuffling.weighted_order import WeightedOrder
+from ...feed.options.values import Shuffle, Weights
 from ...targets.importing import user_traceback
 from ...worker_state.activity import ActivityPage
 from ..batch.collate import BadSample, Collate, Raised
 from ..failures import describe
 from ..isolation.randomness import GlobalRandomness
+from .index_order import IndexOrder
 from .items import Items
 from .spot_checks import SpotOf
-from .transforming import TransformFailed, Transforms
+from .transforming import TransformFailed, Transforms, one_sample
 
-_AHEAD = 4096  # permuted positions that are computed at once
 _END = object()
 
 
@@ -47,9 +42,10 @@ class IndexRun:
         index: number of the next batch; may be set to any.
         replayed: as in `LaneRun`.
         leftover, leftover_rows: as in `LaneRun`; there are none, since the last batch may be smaller.
+        dropped: as in `LaneRun`; none, as each range has its number of batches.
     """
 
-    leftover = 0
+    leftover = dropped = 0
     leftover_rows: Any = None
     replayed = True
 
@@ -73,13 +69,7 @@ class IndexRun:
         self._length = plan.length
         self._seed = plan.seed
         self._epoch = epoch
-        self._key = make_key(plan.seed, epoch, "index") if plan.shuffle else None
-        self._order: BlockOrder | WeightedOrder | None = None
-        if weights is not None:
-            values, replacement = weights.values, weights.replacement
-            self._order = WeightedOrder(plan.seed, epoch, plan.length, values, replacement=replacement)
-        elif plan.block is not None and plan.length:
-            self._order = BlockOrder(plan.seed, epoch, plan.length, plan.block, plan.shuffle)
+        self._order = IndexOrder(plan.seed, epoch, plan.length, Shuffle(plan.shuffle, block=plan.block), weights)
         self._batch_rows = plan.batch_size or 1
         self._collate = collate
         self._randomness = randomness
@@ -88,8 +78,6 @@ class IndexRun:
         self._run = run
         self._transform = transform or None
         self._spot_of = spot_of
-        self._ahead: tuple[int, list[int]] = 0, []
-        self._drawn = weights is not None
         self._start = 0
         self._reads: list[int] = []
         self._transforms: int | None = None
@@ -138,7 +126,7 @@ class IndexRun:
 
     def item(self, batch: int, number: int) -> int:
         """Return the index of an item by its batch and its number there."""
-        return self._indices(batch * self._batch_rows, min(self._length, (batch + 1) * self._batch_rows))[number]
+        return self._order.at(batch * self._batch_rows, min(self._length, (batch + 1) * self._batch_rows))[number]
 
     def first_samples(self, batch: int, count: int) -> Generator[Any, None, None]:
         """Yield the first `count` samples of a batch.
@@ -190,7 +178,7 @@ class IndexRun:
 
     def _begin(self, start: int, stop: int) -> None:
         """Read the items at these positions next."""
-        self._start, self._reads, self._transforms = start, self._indices(start, stop), None
+        self._start, self._reads, self._transforms = start, self._order.at(start, stop), None
 
     def _samples(self) -> Iterator[Any]:
         """Yield the items of `_reads`, transformed."""
@@ -199,13 +187,13 @@ class IndexRun:
             return items
         # An item that is drawn twice is another sample each time, with random numbers of its own.
         return map(
-            self._transform_item, self._reads, itertools.count(self._start) if self._drawn else self._reads, items
+            self._transform_item, self._reads, itertools.count(self._start) if self._order.drawn else self._reads, items
         )
 
     def _transform_item(self, item: int, number: int, sample: Any) -> Any:
         assert self._transform is not None
         self._transforms = item
-        made = self._transform(sample, self._epoch, 0, number)
+        made = one_sample(self._transform(sample, self._epoch, 0, number))
         self._randomness.use_settings(self._state)
         self._transforms = None
         return made
@@ -217,20 +205,6 @@ class IndexRun:
         if self._items.item is not None:
             return f"item {self._items.item}"
         return f"items {', '.join(map(str, self._reads[:8]))}{', ...' if len(self._reads) > 8 else ''}"
-
-    def _indices(self, start: int, stop: int) -> list[int]:
-        if self._key is None and self._order is None:
-            return list(range(start, stop))
-        first, known = self._ahead
-        if start < first or stop > first + len(known):
-            first, last = start, min(self._length, max(stop, start + _AHEAD))
-            if self._order is not None:
-                known = self._order.at(start, last).tolist()
-            else:
-                assert self._key is not None
-                known = permute(self._key, self._length, np.arange(start, last)).tolist()
-            self._ahead = first, known
-        return known[start - first : stop - first]
 
 
 def enter_epoch(

@@ -26,6 +26,7 @@ class PlainItems:
 
     Attributes:
         item: the index of the item that was read last, or is being read. None while several are read together.
+        several: whether items that are requested together are read together.
     """
 
     item: int | None = 0
@@ -34,6 +35,7 @@ class PlainItems:
         self._source = source
         self._seed = seed
         self._several = (getattr(source, "__getitems__", None) or None) if batched else None  # torch asks this too
+        self.several = self._several is not None
         self._convert = is_torch(source)
         self._warm = False
 

@@ -9,6 +9,7 @@ from typing import Any
 from penstock_proto import FeedError, GeneratorError
 from penstock_proto import messages as m
 
+from ...feed.objects.indexables import is_indexable
 from ...worker_state.activity import ActivityPage
 from ..isolation.randomness import GlobalRandomness
 from .loaded_feed import LoadedFeed
@@ -45,6 +46,7 @@ def opener_of(
         taken_over=feed.first_split.take if takes_over else lambda *_: None,
         component=feed.component,
         also=feed.also,
+        items=feed.items if is_indexable(feed.declared.generate) else None,
     )
 
 

@@ -27,12 +27,14 @@ from penstock_proto.value_text import shown
 from ...feed.combined.feed_kinds import is_shared, wants_of
 from ...feed.feed import Feed
 from ...feed.objects.endless_items import VaryingItems
+from ...feed.objects.indexables import is_indexable
 from ...sources.names_on_disk import with_names
 from ...targets.importing import summary, user_traceback
 from ...targets.pickled import dumps
 from ...worker_state.activity import ActivityPage
 from ..failures import describe, pass_on
 from ..isolation.randomness import GlobalRandomness
+from .item_splits import list_item_splits
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -40,7 +42,7 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 def list_splits(
     feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int
 ) -> list[Any]:
-    """List the splits of an epoch of a feed that is not indexable. A feed without `splits` has one split, None.
+    """List the splits of an epoch of a feed that is read in lanes. A feed without `splits` has one split, None.
 
     Meanwhile `page` shows that splits are listed for `run`.
 
@@ -48,6 +50,8 @@ def list_splits(
         FeedError: there are none.
         GeneratorError: the user's function raised, or, with on_error="retry", returned none.
     """
+    if is_indexable(feed.generate):
+        return list_item_splits(feed, plan)
     if isinstance(feed.generate, VaryingItems):
         page.enter(run, -1, "the hooks and the length of the Keras dataset")
         try:

@@ -27,7 +27,10 @@ from ..cache.split_cache import SplitCache
 from ..failures import describe, memory_advice
 from ..isolation import helpers
 from ..isolation.randomness import GlobalRandomness, GlobalState
-from .generators import CallFailed, Started, generator_of
+from ..lane.restart_record import SourcePlace
+from .generators import CallFailed, OneGenerator, Started, ZippedGenerators, generator_of
+from .item_splits import ItemSamples, ItemsGenerator
+from .items import Items, PlainItems
 from .spot_checks import Spot
 from .transforming import TransformedSamples, TransformFailed, Transforms, transform_of
 
@@ -59,6 +62,7 @@ class SplitOpener:
             split, its index, the epoch, and what to call if zipped generators yield different numbers of samples.
         component: name of the feed in a mix, for errors; None if it is not part of one.
         also: transforms of the mix, applied after those of the feed.
+        items: those of an indexable feed.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class SplitOpener:
         taken_over: Callable[[Any, int, int, Report], tuple[OpenSplit, Any] | None] = lambda *_: None,
         component: str | None = None,
         also: Sequence[Transform] = (),
+        items: Items | None = None,
     ) -> None:
         self._drops = drops
         self._cache = cache
@@ -84,7 +89,11 @@ class SplitOpener:
         self._component = component
         self._on_uneven = on_uneven
         self._taken_over = taken_over
-        self._generator = generator_of(feed, plan.seed, randomness)
+        self._generator: OneGenerator | ZippedGenerators | ItemsGenerator
+        if isinstance(items, PlainItems):
+            self._generator = ItemsGenerator(items, feed, plan, randomness, page, run)
+        else:
+            self._generator = generator_of(feed, plan.seed, randomness)
         self._transform = transform_of(feed, plan.seed, randomness, also)
         self._stretch = stretch if is_shared(feed) else None
         self._yields_batches = feed.rebatch is not None
@@ -145,6 +154,7 @@ class SplitOpener:
             drops=self._drops,
             made=() if open_already is None else (open_already[1],),
             held=self._generator.held if open_already is None else open_already[0].held,
+            counted=self._plan.samples is not None,
         )
         if open_already is not None:
             helpers.of_this_process.pass_on(open_already[0], opened)
@@ -193,6 +203,8 @@ class SplitOpener:
     def _place_in_feed(self, split: Any) -> str | None:
         if self._stretch is not None:
             return f"share {split[0]} of {split[1]}"
+        if isinstance(self._generator, ItemsGenerator):
+            return f"part {split[0]} of {split[1]}"
         if self._generator.wants.shard:
             return f"shard {split[0]} of {split[1]}"
         if self._plan.segment is not None:
@@ -211,9 +223,9 @@ class OpenSplit:
         held: the type of the iterator, if a variable of the user's holds it; see `returned_iterator.py`.
 
     It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
-    `CachedSamples` have only these samples, and skipping them reads nothing. `key` is the epoch and the split's index,
-    for the random numbers of `transform`. `made` has the first sample if it was taken from `samples` and transformed
-    already.
+    `CachedSamples` have only these samples, and skipping them, or `ItemSamples`, reads nothing. `key` is the epoch and
+    the split's index, for the random numbers of `transform`. `made` has the first sample if it was taken from `samples`
+    and transformed already. `counted`: the feed promises its number of samples.
     """
 
     def __init__(
@@ -235,6 +247,7 @@ class OpenSplit:
         drops: Callable[[Any], bool] | None = None,
         made: tuple[Any, ...] = (),
         held: str | None = None,
+        counted: bool = False,
     ) -> None:
         self.taken = 0
         self.place = place
@@ -245,7 +258,8 @@ class OpenSplit:
         self._place_of: Callable[[int], int] = _same
         self._transformed: TransformedSamples | None = None
         cached = samples if isinstance(samples, CachedSamples) else None
-        self._seekable = cached if drops is None else None
+        self._items = samples if isinstance(samples, ItemSamples) else None
+        self._seekable = (cached or self._items) if drops is None else None
         samples = chain(made, samples) if made else samples
         if transform:
             samples = page.beating(samples)
@@ -255,9 +269,16 @@ class OpenSplit:
             samples = share.of(samples) if cached is None else samples
             self._place_of = share.place_of
         self._source = self._samples = page.counting(samples)
-        if transform:
+        if self._items is not None:
+            assert transform is not None
+            numbers, items = self._items.number_of, self._items
             self._transformed = TransformedSamples(
-                samples, transform, *key, self._place_of, state, randomness, first=len(made)
+                samples, transform, key[0], 0, numbers, state, randomness, len(made), items.leaves_out, counted
+            )
+            self._samples = page.counting(self._transformed)
+        elif transform:
+            self._transformed = TransformedSamples(
+                samples, transform, *key, self._place_of, state, randomness, first=len(made), counted=counted
             )
             self._samples = page.counting(self._transformed)
         self._drops = drops is not None
@@ -295,8 +316,10 @@ class OpenSplit:
         try:
             end = self._run_code(collate.timed_fill, store, row, stop, self._samples)
         except BadSample as error:
-            made = "" if self._transformed is None else "the output of transform= for "
-            which = self._which(self.taken + error.row - row)
+            made, number = "", self.taken + error.row - row
+            if self._transformed is not None:
+                made, number = "the output of transform= for ", self._transformed.number - 1
+            which = self._which(number)
             raise SpecError(f"{error.message} ({made}{which})", split=self.place) from None
         except Raised as raised:
             self.taken += raised.row - row
@@ -320,28 +343,42 @@ class OpenSplit:
         finally:
             self._leave()
 
-    def skip(self, until: int, seconds: float) -> bool:
-        """Drop samples, for about `seconds`, until `until` samples were read in all. Return whether they were.
+    @property
+    def source_place(self) -> SourcePlace:
+        """The place in the source. Samples that `drops` leaves out are not counted."""
+        if self._transformed is None:
+            return SourcePlace(self.taken, 0, 0)
+        place = self._transformed.place
+        return SourcePlace(self.taken, 0, place.dropped) if self._drops else place
+
+    def skip(self, until: int, seconds: float, place: SourcePlace | None = None) -> bool:
+        """Drop samples, for about `seconds`, until `until` samples were read in all. Return whether they were. `place`
+        is where that is in the source, if transforms have made more or less than one sample of each before.
 
         Raises:
             GeneratorError: user code raised.
             FeedError: the split has fewer samples than when it was read first.
         """
         deadline = time.monotonic() + seconds
+        if self._drops:
+            place = None  # all samples are transformed and filtered again
+        goal = until if place is None else place.read
         if self._spot is not None:
             self._spot.give_up()
         self._enter()
         try:
             if self._seekable is not None:
-                self.taken = self._seekable.seek(until)
-            late = self._run_code(self._drop, until, deadline)
+                self.taken = self._seekable.seek(goal)
+            late = self._run_code(self._drop, goal, deadline)
+            if self.taken == goal and place is not None and self._transformed is not None:
+                self.taken = until if self._run_code(self._transformed.go_to, place) else 0
         except BaseException as error:
             raise self._error_of(error) from error
         finally:
             self._leave()
-            if self._transformed is not None and not self._drops:  # with `drops` it has counted on its own
+            if self._transformed is not None and not self._drops and place is None:  # otherwise it counts on its own
                 self._transformed.on_skipped(self.taken)
-        if self.taken < until and not late:
+        if self.taken != until and not late:
             raise FeedError(
                 f"{self._name} yielded {until} samples of a {self._piece}, and only {self.taken} when it was run "
                 f"again: a stream can continue elsewhere only if a {self._piece} always yields the same samples",
@@ -363,7 +400,7 @@ class OpenSplit:
             finally:
                 self._leave()
         self._generator = self._source = self._samples = iter(())
-        self._transformed = self._seekable = None
+        self._transformed = self._seekable = self._items = None
         self.variables = Context()
         self._run_code = self.variables.run
         helpers.of_this_process.end_of(self)
@@ -387,13 +424,15 @@ class OpenSplit:
             return error.user_error(self.place)
         if isinstance(error, CallFailed):
             return _failed(error.name, self.place, error.error)
-        if isinstance(error, GeneratorError):
+        if isinstance(error, GeneratorError) or type(error) is FeedError:
             error.split = self.place
             return error
         return _failed(self._name, self.place, error, self._which(self.taken))
 
     def _which(self, number: int) -> str:
         """Describe sample `number` of those that this split reads."""
+        if self._items is not None:
+            return f"item {self._items.item_of(number)}"
         where = self._name if self._is_share else f"its {self._piece}"
         return f"sample {self._place_of(number)} of {where}, from 0"
 

@@ -2,8 +2,9 @@
 
 The random numbers of a transform depend on the seed, the epoch and the place of the sample in its source. They do not
 depend on the worker, the batch, or whether earlier samples were transformed too. So samples that are read again after a
-fault, only to be dropped, need no transform. A transform does not see what the generator holds while it yields, such as
-`decimal.localcontext()` or another working directory.
+fault, only to be dropped, need no transform. A transform that returns `DROP` leaves its sample out, and a generator
+function may yield any number of samples for one: they are all made before the first is used. A transform does not see
+what the generator holds while it yields, such as `decimal.localcontext()` or another working directory.
 
 This file knows nothing of lanes or runs.
 """
@@ -11,9 +12,14 @@ This file knows nothing of lanes or runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock_proto import GeneratorError
+import numpy as np
+
+from penstock_proto import FeedError, GeneratorError
+from penstock_proto.drop import DROP
 
 from ...feed.combined.component_options import seed_of
 from ...feed.combined.zipped import Form, Zipped, ZippedItems
@@ -23,10 +29,11 @@ from ...targets.importing import user_traceback
 from ..failures import describe
 from ..isolation.randomness import GlobalRandomness, GlobalState, seeds
 from ..isolation.sample_generators import SampleGenerators
+from ..lane.restart_record import SourcePlace
 
 
 class TransformFailed(Exception):
-    """The transform of this name raised `error`, or returned no sample (`error` is None).
+    """The transform of this name raised `error`, or made no sample (`error` is None).
 
     `user_error` describes it with the place of the sample, which the caller knows.
     """
@@ -46,6 +53,35 @@ class TransformFailed(Exception):
         )
 
 
+class _NotOne(TransformFailed):
+    """A transform made no sample of one, or several, where each must give one."""
+
+    def user_error(self, place: str | None, which: str = "") -> GeneratorError:
+        return GeneratorError(
+            "transform= left a sample out, or made several of one, and the epochs of this feed have as many samples as "
+            "the indexable object has items: give Feed(drops=True), and the length of an epoch is no longer known",
+            split=place,
+        )
+
+
+def one_sample(made: Any) -> Any:
+    """Return what a transform has made, if it is one sample.
+
+    Raises:
+        TransformFailed: it is not.
+    """
+    if made is DROP or type(made) is Several:
+        raise _NotOne("transform=", None)
+    return made
+
+
+@dataclass(frozen=True)
+class Several:
+    """What a transform that yields has made of one sample, if that is not one sample: `samples`, two or more."""
+
+    samples: list[Any]
+
+
 class SampleTransform:
     """Transforms single samples.
 
@@ -62,6 +98,7 @@ class SampleTransform:
         self._generators = SampleGenerators("transform rng", seed)
         self._takes_rng = any(transform.takes_rng for transform in transforms)
         self._draws_globally = not all(transform.takes_rng for transform in transforms)
+        self._yields = any(transform.yields for transform in transforms)
         self._own = [randomness.of(transform.function) for transform in transforms]
 
     def __bool__(self) -> bool:
@@ -69,8 +106,8 @@ class SampleTransform:
         return bool(self._transforms)
 
     def __call__(self, sample: Any, epoch: int, split: int, number: int) -> Any:
-        """Return the transformed sample. The caller must then restore the source's own settings, and its global random
-        state, if it has one.
+        """Return the transformed sample, `DROP`, or `Several`. The caller must then restore the source's own settings,
+        and its global random state, if it has one.
 
         Args:
             sample: as the source yielded it.
@@ -81,11 +118,15 @@ class SampleTransform:
         Raises:
             TransformFailed: user code raised, or returned None.
         """
+        if sample is DROP:
+            return DROP
         rng = None
         if self._takes_rng:
             rng = self._generators.of(epoch, split, number)
         if self._draws_globally:
             self._randomness.seed_for_call(seeds("transform", self._seed, epoch, split, number))
+        if self._yields:
+            return self._several(sample, rng)
         for transform, (settings, variables) in zip(self._transforms, self._own, strict=True):
             self._randomness.use_settings(settings)
             try:
@@ -97,7 +138,35 @@ class SampleTransform:
                 raise TransformFailed(transform.name, error) from error
             if sample is None:
                 raise TransformFailed(transform.name, None)
+            if sample is DROP:
+                return DROP
         return sample
+
+    def _several(self, sample: Any, rng: np.random.Generator | None) -> Any:
+        samples = [sample]
+        for transform, (settings, variables) in zip(self._transforms, self._own, strict=True):
+            self._randomness.use_settings(settings)
+            samples = [made for one in samples for made in _made_of(transform, variables, one, rng) if made is not DROP]
+        if len(samples) == 1:
+            return samples[0]
+        return Several(samples) if samples else DROP
+
+
+def _made_of(transform: Transform, variables: Context, sample: Any, rng: np.random.Generator | None) -> list[Any]:
+    """Call a transform. Return the sample that it returns, or those that it yields.
+
+    Raises:
+        TransformFailed: it raised, or returned or yielded None.
+    """
+    keywords = {"rng": rng} if transform.takes_rng else {}
+    try:
+        made = variables.run(transform.function, sample, **keywords)
+        found = variables.run(list, made) if transform.yields else [made]
+    except BaseException as error:  # a StopIteration would look like the end of the split
+        raise TransformFailed(transform.name, error) from error
+    if any(one is None for one in found):
+        raise TransformFailed(transform.name, None)
+    return found
 
 
 class ZippedTransform:
@@ -117,7 +186,9 @@ class ZippedTransform:
         return self._any_part or bool(self._whole)
 
     def __call__(self, sample: Any, epoch: int, split: int, number: int) -> Any:
-        """Return the transformed sample; see `SampleTransform`."""
+        """Return the transformed sample; see `SampleTransform`. It is dropped as a whole if one of its parts is."""
+        if sample is DROP:
+            return DROP
         if self._any_part:
             samples = self._form.apart(sample)
             for place, (label, transform) in enumerate(self._parts.items()):
@@ -126,6 +197,8 @@ class ZippedTransform:
                         samples[place] = transform(samples[place], epoch, split, number)
                     except TransformFailed as failed:
                         raise TransformFailed(f"{failed.name} of {label}", failed.error) from failed.error
+                    if samples[place] is DROP:
+                        return DROP
             sample = self._form.joined(samples)
         return self._whole(sample, epoch, split, number) if self._whole else sample
 
@@ -157,9 +230,13 @@ class TransformedSamples(Iterator[Any]):
         state: the global state of the source.
         randomness: the random numbers of this process.
         first: how many of the first samples are transformed already.
+        leaves_out: called with the number of a sample in this iterator and the error if its transform fails. Returns
+            whether to leave that sample out.
+        counted: whether the feed promises its number of samples, so that each must give one.
 
     Attributes:
         number: how many samples were taken from `samples` so far.
+        dropped: how many of them gave no sample.
     """
 
     def __init__(
@@ -172,8 +249,15 @@ class TransformedSamples(Iterator[Any]):
         state: GlobalState,
         randomness: GlobalRandomness,
         first: int = 0,
+        leaves_out: Callable[[int, TransformFailed], bool] = lambda number, error: False,
+        counted: bool = False,
     ) -> None:
-        self.number = 0
+        self.number = self.dropped = 0
+        self._several: list[Any] = []
+        self._given = 0
+        """How many of the samples `_several` were given, which were made of one. None are left if it is empty."""
+        self._leaves_out = leaves_out
+        self._counted = counted
         self._first = first
         self._samples = samples
         self._transform = transform
@@ -187,11 +271,54 @@ class TransformedSamples(Iterator[Any]):
         """Note that samples were taken from `samples` directly, so that `number` were taken in all."""
         self.number = number
 
+    @property
+    def place(self) -> SourcePlace:
+        """The place behind the last sample that was given."""
+        if self._several:
+            return SourcePlace(self.number - 1, self._given, self.dropped)
+        return SourcePlace(self.number, 0, self.dropped)
+
+    def go_to(self, place: SourcePlace) -> bool:
+        """Go on from `place`, after its `read` samples were taken from `samples`. Return False if the next one does
+        not give enough."""
+        self.number, self.dropped = place.read, place.dropped
+        return all(next(self, DROP) is not DROP and self.number == place.read + 1 for _ in range(place.within))
+
     def __next__(self) -> Any:
-        self._randomness.use(self._state)
-        sample = next(self._samples)
-        number = self._place_of(self.number)
-        self.number += 1
-        if self.number <= self._first:
-            return sample
-        return self._transform(sample, self._epoch, self._split, number)
+        while True:
+            if self._several:
+                return self._next_of_several()
+            self._randomness.use(self._state)
+            sample = next(self._samples)
+            number = self._place_of(self.number)
+            self.number += 1
+            if self.number <= self._first:
+                return sample
+            try:
+                made = self._transform(sample, self._epoch, self._split, number)
+            except TransformFailed as error:
+                if not self._leaves_out(self.number - 1, error):
+                    raise
+                made = DROP
+            if made is not DROP and type(made) is not Several:
+                return made
+            self._keep(made)
+
+    def _next_of_several(self) -> Any:
+        sample = self._several[self._given]
+        self._given += 1
+        if self._given == len(self._several):
+            self._several, self._given = [], 0
+        return sample
+
+    def _keep(self, made: Any) -> None:
+        """Note that a sample was dropped, or keep those that were made of it."""
+        if self._counted:
+            raise FeedError(
+                "transform= left a sample out, or made several of one, and samples= promises the length of an epoch: "
+                "leave samples= out"
+            )
+        if made is DROP:
+            self.dropped += 1
+        else:
+            self._several, self._given = made.samples, 0

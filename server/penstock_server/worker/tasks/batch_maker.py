@@ -208,6 +208,7 @@ class BatchMaker:
                 border=tells and source.at_border(fill.batches),
                 replay_ms=run.replay_ms if tells else 0,
                 work_ms=0 if begun is None else int(1000 * (run.worked - begun)),
+                dropped=source.dropped if tells else 0,
             )
         )
 
