@@ -531,7 +531,7 @@ def test_every_option_of_a_feed_is_dealt_with() -> None:
     own_in_a_mix = {"cache", "rebatch"}
     combined = {
         "shuffle", "seed", "epochs", "samples", "drop_remainder", "lanes", "turn", "order", "spec", "batching",
-        "on_error", "env", "fixed_length", "weights", "drops",
+        "on_error", "env", "fixed_length", "weights", "drops", "batch_transform",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(Feed)} == own | own_in_a_mix | combined
     for option in combined | own_in_a_mix:

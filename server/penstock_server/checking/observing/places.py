@@ -13,6 +13,7 @@ from penstock_proto.text import printable
 from ...feed.objects.indexables import is_indexable, length_of
 from ...worker.batch.shares import stretch_of_share
 from ...worker.isolation.randomness import GlobalRandomness
+from ...worker.reading.first_sample import Probe
 from ...worker.reading.indexed import IndexRun
 from ...worker.reading.loaded_feed import LoadedFeed
 from ...worker.reading.splits import OpenSplit, SplitOpener
@@ -111,6 +112,7 @@ class BatchPlaces:
             page=page,
             run=0,
             transform=transform_of(feed.declared, plan.seed, randomness),
+            batches=Probe(feed, randomness, page, 0).batches(),
         )
 
     def __len__(self) -> int:

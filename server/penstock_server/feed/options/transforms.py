@@ -39,6 +39,21 @@ def checked_transforms(transform: Any) -> tuple[Transform, ...]:
     return tuple(map(_checked, functions))
 
 
+def checked_batch_transforms(transform: Any) -> tuple[Transform, ...]:
+    """Return the functions of `batch_transform=`, in the same way.
+
+    Raises:
+        TypeError: one cannot be called with a batch, or with a batch and `rng`.
+    """
+    try:
+        found = checked_transforms(transform)
+    except TypeError as error:
+        raise TypeError(f"batch_transform=: {error}") from None
+    if yielding := [one.name for one in found if one.yields]:
+        raise TypeError(f"batch_transform {yielding[0]} yields, and must return one batch for each: use `return`")
+    return found
+
+
 def _checked(function: Any) -> Transform:
     name = str(getattr(function, "__name__", type(function).__name__))
     if not callable(function):

@@ -12,6 +12,7 @@ from penstock_proto.messages import FirstSample
 from penstock_proto.spec import Spec
 
 from ...feed.feed_warnings import batch_warning, names_warning
+from ...feed.options.transforms import checked_batch_transforms
 from ...targets.importing import user_traceback
 from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import digests_of, infer_spec, nbytes_of
@@ -21,6 +22,7 @@ from ..isolation.randomness import GlobalRandomness
 from ..lane.lane_splits import MAX_EMPTY
 from ..lane.restart_record import MAX_SKIPPED
 from . import returned_iterator
+from .batch_transforming import BatchTransform
 from .indexed import enter_epoch, item_failed
 from .loaded_feed import LoadedFeed
 from .opening import opener_of
@@ -148,6 +150,31 @@ class Probe:
         finally:
             self._page.leave()
 
+    def batches(self) -> BatchTransform | None:
+        """Return what transforms batches of an indexable feed, or None. Read item 0 if the spec of a sample is not
+        known.
+
+        Raises:
+            GeneratorError: user code raised.
+            SpecError: the samples do not fit.
+        """
+        feed = self._feed
+        if feed.sample_spec is None and feed.declared.batch_transform is not None:
+            feed.sample_spec = infer_spec(self.item(0, warm=False), feed.plan.batch_size, feed.plan.batching)
+        return self._batches_of(None)
+
+    def _batches_of(self, sample: Any) -> BatchTransform | None:
+        feed = self._feed
+        transforms = checked_batch_transforms(feed.declared.batch_transform)
+        if not transforms:
+            return None
+        if feed.sample_spec is None:
+            feed.sample_spec = infer_spec(sample, feed.plan.batch_size, feed.plan.batching)
+        rows, spec = feed.plan.batch_size or 1, feed.sample_spec
+        made = BatchTransform(transforms, feed.plan.seed, self._randomness, spec, rows, feed.rows_of(spec))
+        made.served = feed.spec
+        return made
+
     def _shared(self, settings: dict[str, Any], state: dict[str, bytes]) -> tuple[str, ...]:
         """Return warnings about what the generator has changed and all generators share."""
         name, found = self._feed.plan.name, []
@@ -162,8 +189,14 @@ class Probe:
     ) -> tuple[Spec | None, int]:
         feed, plan = self._feed, self._feed.plan
         try:
-            spec = feed.spec or infer_spec(sample, plan.batch_size, plan.batching)
-            nbytes = nbytes_of(spec, sample)
+            batches = self._batches_of(sample)
+            if batches is not None:
+                rows = min(plan.batch_size or 1, plan.length or 1)
+                found, nbytes = batches.look(sample, rows, varies=plan.batching == "pad")
+                spec = feed.spec or found
+            else:
+                spec = feed.spec or infer_spec(sample, plan.batch_size, plan.batching)
+                nbytes = nbytes_of(spec, sample)
             names = names_warning(plan.name, sample)
             digests = digests_of(sample) if nbytes <= _MOST_DIGESTED and seconds < math.inf else b""
         except PenstockError as error:
@@ -173,10 +206,10 @@ class Probe:
             raise GeneratorError(
                 f"looking at the first sample {describe(error)}", split=place, remote_traceback=user_traceback(error)
             ) from error
-        found = spec if feed.spec is None else None
+        new = spec if feed.spec is None else None
         for text in (batch_warning(plan.name, spec, plan.batch_size), names):
             if text is not None:
                 warnings += (text[:1024],)
         feed.set_first(FirstSample(index, digests, seconds, warnings))
         feed.learn(spec)
-        return found, nbytes
+        return new, nbytes

@@ -15,6 +15,7 @@ from ...worker_state.activity import ActivityPage
 from ..batch.collate import BadSample, Collate, Raised
 from ..failures import describe
 from ..isolation.randomness import GlobalRandomness
+from .batch_transforming import BatchTransform
 from .index_order import IndexOrder
 from .items import Items
 from .spot_checks import SpotOf
@@ -35,6 +36,7 @@ class IndexRun:
         page: the worker's activity page.
         run: the daemon's number of the run.
         transform: applied to each item.
+        batches: transforms whole batches, if the feed has a `batch_transform`.
         weights: those with which items are drawn, if each does not come once.
         spot_of: returns a spot for a batch, or None; see `SpotChecks.of_run`.
 
@@ -60,6 +62,7 @@ class IndexRun:
         page: ActivityPage,
         run: int,
         transform: Transforms | None = None,
+        batches: BatchTransform | None = None,
         weights: Weights | None = None,
         spot_of: SpotOf = lambda index, seconds: None,
     ) -> None:
@@ -77,6 +80,7 @@ class IndexRun:
         self._page = page
         self._run = run
         self._transform = transform or None
+        self._batches = batches
         self._spot_of = spot_of
         self._start = 0
         self._reads: list[int] = []
@@ -112,13 +116,18 @@ class IndexRun:
         self._randomness.seed(self._seed, self._epoch, self.index)
         self._page.enter(self._run, self.index, f"batch {self.index}")
         try:
-            self._variables.run(self._collate.timed_fill, target, 0, rows, items)
+            if self._batches is None:
+                self._variables.run(self._collate.timed_fill, target, 0, rows, items)
+            else:
+                batch = self._batches.collated(rows, items, self._variables.run)
+                self._batches.put(batch, self._epoch, self.index, target)
+                self._randomness.use_settings(self._state)
         except BadSample as error:
             raise SpecError(error.message, split=self._place()) from None
         except Raised as raised:
             raise item_failed(self._place(), raised.error) from raised.error
         finally:
-            self._page.leave(self._collate.copying)
+            self._page.leave(self._collate.copying if self._batches is None else self._batches.rows.copying)
             if spot is not None:
                 spot.close()
         self.index += 1

@@ -12,7 +12,7 @@ from penstock_proto import FeedError, ProtocolError
 from penstock_proto.batches import layout
 from penstock_proto.batches.columns import Columns
 from penstock_proto.messages import FeedPlan, FirstSample
-from penstock_proto.spec import Spec, leaf_list
+from penstock_proto.spec import Spec, leaf_list, numpy_dtype, unflatten
 
 from ...feed.combined.mixed import Mixed, part_plan
 from ...feed.feed import Feed
@@ -43,6 +43,7 @@ class LoadedFeed:
     Attributes:
         parts: the components of a mix, by name; empty for any other feed.
         spec: declared, or inferred from the first sample; None until it is known.
+        sample_spec: that of a sample before `batch_transform`, if there is one and it is known.
         layout: the layout of a slot; None until the spec is known, and if batches vary in size.
         first: a report on the first sample, if this process has read it, or None.
         cache: the cache of its splits, or None.
@@ -57,6 +58,7 @@ class LoadedFeed:
         self.component = component
         self.also = also
         self.spec: Spec | None = None
+        self.sample_spec: Spec | None = None
         self.layout: layout.SlotLayout | None = None
         self.first: FirstSample | None = None
         self.cache: SplitCache | None = None
@@ -160,10 +162,22 @@ class LoadedFeed:
         return collate
 
     def _alone(self, spec: Spec) -> ReadyBatches | VariableRows:
-        plan, pad = self.plan, self._pad
+        plan = self.plan
         if plan.batch_size is None:
             return ReadyBatches(spec, copy=plan.shuffle > 0, one_length=plan.spec is None)
-        columns = Columns(spec, plan.batch_size, plan.buckets)
+        pad = self._pad
+        if self.declared.batch_transform is not None:  # its batches are padded already
+            pad = Pad(value=unflatten(spec, [numpy_dtype(leaf.dtype).type(0) for leaf in leaf_list(spec)]))
+        return self._variable_rows(spec, plan.batch_size, pad)
+
+    def rows_of(self, spec: Spec) -> Rows | VariableRows:
+        """Return what checks and copies samples of this spec to batches with `batch_size` rows."""
+        if all(leaf.sized for leaf in leaf_list(spec)):
+            return Rows(spec)
+        return self._variable_rows(spec, self.plan.batch_size or 1, self._pad)
+
+    def _variable_rows(self, spec: Spec, batch_rows: int, pad: Pad) -> VariableRows:
+        columns = Columns(spec, batch_rows, self.plan.buckets)
         return VariableRows(spec, columns, pad_value=pad.value, cut=pad.too_long == "cut")
 
     @property

@@ -20,6 +20,7 @@ from ..batch.shares import stretch_of_share
 from ..isolation.randomness import GlobalRandomness
 from ..lane.lane import LaneRun
 from ..lane.mixed_lane import Component, MixedLane, live_lanes
+from ..reading.first_sample import Probe
 from ..reading.first_split import SLOW
 from ..reading.indexed import IndexRun
 from ..reading.loaded_feed import LoadedFeed
@@ -128,6 +129,7 @@ class RunOpener:
                 page=self._page,
                 run=message.run,
                 transform=transform_of(feed.declared, feed.plan.seed, self._randomness),
+                batches=Probe(feed, self._randomness, self._page, message.run).batches(),
                 weights=feed.declared.weights,
                 spot_of=self._spots.of_run(message),
             )

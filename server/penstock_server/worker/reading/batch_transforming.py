@@ -1,0 +1,176 @@
+"""Applies a feed's `batch_transform=` to whole batches of an indexable object.
+
+A batch is collated from its samples in memory of its own, then transformed, and the result is copied to its slot. The
+random numbers depend on the seed, the epoch and the number of the batch alone, so any worker makes the same batch.
+
+This file knows nothing of slots or runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_proto import GeneratorError, SpecError
+from penstock_proto.batches.inferring import as_array, infer
+from penstock_proto.spec import Leaf, Spec, flatten, leaves, map_leaves, numpy_dtype, unflatten
+from penstock_proto.value_text import shown
+
+from ...feed.options.transforms import Transform
+from ...targets.importing import user_traceback
+from ..batch.collate import Rows
+from ..batch.variable_rows import VariableRows
+from ..failures import describe
+from ..isolation.randomness import GlobalRandomness, seeds
+
+
+class BatchTransform:
+    """Collates and transforms batches.
+
+    Args:
+        transforms: applied in turn.
+        seed: the feed's seed.
+        randomness: the random numbers of this process.
+        sample_spec: of the samples, before this.
+        batch_rows: rows of a full batch.
+        rows: checks and copies the samples, and pads them if they differ in shape.
+
+    Raises:
+        SpecError: the samples have text, or become ragged.
+
+    Attributes:
+        rows: the argument.
+        served: the spec of a row that is served, once it is known.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        seed: int,
+        randomness: GlobalRandomness,
+        sample_spec: Spec,
+        batch_rows: int,
+        rows: Rows | VariableRows,
+    ) -> None:
+        for path, leaf in leaves(sample_spec):
+            if leaf.text or leaf.ragged:
+                raise SpecError(
+                    f"sample{path} is {leaf}, and batch_transform= gets arrays of numbers: let transform= make numbers "
+                    "of it, or leave it out"
+                )
+        self._transforms = transforms
+        self._seed = seed
+        self._randomness = randomness
+        self._own = [randomness.of(transform.function) for transform in transforms]
+        self._spec = sample_spec
+        self._batch_rows = batch_rows
+        self._store: list[Any] | None = None
+        self.rows = rows
+        self.served: Spec | None = None
+
+    def collated(self, rows: int, samples: Iterator[Any], run: Callable[..., Any]) -> list[npt.NDArray[Any]]:
+        """Return a batch of the next `rows` samples, one array for each leaf. It is valid until the next call. `run`
+        calls a function with the context variables of the source.
+
+        Raises:
+            As `Rows.fill`.
+        """
+        if self._store is None or isinstance(self.rows, VariableRows):
+            self._store = self.rows.store(self._batch_rows)
+        run(self.rows.timed_fill, self._store, 0, rows, samples)
+        return self._arrays(self._store, rows)
+
+    def _arrays(self, store: list[Any], rows: int) -> list[npt.NDArray[Any]]:
+        """Return the first rows of a store as arrays, padded if they differ in shape."""
+        if isinstance(self.rows, Rows):
+            return [leaf[:rows] for leaf in store]
+        shapes = self.rows.shapes(store, rows)
+        arrays = [np.empty(shape, numpy_dtype(name)) for name, shape in zip(self.rows.dtypes, shapes, strict=True)]
+        self.rows.write(store, rows, arrays)
+        return arrays
+
+    def put(self, batch: Sequence[npt.NDArray[Any]], epoch: int, number: int, target: Sequence[Any]) -> None:
+        """Transform a batch, and copy the result to the first rows of `target`, a store for rows of the spec `served`.
+
+        The caller must then restore the source's own settings.
+
+        Args:
+            batch: an array for each leaf.
+            epoch: from 0.
+            number: of the batch in its epoch.
+            target: the arrays of a slot's batch, or lists of arrays where rows differ in shape.
+
+        Raises:
+            GeneratorError: user code raised, or returned no batch.
+            SpecError: what it returned does not fit the spec.
+        """
+        rows = len(batch[0])
+        made = self(unflatten(self._spec, batch), epoch, number)
+        assert self.served is not None
+        found = flatten(self.served, made)
+        for value, (path, leaf), into in zip(found, leaves(self.served), target, strict=True):
+            array = as_array(value, path)
+            same = len(array.shape) == len(leaf.shape) + 1 and all(
+                wanted in (dim, None) for dim, wanted in zip(array.shape, (rows, *leaf.shape), strict=True)
+            )
+            if array.dtype.name != leaf.dtype or not same:
+                raise SpecError(
+                    f"batch_transform= returned {shown(value)} for batch{path} of {rows} rows, and the feed's spec has "
+                    f"{leaf} for a row of it: return arrays of one dtype and shape, with as many rows as the batch has"
+                )
+            into[:rows] = list(np.array(array)) if isinstance(into, list) else array
+
+    def look(self, sample: Any, rows: int, *, varies: bool) -> tuple[Spec, int]:
+        """Return the spec, and the bytes, of a row of what becomes of a batch that has this sample `rows` times.
+        `varies`: whether the length of rows with one dimension varies.
+
+        Raises:
+            GeneratorError: user code raised, or returned no batch.
+            SpecError: what it returned cannot be served.
+        """
+        store: list[Any] = self.rows.store(rows)
+        self.rows.fill(store, 0, rows, itertools.repeat(sample))
+        made = self(unflatten(self._spec, self._arrays(store, rows)), 0, 0)
+        spec = infer(made)
+        for (path, leaf), value in zip(leaves(spec), flatten(spec, made), strict=True):
+            if leaf.text or not leaf.shape or leaf.shape[0] != rows:
+                raise SpecError(
+                    f"batch_transform= returned {shown(value)} for batch{path} of {rows} rows: it must return arrays "
+                    "of numbers with as many rows as the batch has"
+                )
+        nbytes = sum(as_array(value).nbytes for value in flatten(spec, made)) // rows
+        return map_leaves(
+            lambda leaf: Leaf(leaf.dtype, (None,) if varies and len(leaf.shape) == 2 else leaf.shape[1:]), spec
+        ), nbytes
+
+    def __call__(self, batch: Any, epoch: int, number: int) -> Any:
+        """Return the transformed batch.
+
+        Raises:
+            GeneratorError: user code raised, or returned None.
+        """
+        rng = None
+        if any(transform.takes_rng for transform in self._transforms):
+            rng = np.random.default_rng(seeds("batch transform rng", self._seed, epoch, number))
+        self._randomness.seed_for_call(seeds("batch transform", self._seed, epoch, number))
+        for transform, (settings, variables) in zip(self._transforms, self._own, strict=True):
+            self._randomness.use_settings(settings)
+            keywords = {"rng": rng} if transform.takes_rng else {}
+            try:
+                batch = variables.run(transform.function, batch, **keywords)
+            except BaseException as error:
+                raise GeneratorError(
+                    f"batch_transform {transform.name} {describe(error)}",
+                    split=f"batch {number}",
+                    remote_traceback=user_traceback(error),
+                ) from error
+            if batch is None:
+                raise GeneratorError(
+                    f"batch_transform {transform.name} returned None: did you forget to `return` the batch?",
+                    split=f"batch {number}",
+                )
+        return batch
