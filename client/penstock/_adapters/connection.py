@@ -47,6 +47,9 @@ class Connection:
             else None, because the last batch may be smaller.
         cardinality: batches in an epoch (for a rank: batches of this rank), or None if unknown, as for a consumer in a
             group. `math.inf` if epochs have no end (the feed has `segment=` and no `samples=`).
+        classes: the names of the feed's classes, by label: a tuple for a folder of images, or another source with such
+            an attribute `classes`; a dict of tuples by column for a CSV file. None if it has none, or too many to be
+            told (more than 16 KiB of text).
     """
 
     def __init__(self, handle: StreamHandle) -> None:
@@ -55,6 +58,7 @@ class Connection:
         self.info: FeedInfo = handle.info
         self.element_spec: Spec = handle.views.spec
         self.cardinality: int | float | None = handle.cardinality
+        self.classes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = _classes_in(handle.info)
 
     def batches(self) -> Iterator[Any]:
         """Iterate over the NumPy batches of the stream's next epoch.
@@ -220,6 +224,13 @@ class Connection:
     def __repr__(self) -> str:
         rows = "" if self.info.batch_size is None else f" of {self.info.batch_size}"
         return f"<penstock.Connection {self._handle.handoff.url}: batches{rows}, {self.info.spec}>"
+
+
+def _classes_in(info: FeedInfo) -> tuple[str, ...] | dict[str, tuple[str, ...]] | None:
+    if not info.classes:
+        return None
+    found = dict(info.classes)
+    return found.get("", found)
 
 
 def connect(

@@ -59,7 +59,7 @@ from .client import (
     StatusRequest,
     StopRequest,
 )
-from .feeds import MAX_BUCKETS, MAX_POOLED, Environment, FeedInfo, FeedPlan
+from .feeds import MAX_BUCKETS, MAX_CLASSES, MAX_POOLED, Environment, FeedInfo, FeedPlan
 from .fetching import Fetch, FromBorrower, FromFetcher, FromKeeper, FromLender, GivenBack, Lent, NotKept
 from .from_worker import (
     CacheUsed,
@@ -169,6 +169,7 @@ from .watching import (
 __all__ = [
     "IDS_PER_STREAM",
     "MAX_BUCKETS",
+    "MAX_CLASSES",
     "MAX_POOLED",
     "MAX_PROFILE_SECONDS",
     "MAX_SHAPES",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from ..spec import Spec, check_size
 from .base import Count, Line, Name, Seed
@@ -21,6 +22,12 @@ Params = Annotated[str, Meta(min_length=1, max_length=MAX_PARAMS)]
 SLABS = 4
 """In how many slabs a stripe is sent, if all of it is ready. The first can be used while the others are under way."""
 Directory = Annotated[str, Meta(max_length=4096)]
+MAX_CLASSES = 16384
+"""Most characters that the names of a feed's classes may have."""
+Classes: TypeAlias = Annotated[
+    tuple[tuple[Line, Annotated[tuple[Line, ...], Meta(max_length=MAX_CLASSES)]], ...], Meta(max_length=64)
+]
+"""The names of the classes of each column that has labels, by label. The column is "" if the source has one list."""
 Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
 
 
@@ -31,7 +38,8 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     lane in a row. `batches` and `samples` are those of an epoch, or None if unknown. `shuffle`, `interleave` and
     `segment` are as in FeedPlan. `pool`: how many lanes mix their rows with each other; 1 if none do. `stripe`: how
     many batches of several lanes, in stream order, share a slot; 1 if a slot holds a turn. It does not affect the
-    stream. `parameters`: those of the feed's factory whose defaults differ; left out if there are none.
+    stream. `parameters`: those of the feed's factory whose defaults differ; left out if there are none. `classes`: the
+    names of the source's classes; left out if it has none.
     """
 
     name: Name
@@ -51,6 +59,7 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     pool: Annotated[int, Meta(ge=1, le=MAX_POOLED)] = 1
     stripe: Annotated[int, Meta(ge=1, le=2**16)] = 1
     parameters: Params | UnsetType = UNSET
+    classes: Classes | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         check_size(self.spec)
@@ -91,7 +100,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     parameters of the feed's factory whose defaults differ, as text. `weights`: a digest of the weights with which the
     items of an indexable feed are drawn; "" if each comes once. Then `length` is the number of draws. `items`: what
     `length` would be, if items may be left out. Then parts of the order are the feed's splits, and `length` is None;
-    `permuted` says whether that order is a permutation.
+    `permuted` says whether that order is a permutation. `classes`: the names of the source's classes.
     """
 
     name: Name
@@ -122,6 +131,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     weights: Annotated[str, Meta(pattern="^[0-9a-f]{0,32}$")] = ""
     items: Count | None = None
     permuted: bool = False
+    classes: Classes = ()
 
     def __post_init__(self) -> None:
         check_size(self.spec)
@@ -135,3 +145,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     def piece(self) -> str:
         """The word for one of its splits: "split" or "segment"."""
         return "split" if self.segment is None else "segment"
+
+    def with_classes(self, info: FeedInfo) -> FeedInfo:
+        """Return the description of this feed for its consumers with the names of its classes."""
+        return replace(info, classes=self.classes) if self.classes else info

@@ -98,7 +98,8 @@ class Opening:
         token = secrets.token_bytes(16)
         client = hello.client[:128]
         session = Session(token, hello.feed, client, routing_id, time.monotonic(), key)
-        welcome = m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix)
+        feed = self._coordinator.feeds[hello.feed]
+        welcome = m.Welcome(token, feed.plan.with_classes(feed.info), self._unix)
         if self._out.answer(routing_id, welcome):
             self._table.greet(session)
             self._make_room(self._table.greeted.add(session, session.heard))

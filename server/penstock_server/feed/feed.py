@@ -17,6 +17,7 @@ from .combined.mixed import Mixed
 from .combined.zipped import zip_warnings
 from .feed_warnings import batch_warning, shards_warning, undivided_warning
 from .from_files import FromFiles
+from .objects.class_names import classes_of
 from .objects.endless_items import EndlessItems, VaryingItems
 from .objects.indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
 from .objects.iterables import FilteredItems, ShardedDataset, WholeDataset, is_filtered, is_iterable, is_sharded
@@ -295,5 +296,6 @@ class Feed(FeedOptions, FromFiles, Combining):
             part_caches=() if mixed is None else mixed.caches,
             weights="" if self.weights is None else self.weights.digest,
             items=items,
+            classes=() if isinstance(self.generate, type) else classes_of(self.generate),
             permuted=in_parts and Shuffle.of(self.shuffle).samples > 0,
         )

@@ -108,7 +108,8 @@ class InProcess:
     @property
     def info(self) -> m.FeedInfo:
         """The feed's description for the consumer."""
-        return self._coordinator.feeds[self._name].info
+        feed = self._coordinator.feeds[self._name]
+        return feed.plan.with_classes(feed.info)
 
     def open(self, position: Position | None) -> None:
         """Begin the stream at `position`, or at epoch 0 if it is None.
