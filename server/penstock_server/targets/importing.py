@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _CONTEXTS = contextlib.__file__  # its frames come between ours if a source opens a file
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
+_READERS = os.path.join(OURS[0], "sources") + os.sep
+_DEBUG = os.environ.get("PENSTOCK_DEBUG") == "1"
 _BETWEEN = (os.path.join(OURS[0], "worker", "isolation", "import_seeding.py"), "<frozen importlib")
 """Files whose frames come between a user's `import` and the module that it runs."""
 
@@ -98,7 +100,12 @@ def is_installed(path: str) -> bool:
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of `error`, from the first frame that belongs neither to Penstock nor to the import
-    system. A long text of an exception keeps both ends, so that it leaves room for the frames."""
+    system. A long text of an exception keeps both ends, so that it leaves room for the frames.
+
+    An error of a data file has none, unless PENSTOCK_DEBUG=1: its message says everything, and the frames would be
+    those of a library."""
+    if is_of_reader(error) and not _DEBUG:
+        return ""
     frame = error.__traceback__
     while frame is not None and _is_ours(frame):
         frame = frame.tb_next
@@ -134,6 +141,19 @@ def users_line(error: BaseException) -> Line | None:
         elif found is not None:
             found = found._replace(called=True)
     return found
+
+
+def is_of_reader(error: BaseException) -> bool:
+    """Return whether one of Penstock's readers of data files raised `error`, or a library that it called."""
+    if not isinstance(error, Exception) or isinstance(error, MemoryError) or users_line(error) is not None:
+        return False
+    return any(one.f_code.co_filename.startswith(_READERS) for one, _ in traceback.walk_tb(error.__traceback__))
+
+
+def is_explained(error: BaseException) -> bool:
+    """Return whether Penstock itself made the message of `error`, and not a library."""
+    frames = [one for one, _ in traceback.walk_tb(error.__traceback__)]
+    return not frames or frames[-1].f_code.co_filename.startswith(OURS)
 
 
 def summary(error: BaseException) -> str:

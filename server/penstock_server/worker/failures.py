@@ -9,7 +9,13 @@ from contextvars import ContextVar
 
 from penstock_proto.value_text import shown
 
-from ..targets.importing import summary
+from ..targets.importing import is_explained, is_of_reader, summary
+
+UNKNOWN_DAMAGE = (
+    ". Is the file damaged, or does it use something that Penstock's reader does not know? Copy it again, or write it "
+    "in another way. With PENSTOCK_DEBUG=1 the error has a traceback"
+)
+"""What to do about an exception of a library that reads a data file."""
 
 _passing: ContextVar[tuple[type[BaseException], ...]] = ContextVar("passing", default=())
 
@@ -53,4 +59,5 @@ def describe(error: BaseException) -> str:
             "started a debugger, which cannot work in a worker process, as that has no terminal: run the feed in the "
             'trainer\'s process, with penstock.dataset("MODULE:ATTR", workers=0)'
         )
-    return f"raised {summary(error)}"
+    unknown = is_of_reader(error) and not (is_explained(error) or isinstance(error, OSError | ImportError))
+    return f"raised {summary(error)}{UNKNOWN_DAMAGE if unknown else ''}"
