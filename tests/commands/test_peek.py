@@ -230,8 +230,8 @@ def ragged_tfrecord_file(folder: Path) -> list[str]:
 KINDS: list[tuple[Callable[[Path], list[str]], set[str], dict[str, str]]] = [
     (
         h5_file,
-        {"images", "labels", "names", "a_b"},
-        {"mean": "has 28 rows, not 400", "created": "is a single value", "table": "cannot be served"},
+        {"images", "labels", "names", "a_b", "a", "b"},
+        {"mean": "has 28 rows, not 400", "created": "is a single value"},
     ),
     (ragged_h5_file, {"tokens", "label"}, {}),
     (npz_file, {"image", "mask", "label"}, {"classes": "has 4 rows, not 400"}),

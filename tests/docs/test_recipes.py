@@ -10,12 +10,16 @@ import importlib
 import importlib.util
 import io
 import json
+import pickle
 import re
+import sys
 import tarfile
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -37,7 +41,7 @@ NEEDS = {"PIL": "pillow", "sklearn": "scikit-learn", "tensorflow_datasets": "ten
 def needs(block: Block) -> list[str]:
     """Return the libraries that a recipe imports, and those that the Parquet files and polars need."""
     found = re.findall(r"^(?:import|from) (\w+)", block.text, re.MULTILINE)
-    own = [name for name in found if name not in ("io", "json", "glob", "pathlib", "penstock_server", "numpy")]
+    own = [name for name in found if name not in {*sys.stdlib_module_names, "penstock_server", "numpy"}]
     also = ["pyarrow"] * ("parquet" in block.text or "polars" in own) + ["torch"] * ("webdataset" in own)
     return [*own, *also]
 
@@ -77,9 +81,60 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = [{"image_id": i // 2, "bbox": [i, 1, 2, 3], "category_id": i % 5} for i in range(0, 2 * ROWS, 3)]
     coco = {"images": [{"id": i, "file_name": f"{i}.png"} for i in range(ROWS)], "annotations": found}
     (folder / "coco.json").write_text(json.dumps(coco))
+    (folder / "train.pkl").write_bytes(pickle.dumps({"image": images, "label": labels}))
+    (folder / "corpus").mkdir()
+    for part in range(3):
+        (folder / "corpus" / f"{part}.txt").write_text("".join(f"line {i}\n" for i in range(part, ROWS, 3)))
+    with h5py.File(folder / "samples.h5", "w") as file:
+        for number in range(ROWS):
+            file[f"{number:03}/image"], file[f"{number:03}/label"] = images[number], labels[number]
+    write_recordings(folder)
+    if importlib.util.find_spec("pydicom") is not None:
+        write_scans(folder)
+    if importlib.util.find_spec("av") is not None:
+        write_videos(folder, images)
     if importlib.util.find_spec("pyarrow") is not None:
         write_parquet(folder, encoded, labels)
     return folder
+
+
+def write_recordings(folder: Path) -> None:
+    for number in range(40):
+        path = folder / "recordings" / ("high", "low")[number % 2] / f"{number}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tone = np.sin(np.arange(8_000 + 1_000 * number) * (0.1 + number / 1000)) * 20_000
+        with wave.open(str(path), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(16_000)
+            file.writeframes(tone.astype("<i2").tobytes())
+
+
+def write_scans(folder: Path) -> None:
+    pydicom: Any = importlib.import_module("pydicom")
+    (folder / "scans").mkdir()
+    for number in range(12):
+        scan = pydicom.Dataset()
+        scan.file_meta = pydicom.dataset.FileMetaDataset()
+        scan.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+        scan.SOPClassUID, scan.SOPInstanceUID = pydicom.uid.CTImageStorage, pydicom.uid.generate_uid()
+        scan.Rows, scan.Columns, scan.SamplesPerPixel, scan.PhotometricInterpretation = 4, 4, 1, "MONOCHROME2"
+        scan.BitsAllocated, scan.BitsStored, scan.HighBit, scan.PixelRepresentation = 16, 16, 15, 0
+        scan.PixelData = np.full((4, 4), number, "<u2").tobytes()
+        scan.save_as(folder / "scans" / f"{number}.dcm", enforce_file_format=True)
+
+
+def write_videos(folder: Path, images: Any) -> None:
+    av: Any = importlib.import_module("av")
+    (folder / "videos").mkdir()
+    for number in range(12):
+        with av.open(str(folder / "videos" / f"{number}.mp4"), "w") as file:
+            stream = file.add_stream("mpeg4", rate=10)
+            stream.width = stream.height = 64
+            stream.pix_fmt = "yuv420p"
+            for image in images[number : number + 20 + number]:
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+            file.mux(stream.encode())
 
 
 def write_parquet(folder: Path, encoded: list[bytes], labels: Any) -> None:

@@ -154,10 +154,10 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
     module or the path of a .py file. When a feed is ready, the daemon
     prints a line `ready tcp://HOST:PORT/NAME`.
 
-    FILE is a data file (.h5, .hdf5, .npy, .npz, .parquet, .arrow, .feather, .tar, .tar.gz, .tar.bz2, .tar.xz, .tgz,
-    .zarr, .zarr.zip, .csv, .tsv, .csv.gz, .tsv.gz, .jsonl, .ndjson, .jsonl.gz, .ndjson.gz), a file of a format that an
-    installed package has, a folder of images, a quoted pattern or a URL. All files together are one feed, described by
-    --leaf and --batch-size.
+    FILE is a data file (.h5, .hdf5, .h5ad, .npy, .npz, .parquet, .arrow, .feather, .tar, .tar.gz, .tar.bz2,
+    .tar.xz, .tgz, .zarr, .zarr.zip, .csv, .tsv, .csv.gz, .tsv.gz, .jsonl, .ndjson, .jsonl.gz, .ndjson.gz), a file
+    of a format that an installed package has, a folder of images, a quoted pattern or a URL. All files together are
+    one feed, described by --leaf and --batch-size.
 
     \b
     Signals:

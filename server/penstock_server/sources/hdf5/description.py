@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from penstock_proto.status.figures import size
 
 from ..description import Column, Description, leaf_names, other_length, together
+from ..recipes import recipe
 from ..row_ranges import RowRange, Table, divide
 from .opening import opened
 from .outside import outside_files
-from .reader import check_servable, chunk_rows, damage_of, is_compressed, row_nbytes
+from .reader import chunk_rows, damage_of, is_compressed, row_nbytes, servable
+from .views import CsrRows, Field, fields_of, is_table_index, parts_of
 
 _MANY = 1000
 """Datasets that are looked at, at most. A file with a dataset for each sample has many more."""
 
 _LINKS = 10 * _MANY
 """Objects and links that are looked at, at most."""
+
+_ALIKE = 20
+"""Datasets whose names differ only in numbers, from which on each is hardly a leaf."""
 
 _LEAVES = 100
 """Datasets that are proposed as leaves, at most. If more of them share a length, they are hardly leaves."""
@@ -40,9 +46,10 @@ def describe(file: str) -> Description:
             try:
                 with damage_of(file):
                     others |= dict.fromkeys(filter(os.path.exists, outside_files(h5, file, [name])))
-                    dataset = h5[name]
-                    check_servable(dataset, file, name)
-            except (TypeError, ValueError, OSError) as error:
+                    dataset = servable(h5, file, name)
+                    if why := _pandas_part(h5, name):
+                        raise TypeError(why)
+            except (TypeError, ValueError, OSError, LookupError) as error:
                 left_out[name] = str(error).removeprefix(f"{file}: ").removeprefix(f"{name!r} ")
                 continue
             datasets[name] = dataset
@@ -62,15 +69,34 @@ def describe(file: str) -> Description:
                 "sample, write a generator that yields them, and give its feed as MODULE:ATTR. Otherwise name those to "
                 "serve: penstock serve FILE --leaf NAME=DATASET ..."
             )
+        if alike := _one_for_each_sample(proposed):
+            raise ValueError(
+                f"{file} has {len(alike)} datasets such as {alike[0]!r} and {alike[1]!r}, as if each were a sample: "
+                f"write a generator that yields them (see {recipe('Groups of an HDF5 file')}), and give its feed as "
+                "MODULE:ATTR. "
+                "Otherwise name those to serve: penstock serve FILE --leaf NAME=DATASET ..."
+            )
         short = leaf_names(proposed)
-        columns = tuple(Column(name, short[name], _storage(datasets[name])) for name in proposed)
+        columns = tuple(
+            Column(name, short[name], _storage(datasets[name]) + _categories(h5.get(name))) for name in proposed
+        )
         facts = _splits(file, [datasets[name] for name in proposed], rows or 0)
+        facts += _pandas_facts(h5, proposed)
     if others:
         names = [os.path.relpath(other, os.path.dirname(os.path.abspath(file))) for other in others]
         facts.append(f"depends on {len(names)} other {'file' if len(names) == 1 else 'files'}: {_some(names)}")
     if more:
         facts.append(f"only the first {_MANY} datasets were looked at")
     return Description(columns, left_out, tuple(facts), rows)
+
+
+def _one_for_each_sample(names: list[str]) -> list[str]:
+    """Return the datasets that have one name but for a number in it, if they are many; else an empty list."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(re.sub("[0-9]+", "0", name), []).append(name)
+    most = max(alike.values(), key=len, default=[])
+    return most if len(most) >= _ALIKE else []
 
 
 def _names(h5: Any) -> tuple[list[str], bool]:
@@ -101,8 +127,13 @@ def _names(h5: Any) -> tuple[list[str], bool]:
         if address in seen:  # under another name
             continue
         seen.add(address)
-        if hasattr(item, "visititems"):
-            stack.append((item, f"{prefix}{part}/", iter(item)))
+        if parts_of(item):
+            found.append(prefix + part)
+        elif hasattr(item, "visititems"):
+            if not is_table_index(item):
+                stack.append((item, f"{prefix}{part}/", iter(item)))
+        elif fields := fields_of(item):
+            found += [f"{prefix}{part}/{field}" for field in fields]
         elif hasattr(item, "chunks"):
             found.append(prefix + part)
     return found, False
@@ -153,6 +184,10 @@ def _twice(dataset: Any, splits: list[RowRange]) -> int:
 
 
 def _storage(dataset: Any) -> str:
+    if isinstance(dataset, CsrRows):
+        return dataset.storage
+    if isinstance(dataset, Field):
+        return f"{dataset.storage}, {_dtype(dataset.dtype)}{[*dataset.shape]}"
     dtype, inner = dataset.dtype.subdtype or (dataset.dtype, ())
     words = [f"dataset {dataset.name.lstrip('/')!r}, {_dtype(dtype)}{[*dataset.shape, *inner]}"]
     if len(dataset) and not (dataset.id.get_storage_size() or dataset.is_virtual or dataset.external):
@@ -169,6 +204,48 @@ def _storage(dataset: Any) -> str:
     if filters and stored and dataset.dtype.kind != "O":
         words.append(f"{whole / stored:.1f} times smaller")
     return ", ".join(words)
+
+
+def _categories(item: Any) -> str:
+    """Return the categories whose codes a column of anndata holds, in words."""
+    names: Any = item.get("categories") if hasattr(item, "visititems") else None
+    if not hasattr(names, "chunks") or names.ndim != 1:
+        return ""
+    some = ", ".join(repr(name.decode(errors="replace") if isinstance(name, bytes) else name) for name in names[:5])
+    return f"; codes of {len(names)} categories: {some}{', ...' if len(names) > 5 else ''}"
+
+
+def _pandas_part(h5: Any, name: str) -> str:
+    """Return why a dataset of a DataFrame that pandas wrote is no column, or ""."""
+    item, above = h5.get(name), h5.get(name.rpartition("/")[0] or "/")
+    if hasattr(item, "chunks") and bytes(item.attrs.get("PSEUDOATOM", b"")) == b"object":
+        return (
+            "holds pickled Python objects: write the DataFrame with to_hdf(format='table', data_columns=True), or as "
+            "Parquet"
+        )
+    if hasattr(above, "attrs") and bytes(above.attrs.get("pandas_type", b"")) == b"frame":
+        part = name.rpartition("/")[2]
+        if part == "axis0" or part.endswith("_items"):
+            return "holds names of columns"
+    return ""
+
+
+def _pandas_facts(h5: Any, names: list[str]) -> list[str]:
+    """Return which columns of a DataFrame the blocks hold into which pandas has put them."""
+    facts = []
+    blocks = [name for name in names if name.rpartition("/")[2].startswith("values_block_")]
+    if blocks:
+        facts.append(
+            f"{blocks[0]!r}{f' and {len(blocks) - 1} more' if blocks[1:] else ''} hold columns of one type as arrays: "
+            "to_hdf(format='table', data_columns=True) writes each column with its name"
+        )
+    for name in names:
+        short = name.rpartition("/")[2]
+        items = h5.get(name.replace("_values", "_items"))
+        if short.startswith("block") and short.endswith("_values") and hasattr(items, "chunks") and items.ndim == 1:
+            some = [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in items[:10]]
+            facts.append(f"{name!r} holds the columns {', '.join(some)}{', ...' if len(items) > 10 else ''}")
+    return facts
 
 
 def _dtype(dtype: Any) -> str:

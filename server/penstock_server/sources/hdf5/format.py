@@ -15,7 +15,7 @@ class Hdf5(Format):
     """HDF5 files, whose datasets are leaves."""
 
     name = "HDF5"
-    endings = (".h5", ".hdf5")
+    endings = (".h5", ".hdf5", ".h5ad")
     magic = b"\x89HDF\r\n\x1a\n"
     library = "h5py"
     constructor = "from_hdf5"

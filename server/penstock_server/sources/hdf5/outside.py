@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import files as fs
 from .opening import opened
+from .views import fields_of, parts_of
 
 _LINKS = 100
 """Links that the path of a dataset goes through, at most: links can form a loop."""
@@ -125,7 +126,9 @@ class _Walk:
             if part in ("", "."):
                 continue
             if not hasattr(group, "visititems"):
-                return False  # a dataset has no members
+                if parts or part not in fields_of(group):
+                    return False  # a dataset has no members
+                break
             link = group.get(part, getlink=True)
             path = getattr(link, "path", None)
             if link is None:
@@ -147,6 +150,8 @@ class _Walk:
                         f"{self._first}: {where}, and that is no dataset: correct the link, or name a dataset below it"
                     )
                 return True
+        if parts_of(group):
+            return all(self.follow(h5, file, f"{group.name}/{one}", what) for one in parts_of(group))
         if hasattr(group, "chunks"):
             self._add_storage(group, file, what)
             if group.is_virtual:

@@ -21,6 +21,7 @@ from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divi
 from ..structure import Columns
 from .opening import opened
 from .outside import OutsideFiles
+from .views import Field, Records, fields_of, view_of
 
 _SLAB = 1 << 20
 """Bytes of a dataset that are read at once, unless a row of chunks has more."""
@@ -150,7 +151,7 @@ class Hdf5Rows(Reader):
 
 def _rows(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
     """Yield the rows of a dataset in a split. Read slabs that end where chunks do."""
-    row = max(1, row_nbytes(dataset))
+    row = max(1, getattr(dataset, "slab_row_nbytes", 0) or row_nbytes(dataset))
     chunk = dataset.chunks[0] if is_compressed(dataset) else 1
     rows = chunk * max(1, _SLAB // (chunk * row))
     if rows * row > _BAND:
@@ -192,12 +193,11 @@ def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:
         ValueError: their lengths differ.
     """
     found = []
+    tables: dict[str, Records] = {}
     for name in names:
-        dataset = h5.get(name)
-        if dataset is None or not hasattr(dataset, "chunks"):
-            what = "no dataset" if dataset is None else "a group, not a dataset,"
-            raise LookupError(f"{file} has {what} {name!r}; its datasets are {', '.join(_all(h5)) or 'none'}")
-        check_servable(dataset, file, name)
+        dataset = servable(h5, file, name)
+        if isinstance(dataset, Field):
+            dataset.records = tables.setdefault(dataset.records.dataset.name, dataset.records)
         found.append(dataset)
     for name, dataset in zip(names[1:], found[1:], strict=True):
         if len(dataset) != len(found[0]):
@@ -206,6 +206,24 @@ def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:
                 "row of every dataset, so write both with one length, or leave one of them out"
             )
     return found
+
+
+def servable(h5: Any, file: str, name: str) -> Any:
+    """Return the dataset, or the view, with this name.
+
+    Raises:
+        LookupError: there is no such dataset; the message lists the existing ones.
+        OSError, TypeError, ValueError: it cannot be served; see `check_servable`.
+    """
+    try:
+        dataset = view_of(h5, name)
+    except TypeError as error:
+        raise TypeError(f"{file}: {name!r} {error}") from None
+    if dataset is None or not hasattr(dataset, "chunks"):
+        what = "no dataset" if dataset is None else "a group, not a dataset,"
+        raise LookupError(f"{file} has {what} {name!r}; its datasets are {', '.join(_all(h5)) or 'none'}")
+    check_servable(dataset, file, name)
+    return dataset
 
 
 def chunk_rows(found: list[Any]) -> tuple[int, int, int, bool]:
@@ -233,7 +251,14 @@ def row_nbytes(dataset: Any) -> int:
 
 def is_compressed(dataset: Any) -> bool:
     """Return whether HDF5 has to decode a whole chunk of a dataset for one of its rows."""
-    return dataset.chunks is not None and bool(dataset.id.get_create_plist().get_nfilters())
+    if dataset.chunks is None:
+        return False
+    return any(one.id.get_create_plist().get_nfilters() for one in stored_in(dataset))
+
+
+def stored_in(dataset: Any) -> list[Any]:
+    """Return the datasets in which a dataset or a view is stored."""
+    return list(getattr(dataset, "stored", [dataset]))
 
 
 def _slab(dataset: Any, start: int, stop: int) -> Any:
@@ -262,6 +287,11 @@ def check_servable(dataset: Any, file: str, name: str) -> None:
         raise TypeError(
             f"{where} has a type that NumPy lacks ({error}): leave it out, or write it as float64"
         ) from None
+    if fields := fields_of(dataset):
+        raise TypeError(
+            f"{where} is a table of records: name its fields, such as {f'{name}/{fields[0]}'!r}. They are "
+            f"{', '.join(fields[:20])}{', ...' if len(fields) > 20 else ''}"
+        )
     base = h5py.check_vlen_dtype(kind)
     if kind.subdtype is not None:
         base = kind.subdtype[0]
@@ -271,9 +301,11 @@ def check_servable(dataset: Any, file: str, name: str) -> None:
             f"{where} has dtype {base or kind}, which cannot be served: write numbers, each field as a dataset"
         )
     check_at_once(row_nbytes(dataset), where, "rows")
-    if dataset.chunks is not None:
-        check_at_once(math.prod(dataset.chunks) * kind.itemsize, where, "chunks")
-        _check_filters(dataset, where)
+    for one in stored_in(dataset):
+        check_at_once(row_nbytes(one), where, "rows")
+        if one.chunks is not None:
+            check_at_once(math.prod(one.chunks) * one.dtype.itemsize, where, "chunks")
+            _check_filters(one, where)
 
 
 def _is_number(kind: Any) -> bool:
@@ -314,6 +346,8 @@ def _all(h5: Any) -> list[str]:
 
 def _described(dataset: Any) -> str:
     try:
+        if fields := fields_of(dataset):
+            return f"a table with the fields {', '.join(fields[:20])}"
         return f"{dataset.dtype}{list(dataset.shape or ())}"
     except (TypeError, ValueError):
         return "of a type that NumPy lacks"
