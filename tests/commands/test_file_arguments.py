@@ -26,8 +26,8 @@ from penstock_server.targets.file_target import load_target
         ("x.npy scenes.py:feed", {}, "x.npy is a data file, and scenes.py:feed is a feed"),
         ("x.npyy", {}, "x.npyy: no such file. Did you mean x.npy?"),
         ("table.xls", {}, "table.xls: no such file; expected a data file, which ends in .h5, .hdf5"),
-        ("notes.txt", {}, "notes.txt: expected a data file, which ends in .h5"),
-        ("notes.txt", {}, "Other files need a Feed with a generator"),
+        ("notes.xyz", {}, "notes.xyz: expected a data file, which ends in .h5"),
+        ("notes.xyz", {}, "Other files need a Feed with a generator"),
         ("x.npy photo.jpg", {}, "photo.jpg: no such file; expected a data file"),
         ("shards", {}, "shards is a directory: give the files in it"),
     ],
@@ -38,7 +38,7 @@ def test_a_mistake_is_named_with_what_works(
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.arange(3))
     (tmp_path / "cells.h5ad").write_bytes(b"\x89HDF\r\n\x1a\n")
-    (tmp_path / "notes.txt").write_text("?")
+    (tmp_path / "notes.xyz").write_text("?")
     (tmp_path / "shards").mkdir()
     with pytest.raises(click.UsageError) as raised:
         targets_of(arguments.split(), {"batch_size": 2, "leaves": (), "name": None, **options})

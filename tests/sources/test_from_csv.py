@@ -193,7 +193,9 @@ class TestImages:
         ("x,x\n1,2\n", r"the column 'x' is there more than once"),
         ("x,y\n1,2\n,3\n", r"row 2 of column 'x' is empty, and others are numbers: fill the empty cells"),
         ('x,y\n1,"2\n', r"line 2 is not CSV"),
-        (b"x,y\n1,caf\xe9\n", r"t\.csv is not UTF-8 behind line 0: convert the file"),
+        (b"x,y\n1,caf\xe9\n", r"t\.csv is not UTF-8: convert it, such as with iconv -f latin1 "),
+        ("x,y\n1,2\n".encode("utf-16"), r"t\.csv is not UTF-8: convert it, such as with iconv -f utf-16 "),
+        (b"x|y|z\n1|2|3\n", r"t\.csv: columns seem to be separated by '\|'.*read_csv\('t\.csv', sep='\|'\)"),
         (
             gzip.compress(b"x\n" + b"1\n" * 100_000, mtime=0)[:-20],
             r"t\.csv is truncated or damaged \(.+\): copy it again",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -148,6 +146,7 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
     Raises:
         click.UsageError: arguments and options contradict each other.
     """
+    from ..sources.other_formats import not_the_data
     from ..sources.registry import format_of
     from ..targets.file_target import make_target
 
@@ -156,6 +155,9 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
     for argument in arguments:
         if formats[argument] is None and ":" not in argument and not argument.endswith(".py"):  # no feed either
             raise click.UsageError(_unknown(argument))
+    for file in files:
+        if words := not_the_data(file):
+            raise click.UsageError(words)
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if not files:
         if given:
@@ -177,7 +179,8 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
 
 def _unknown(argument: str) -> str:
     """Say why an argument is neither a data file nor a feed, and name the most similar file."""
-    from ..sources.registry import all_endings, by_ending
+    from ..sources.other_formats import words_for
+    from ..sources.registry import all_endings, similar_file
 
     expected = f"expected a data file, which ends in {all_endings()}, or MODULE:ATTR, such as scenes.py:feed"
     if os.path.isdir(argument):
@@ -186,10 +189,9 @@ def _unknown(argument: str) -> str:
             f"'{argument.rstrip('/')}/*.h5'. penstock peek {argument} says which it has"
         )
     if os.path.exists(argument):
+        if words := words_for(argument):
+            return words
         return f"{argument}: {expected}. Other files need a Feed with a generator"
-    folder, name = os.path.split(argument)
-    with suppress(OSError):
-        known = [other for other in os.listdir(folder or ".") if by_ending(other)]
-        if near := difflib.get_close_matches(name, known, 1, 0.8):
-            return f"{argument}: no such file. Did you mean {os.path.join(folder, near[0])}?"
+    if similar := similar_file(argument):
+        return f"{argument}: no such file. Did you mean {similar}?"
     return f"{argument}: no such file; {expected}"

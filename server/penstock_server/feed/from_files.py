@@ -11,6 +11,7 @@ from ..sources import files as fs
 from ..sources import registry
 from ..sources.features import Feature
 from ..sources.format import Format, Source
+from ..sources.other_formats import words_for
 from .options.values import OnError
 
 
@@ -454,6 +455,8 @@ def _format_of(files: Any) -> Format:
     found = registry.format_of(first)
     if found is None and os.path.isdir(first):
         raise ValueError(f"{first} is a folder without images: give the files in it, such as {first}/*.h5")
+    if found is None and (words := words_for(first)):
+        raise ValueError(words)
     if found is None:
         raise ValueError(
             f"{first} has the ending of no format: give format=, or install the package that has the format. The known "

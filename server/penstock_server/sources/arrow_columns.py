@@ -134,6 +134,23 @@ class _Structs(Sequence[Any]):
         return {name: field[index] for name, field in zip(self._names, self._fields, strict=True)}
 
 
+def why_not_served(kind: Any) -> str:
+    """Return why columns of a type cannot be served, and what to write in their place."""
+    import pyarrow as pa
+
+    instead = "serve other columns, or write numbers, text or lists of numbers in its place"
+    if pa.types.is_temporal(kind):
+        number = {32: "int32", 64: "int64"}.get(getattr(kind, "bit_width", 0), "int64")
+        instead = f"write it as numbers, such as column.cast({number!r})"
+    elif pa.types.is_decimal(kind):
+        instead = "write it as numbers, such as column.cast('float64')"
+    elif pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type)):
+        instead = "write a column of lists for each field"
+    elif pa.types.is_null(kind):
+        instead = "it holds nothing but nulls, so leave it out"
+    return f"has type {kind}, which cannot be served: {instead}"
+
+
 def rows_of(column: Any, place: Place) -> Sequence[Any]:
     """Return the rows of an array, or of a chunked array: numbers, arrays, text, bytes, or dicts of these.
 

@@ -5,4 +5,4 @@ from __future__ import annotations
 
 def recipe(title: str) -> str:
     """Return the words that name a recipe."""
-    return f"the recipe {title!r} in Penstock's documentation"
+    return f"the recipe {title!r} of Penstock's documentation"

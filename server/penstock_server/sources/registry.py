@@ -6,6 +6,7 @@ no format of Penstock's own has the file's ending.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -95,6 +96,17 @@ def _format_of_folder(folder: str) -> Format | None:
     del counts[None]
     most = max(counts, key=counts.__getitem__, default=None)
     return most if most in of_folders else None
+
+
+def similar_file(name: str) -> str:
+    """Return the data file whose name is most similar to that of a missing file; "" if none is."""
+    folder, base = os.path.split(name)
+    try:
+        known = [other for other in os.listdir(folder or ".") if by_ending(other)]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(base, known, 1, 0.8)
+    return os.path.join(folder, near[0]) if near else ""
 
 
 def by_name(name: str) -> Format:

@@ -15,7 +15,7 @@ from penstock_proto import FeedError, PenstockError, StartError
 from penstock_proto.status.figures import size
 
 from ...sources import files as fs
-from ...sources import registry
+from ...sources import other_formats, registry
 from ...sources.description import Description
 from ...sources.format import Format
 from ..leaves.summary import Summary
@@ -133,6 +133,8 @@ def _looks(
     nbytes = None if os.path.isdir(first) else fs.size_of(first)
     if nbytes == 0:
         raise FeedError(f"{first} is empty (0 bytes): was it written to the end?")
+    if words := other_formats.not_the_data(first):
+        raise FeedError(words)
     format = registry.format_of(first) or registry.format_of(files[0])
     assert format is not None
     description = format.describe(first)
@@ -247,12 +249,16 @@ def is_url_of_feed(name: str) -> bool:
         refuse_directory(name)
     if name.endswith(".py") and os.path.exists(name):
         raise StartError(f"{name}: which feed in it? Write {name}:ATTR, such as {name}:feed")
+    if os.path.exists(name) and (words := other_formats.words_for(name)):
+        raise StartError(words)
     if os.path.exists(name):
         raise StartError(
             f"{name}: expected a file that ends in {registry.all_endings()}. Other files need a generator: "
             "write a Feed and give MODULE:ATTR, such as scenes.py:feed"
         )
     where = "" if os.path.isabs(name) else f" in {os.getcwd()}"
+    if similar := registry.similar_file(name):
+        raise StartError(f"{name!r}: no such file{where}. Did you mean {similar}?")
     raise StartError(
         f"{name!r}: no such file{where}. Give a file, the URL of a daemon's feed (tcp://HOST:PORT/FEED) or "
         "MODULE:ATTR, such as scenes.py:feed"
@@ -266,16 +272,24 @@ def refuse_directory(name: str) -> None:
         StartError: always; the message says how to serve the files in it.
     """
     data: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    examples: dict[str, str] = {}
     for folder, _, names in os.walk(name):
         deeper = "" if os.path.samefile(folder, name) else "**/"
-        data.update(deeper + "*" + "".join(Path(one).suffixes[-1:]) for one in names if registry.by_ending(one))
-        if data.total() > 10_000:
+        for one in names:
+            pattern = f"{deeper}*{''.join(Path(one).suffixes[-1:])}"
+            (data if registry.by_ending(one) else others)[pattern] += 1
+            examples.setdefault(pattern, os.path.join(folder, one))
+        if data.total() + others.total() > 10_000:
             break
     if data:
         pattern, count = data.most_common(1)[0]
         raise StartError(
             f"{name} is a directory: give the files in it, such as '{name.rstrip('/')}/{pattern}' ({count})"
         )
+    for pattern, count in others.most_common(3):
+        if words := other_formats.words_for(examples[pattern]):
+            raise StartError(f"{name} is a directory without data files (it has {count} {pattern}): {words}")
     raise StartError(f"{name} is a directory without data files: give a file that ends in {registry.all_endings()}")
 
 

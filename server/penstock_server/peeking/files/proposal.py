@@ -124,6 +124,11 @@ def _can_be_decoded(peeked: PeekedFile, column: Column) -> bool:
     return len(pictures) == 1 and None not in pictures
 
 
+def _holds_images(peeked: PeekedFile, column: Column) -> bool:
+    pictures = peeked.summary.leaves[column.leaf].pictures if column.leaf in peeked.summary.leaves else ()
+    return column.image or (bool(pictures) and None not in pictures)
+
+
 def _notes(
     peeked: PeekedFile, columns: list[Column], decoded: list[Column], options: dict[str, str], direct: bool
 ) -> list[str]:
@@ -141,11 +146,11 @@ def _notes(
             f"Images in {leaf!r} have a palette; the module makes colours of its indices. If the indices are classes, "
             "decode them with np.asarray(Image.open(io.BytesIO(data)))."
         )
-    encoded = [column for column in columns if column.image and column not in decoded]
+    encoded = [column for column in columns if _holds_images(peeked, column) and column not in decoded]
     for column in encoded:
         how = "a function in decode=, such as ImageDecoder(size=(224, 224)),"
         if not peeked.format.takes("decode"):
-            how = "a function in transform="
+            how = "a function in transform=, with ImageDecoder(size=(224, 224)),"
         found.append(f"{column.leaf!r} is served as encoded bytes: {how} makes arrays of them, all of one shape.")
     if encoded and not images.has_decoder():
         found.append("Pillow would decode them: pip install pillow")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..arrow_columns import can_be_served
+from ..arrow_columns import can_be_served, why_not_served
 from ..description import Column, Description
 from .reader import opened_arrow
 
@@ -20,8 +20,9 @@ def describe(file: str) -> Description:
             if can_be_served(field.type):
                 columns.append(Column(field.name, field.name, f"column {field.name!r}, {field.type}"))
             else:
-                left_out[field.name] = f"has type {field.type}, which cannot be served"
+                left_out[field.name] = why_not_served(field.type)
         rows = [batch.num_rows for _, batch in arrow.batches(0, None if arrow.is_stream else arrow.count)]
     many = f"{len(rows)} record batches" if len(rows) != 1 else "1 record batch"
-    span = f" of {min(rows)} to {max(rows)} rows" if rows else ""
+    span = f" of {min(rows)} to {max(rows)} rows" if rows and min(rows) < max(rows) else ""
+    span = f" of {rows[0]} rows" if rows and not span else span
     return Description(tuple(columns), left_out, (f"{many}{span}",), sum(rows))

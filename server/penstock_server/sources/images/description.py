@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 from ..description import Column, Description
@@ -13,6 +14,9 @@ _HEADERS = 64
 
 _CLASSES = 12
 """Classes that are named."""
+
+_KINDS = {"annotations", "images", "imgs", "labels", "masks", "data"}
+"""Names of folders that are no classes, in lower case."""
 
 _SIZE = (224, 224)
 """The size that is proposed for images of different sizes: that of ImageNet's models."""
@@ -59,6 +63,12 @@ def describe(folder: str) -> Description:
     if listing.classes:
         columns.append(Column("label", storage="the class, by its place among the sorted folders"))
     facts = [*_classes(listing), f"pixels as in the files: {_modes(modes)}"]
+    if {name.lower() for name in listing.classes} <= _KINDS and listing.classes:
+        kinds = [name for name, count in zip(listing.classes, listing.counts, strict=True) if count]
+        facts.append(
+            f"these look like kinds of files, not like classes: give the folder of images, such as "
+            f"{os.path.join(folder, kinds[0])}, or a CSV file with a column of paths"
+        )
     if listing.loose:
         facts.append(f"left out: images beside the folders of the classes, {listing.loose}")
     if listing.others:

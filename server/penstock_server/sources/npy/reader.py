@@ -221,9 +221,15 @@ class NpyArray:
         if not shape:
             raise TypeError(f"{name} is a single value, not an array of rows: leave it out")
         if dtype.hasobject:
-            raise TypeError(f"{name} holds Python objects, which would be unpickled: write numbers in its place")
+            raise TypeError(
+                f"{name} holds Python objects, which would be unpickled: write numbers in its place. If you trust the "
+                "file, load it in a module with np.load(FILE, allow_pickle=True), and give the array to Feed(...)"
+            )
         if dtype.kind not in "biufc":
-            raise TypeError(f"{name} has dtype {dtype}, which cannot be served: write numbers in its place")
+            raise TypeError(
+                f"{name} has dtype {dtype}, which cannot be served: write numbers in its place, or load it in a module "
+                "with np.load(FILE), and give the array to Feed(...)"
+            )
         self._shape, self._dtype = shape, dtype
         self.rows = shape[0]
         self.row_nbytes = math.prod(shape[1:]) * dtype.itemsize

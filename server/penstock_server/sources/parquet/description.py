@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock_proto.status.figures import size
 
-from ..arrow_columns import can_be_served
+from ..arrow_columns import can_be_served, why_not_served
 from ..bounds import AT_ONCE, COLUMNS
 from ..description import Column, Description
 from .reader import RowGroup, divided, opened_parquet, readable
@@ -43,7 +43,7 @@ def describe(file: str) -> Description:
             found = chunks.get(field.name, [])
             nulls = _nulls(found) if len({chunk.path_in_schema for chunk in found}) == 1 else 0
             if not can_be_served(field.type):
-                left_out[field.name] = f"has type {field.type}, which cannot be served"
+                left_out[field.name] = why_not_served(field.type)
             elif nulls and found[0].path_in_schema == field.name:  # in a column of lists, empty lists count as nulls
                 left_out[field.name] = f"holds {nulls} nulls: fill them when you write the file"
             else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import string
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,6 +28,16 @@ _ROWS = 100_000
 """Rows that are looked at, at most."""
 
 _SIZE = (224, 224)
+
+
+_KINDS_OF_TEXT = {
+    r"[-+]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?": ", as numbers have commas between thousands: write them without",
+    r"[-+]?[0-9]+,[0-9]+": ", as numbers have a decimal comma: write them with a point",
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9:.]+(Z|[+-][0-9:]+)?)?": (
+        ", as it holds times: a transform= can make numbers of them, or write seconds since 1970"
+    ),
+}
+"""What columns of text hold that are meant as numbers, by the form of a cell."""
 
 
 def describe(file: str) -> Description:
@@ -58,6 +70,8 @@ def describe(file: str) -> Description:
                 options["images"] = name
                 if len(sizes) > 1:
                     options["size"] = _SIZE
+            elif why := _looks_like(values):
+                storage = f"text{why}"
             elif distinct <= min(_CLASSES, table.rows // 2):
                 storage = f"text of {distinct} values, which become numbers in their sorted order"
                 numbered.append(name)
@@ -87,6 +101,15 @@ def _grouped(names: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
             'that are one array, such as Feed.from_csv(FILE, {"x": "pixel*", "y": "label"}, batch_size=32)'
         )
     return single, patterns
+
+
+def _looks_like(cells: Sequence[str]) -> str:
+    """Return what else the cells of a column of text can be, and what to do; "" for plain text."""
+    some = [cell for cell in cells[:_LOOKED_AT] if cell]
+    for pattern, what in _KINDS_OF_TEXT.items():
+        if some and all(re.fullmatch(pattern, cell.strip()) for cell in some):
+            return what
+    return ""
 
 
 def _sizes(table: Table, name: str) -> set[tuple[int, int]]:

@@ -269,10 +269,16 @@ def _rows(file: str, lines: io.TextIOWrapper[Any]) -> Iterator[list[str]]:
     except csv.Error as error:
         raise ValueError(f"{file}: line {reader.line_num} is not CSV: {error}") from None
     except UnicodeDecodeError:
-        after = reader.line_num if reader is not None else 0
+        after = f" after line {reader.line_num}" if reader is not None and reader.line_num else ""
+        kind = "utf-16" if _begins_with_utf16(file) else "latin1"
         raise ValueError(
-            f"{file} is not UTF-8 behind line {after}: convert the file (iconv -f latin1 -t utf-8)"
+            f"{file} is not UTF-8{after}: convert it, such as with iconv -f {kind} -t utf-8 {file} > new.csv"
         ) from None
+
+
+def _begins_with_utf16(file: str) -> bool:
+    with fs.open_binary(file) as opened:
+        return opened.read(2) in (b"\xff\xfe", b"\xfe\xff")
 
 
 def _after(first: str, lines: Iterable[str]) -> Iterator[str]:
@@ -283,6 +289,11 @@ def _after(first: str, lines: Iterable[str]) -> Iterator[str]:
 def _check_names(file: str, names: tuple[str, ...]) -> None:
     if len(names) > MOST_COLUMNS:
         raise ValueError(f"{file} has {len(names)} columns, and at most {MOST_COLUMNS} are read")
+    if len(names) == 1 and (found := next((mark for mark in "|:" if names[0].count(mark) > 1), "")):
+        raise ValueError(
+            f"{file}: columns seem to be separated by {found!r}, and commas, semicolons and tabs are known: rewrite "
+            f"the file, such as with pandas.read_csv({file!r}, sep={found!r}).to_csv('new.csv', index=False)"
+        )
     if _made(names, 2) is not None:
         raise ValueError(
             f"{file}: its first line has numbers, not the names of columns ({shown(names[0])}): add a line with names"
