@@ -135,7 +135,7 @@ def test_a_cached_split_is_read_again_when_a_chunk_changes(folder: Path) -> None
         ("absent.zarr", "y", r"absent\.zarr: no such store in /"),
         ("empty.zarr", "y", r"empty\.zarr is not a Zarr store: it has no zarr\.json"),
         ("junk.zarr.zip", "y", r"junk\.zarr\.zip cannot be opened as a Zarr store: BadZipFile"),
-        ("none-*.zarr", "y", r"no store matches none-\*\.zarr in /"),
+        ("none-*.zarr", "y", r"no folder matches none-\*\.zarr in /"),
         ("d.zarr", "z", r"d\.zarr has no array 'z'; its arrays are short \(float64\[3\]\), time \(datetime64"),
         ("d.zarr", ("y", "short"), r"'y' has 300 rows and 'short' has 3: each sample takes one row"),
         ("d.zarr", "time", r"'time' has dtype datetime64\[s\], which cannot be served"),

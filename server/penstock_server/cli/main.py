@@ -156,8 +156,8 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
 
     FILE is a data file (.h5, .hdf5, .h5ad, .npy, .npz, .parquet, .arrow, .feather, .tar, .tar.gz, .tar.bz2,
     .tar.xz, .tgz, .zarr, .zarr.zip, .csv, .tsv, .csv.gz, .tsv.gz, .jsonl, .ndjson, .jsonl.gz, .ndjson.gz), a file
-    of a format that an installed package has, a folder of images, a quoted pattern or a URL. All files together are
-    one feed, described by --leaf and --batch-size.
+    of a format that an installed package has, a folder of images or of MDS shards, a quoted pattern or a URL. All
+    files together are one feed, described by --leaf and --batch-size.
 
     \b
     Signals:

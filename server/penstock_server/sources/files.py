@@ -63,6 +63,24 @@ def expand(files: Sequence[str]) -> list[str]:
     return found
 
 
+def expand_folders(files: Sequence[str]) -> list[str]:
+    """Replace each pattern by the files and folders that match it, sorted by name.
+
+    Raises:
+        FileNotFoundError: a pattern matches nothing.
+    """
+    found: list[str] = []
+    for file in files:
+        if is_url(file) or not glob.has_magic(file) or os.path.exists(file):
+            found.append(file)
+            continue
+        matches = sorted(glob.glob(file, recursive=True))
+        if not matches:
+            raise FileNotFoundError(f"no folder matches {file} in {os.getcwd()}: correct the pattern")
+        found += matches
+    return found
+
+
 def is_url(file: str) -> bool:
     """Whether `file` needs fsspec, such as "s3://bucket/a.h5" or "simplecache::https://host/a.h5"."""
     return "://" in file or "::" in file

@@ -20,6 +20,7 @@ from .format import Format
 from .hdf5.format import Hdf5
 from .images.format import ImageFolder
 from .json_lines.format import JsonLines
+from .mds.format import Mds
 from .npy.format import Numpy
 from .parquet.format import Parquet
 from .tables.format import Csv
@@ -37,6 +38,7 @@ BUILT_IN: tuple[Format, ...] = (
     Zarr(),
     Csv(),
     JsonLines(),
+    Mds(),
     ImageFolder(),
 )
 

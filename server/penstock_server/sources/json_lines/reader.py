@@ -102,7 +102,7 @@ class JsonRows(Reader):
             found = found[key]
         dtype = self._dtypes.get(name)
         try:
-            return _leaf(found) if dtype is None else _as_dtype(found, dtype)
+            return leaf(found) if dtype is None else _as_dtype(found, dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{place}: {name!r} is {shown(found)}: {error}") from None
 
@@ -155,12 +155,16 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
     return value
 
 
-def _leaf(value: Any) -> Any:
-    """Return a value as a leaf: lists become arrays, unless they hold objects or text."""
+def leaf(value: Any) -> Any:
+    """Return a value of JSON as a leaf: lists become arrays, unless they hold objects.
+
+    Raises:
+        ValueError: it is null, or a list that cannot be an array; the message says what to do.
+    """
     if value is None:
         raise ValueError("an array cannot hold null: fill it when you write the file, or leave the key out of leaves=")
     if isinstance(value, dict):
-        return {key: _leaf(item) for key, item in value.items()}
+        return {key: leaf(item) for key, item in value.items()}
     if isinstance(value, list):
         try:
             array = np.array(value)
@@ -178,7 +182,7 @@ def _as_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
     Raises:
         ValueError: they are no numbers, or an integer or bool dtype cannot hold them.
     """
-    array = np.asarray(_leaf(value))
+    array = np.asarray(leaf(value))
     if array.dtype.kind not in "biuf":
         raise ValueError(f"dtypes= cannot make {dtype} of it")
     found = converted(array, dtype)

@@ -6,7 +6,6 @@ read slab by slab. zarr is imported in the worker: its threads do not survive a 
 
 from __future__ import annotations
 
-import glob
 import math
 import os
 from collections.abc import Iterator
@@ -59,16 +58,7 @@ class ZarrStores:
         Raises:
             FileNotFoundError: a pattern matches nothing.
         """
-        found: list[str] = []
-        for file in self.files:
-            if fs.is_url(file) or not glob.has_magic(file) or os.path.exists(file):
-                found.append(file)
-                continue
-            matches = sorted(glob.glob(file, recursive=True))
-            if not matches:
-                raise FileNotFoundError(f"no store matches {file} in {os.getcwd()}: correct the pattern")
-            found += matches
-        return found
+        return fs.expand_folders(self.files)
 
     @contextmanager
     def open(self, file: str) -> Iterator[tuple[Columns, list[Any]]]:

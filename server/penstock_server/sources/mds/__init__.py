@@ -1,0 +1,1 @@
+"""MDS datasets: the folders of shards that mosaicml-streaming writes and reads."""
