@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import scipy.io
 import tensorflow as tf
 import zarr
 from PIL import Image
@@ -39,6 +40,7 @@ def write_data(scenes: str) -> None:
     for name, values in {"images": images, "labels": labels}.items():
         cells.create_array(name, shape=values.shape, chunks=(50, *values.shape[1:]), dtype=values.dtype)[:] = values
     np.savez("digits.npz", images=images, labels=labels)
+    scipy.io.savemat("faces.mat", {"X": images, "y": labels})
     np.save("images.npy", images)
     np.save("labels.npy", labels)
     for number in range(4):

@@ -20,6 +20,7 @@ from .format import Format
 from .hdf5.format import Hdf5
 from .images.format import ImageFolder
 from .json_lines.format import JsonLines
+from .matlab.format import Matlab
 from .mds.format import Mds
 from .npy.format import Numpy
 from .parquet.format import Parquet
@@ -38,6 +39,7 @@ BUILT_IN: tuple[Format, ...] = (
     Zarr(),
     Csv(),
     JsonLines(),
+    Matlab(),
     Mds(),
     ImageFolder(),
 )

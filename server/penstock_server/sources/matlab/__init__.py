@@ -1,0 +1,1 @@
+"""MATLAB files (.mat): arrays whose first or last dimension counts the samples."""
