@@ -14,6 +14,7 @@ from typing import Any
 
 import h5py
 import keras
+import lmdb
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -53,6 +54,10 @@ def write_data(scenes: str) -> None:
         stream.write_table(saved, max_chunksize=50)
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "png")
+    with lmdb.open("words.lmdb", map_size=1 << 24) as env, env.begin(write=True) as transaction:
+        for number in range(40):
+            transaction.put(b"image-%05d" % number, picture.getvalue())
+            transaction.put(b"label-%05d" % number, b"word")
     for number in range(40):
         photo = Path("photos", "ab"[number % 2], f"{number}.png")
         photo.parent.mkdir(parents=True, exist_ok=True)

@@ -50,6 +50,7 @@ def seeds(folder: Path) -> Iterator[Seed]:
     yield Seed("rows.jsonl", rows.encode())
     yield Seed("packed.jsonl.gz", rows.encode(), packed=gzip.compress)
     yield from _arrow()
+    yield from _matlab(folder)
     plain = b"".join(map(_record, _examples()))
     yield Seed("records.tfrecord", plain, _with_crcs)
     yield Seed("gzip.tfrecord.gz", plain, _with_crcs, gzip.compress)
@@ -71,6 +72,21 @@ def _arrow() -> Iterator[Seed]:
         with opened(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=7)
         yield Seed(name, sink.getvalue())
+
+
+def _matlab(folder: Path) -> Iterator[Seed]:
+    import scipy.io
+
+    arrays = {"x": np.arange(60, dtype=np.float32).reshape(20, 3), "y": np.arange(20)[:, None], "t": "text"}
+    for name, packed in (("plain.mat", False), ("packed.mat", True)):
+        stream = io.BytesIO()
+        scipy.io.savemat(stream, arrays, do_compression=packed)
+        yield Seed(name, stream.getvalue())
+    with h5py.File(folder / "new.mat", "w", userblock_size=512) as file:
+        for name in "xy":
+            dataset = file.create_dataset(name, data=arrays[name].T, chunks=True, compression="gzip")
+            dataset.attrs["MATLAB_class"] = np.bytes_("single" if name == "x" else "int64")
+    yield Seed("new.mat", (folder / "new.mat").read_bytes())
 
 
 def damaged(seed: Seed, draw: random.Random) -> bytes:
@@ -129,6 +145,12 @@ def _arrays() -> Iterator[Seed]:
 
 
 def _hdf5(folder: Path) -> Iterator[Seed]:
+    with h5py.File(folder / "cells.h5ad", "w") as file:
+        matrix = file.create_group("X")
+        matrix.attrs.update({"encoding-type": "csr_matrix", "shape": (20, 3)})
+        matrix["data"], matrix["indices"], matrix["indptr"] = np.ones(20), np.zeros(20, np.int32), np.arange(21)
+        file["table"] = np.zeros(20, [("a", "f4"), ("b", "i8")])
+    yield Seed("cells.h5ad", (folder / "cells.h5ad").read_bytes())
     for name, options in (("plain.h5", {}), ("packed.h5", {"chunks": (5, 3), "compression": "gzip", "shuffle": True})):
         with h5py.File(folder / name, "w") as file:
             file.create_dataset("x", data=np.arange(60, dtype=np.float32).reshape(20, 3), **options)

@@ -155,9 +155,9 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
     prints a line `ready tcp://HOST:PORT/NAME`.
 
     FILE is a data file (.h5, .hdf5, .h5ad, .npy, .npz, .parquet, .arrow, .feather, .tar, .tar.gz, .tar.bz2,
-    .tar.xz, .tgz, .zarr, .zarr.zip, .csv, .tsv, .csv.gz, .tsv.gz, .jsonl, .ndjson, .jsonl.gz, .ndjson.gz, .mat), a
-    file of a format that an installed package has, a folder of images or of MDS shards, a quoted pattern or a URL.
-    All files together are one feed, described by --leaf and --batch-size.
+    .tar.xz, .tgz, .zarr, .zarr.zip, .csv, .tsv, .csv.gz, .tsv.gz, .jsonl, .ndjson, .jsonl.gz, .ndjson.gz, .mat,
+    .lmdb, .mdb), a file of a format that an installed package has, a folder of images or of MDS shards, a quoted
+    pattern or a URL. All files together are one feed, described by --leaf and --batch-size.
 
     \b
     Signals:

@@ -20,6 +20,7 @@ from .format import Format
 from .hdf5.format import Hdf5
 from .images.format import ImageFolder
 from .json_lines.format import JsonLines
+from .lmdb_stores.format import Lmdb
 from .matlab.format import Matlab
 from .mds.format import Mds
 from .npy.format import Numpy
@@ -41,6 +42,7 @@ BUILT_IN: tuple[Format, ...] = (
     JsonLines(),
     Matlab(),
     Mds(),
+    Lmdb(),
     ImageFolder(),
 )
 

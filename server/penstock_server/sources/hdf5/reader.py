@@ -180,7 +180,9 @@ def damage_of(file: str) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, RuntimeError, SystemError) as error:
+    except (KeyError, RuntimeError, SystemError, UnicodeDecodeError, OSError) as error:
+        if file in str(error):
+            raise
         raise OSError(f"{file}: the file is damaged ({error}): copy it again, or leave it out") from None
 
 

@@ -99,6 +99,7 @@ def open_variables(file: str) -> Iterator[tuple[list[Variable], Any]]:
                 found = list(_of_hdf5(h5))
             yield found, h5
         return
+    _check_version(file)
     with reading(file) as io, fs.open_binary(file) as stream:
         listed = io.whosmat(stream)
     yield [_variable(str(name), tuple(map(int, shape)), str(kind)) for name, shape, kind in listed[:_MANY]], None
@@ -126,6 +127,21 @@ def reading(file: str) -> Iterator[Any]:
         raise OSError(
             f"{file} is not a MATLAB file, or is truncated or damaged: copy it again ({type(error).__name__}: {error})"
         ) from None
+
+
+def _check_version(file: str) -> None:
+    """Check that a file has version 5 to 7. scipy takes any other for one of version 4, and crashes on some.
+
+    Raises:
+        OSError: it has another.
+    """
+    with fs.open_binary(file) as stream:
+        head = stream.read(128)
+    if head[124:128] not in (b"\x00\x01IM", b"\x01\x00MI") or 0 in head[:4]:
+        raise OSError(
+            f"{file} is not a MATLAB file of version 5 to 7.3, or is truncated or damaged: copy it again, or save it "
+            "with -v7"
+        )
 
 
 def is_hdf5(file: str) -> bool:

@@ -1,0 +1,1 @@
+"""LMDB stores: the values of keys, as bytes."""
