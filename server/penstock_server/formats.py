@@ -2,7 +2,7 @@
 
 from .sources.description import Column, Description
 from .sources.files import open_binary
-from .sources.format import Format, Indexable, Source
+from .sources.format import Facts, Format, Indexable, Source
 from .sources.reader import Reader
 from .sources.row_ranges import RowRange
 from .sources.structure import Columns
@@ -12,6 +12,7 @@ __all__ = [
     "Column",
     "Columns",
     "Description",
+    "Facts",
     "Format",
     "Indexable",
     "Reader",

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -29,7 +29,13 @@ from penstock_server.coordinator.model.consumer import CONSUMER_STATES
 from penstock_server.coordinator.model.turn import TURN_STATES
 from penstock_server.coordinator.order.lane import LANE_STATES
 from penstock_server.http.metrics import METRICS
+from penstock_server.sources import bounds
+from penstock_server.sources.format import Source
+from penstock_server.sources.images import pixels
+from penstock_server.sources.json_lines import reader as json_lines
+from penstock_server.sources.matlab import reader as matlab
 from penstock_server.sources.registry import BUILT_IN
+from penstock_server.sources.tables.table import MOST_BYTES
 from tests.conftest import StartTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,6 +181,28 @@ def test_the_formats_in_the_help_of_serve_and_in_the_docs_are_those_of_the_regis
     table = importlib.import_module("formats").page()
     for one in BUILT_IN:
         assert all(f"`{ending}`" in table for ending in one.endings)
+        assert one.facts is not None, one.name
+        assert all(one.facts)
+        assert f"| {one.name} | {' | '.join(one.facts)} |\n" in table
     endings = [ending for one in BUILT_IN if not one.needs_module for ending in one.endings]
     said = " ".join((inspect.getdoc(serve.callback) or "").split())
     assert f"FILE is a data file ({', '.join(endings)})" in said
+
+
+def test_the_bounds_that_the_table_of_formats_names_are_those_of_the_code() -> None:
+    said = {one.name: one.facts.bounds for one in BUILT_IN if one.facts is not None}
+    assert {name: words for name, words in said.items() if f"{bounds.AT_ONCE >> 30} GiB" in words}.keys() == {
+        *("HDF5", "NumPy", "Parquet", "tar (WebDataset)", "TFRecord", "Zarr", "MATLAB", "MDS", "LMDB")
+    }
+    assert f"{MOST_BYTES >> 30} GiB" in said["CSV"]
+    assert f"{matlab.HELD >> 30} GiB a file before" in said["MATLAB"]
+    assert f"{json_lines.MOST_LINE >> 20} MiB" in said["JSON lines"]
+    assert f"{pixels.MOST_PIXELS // 1_000_000} million" in said["folder of images"]
+
+
+def test_formats_that_say_that_they_read_no_urls_refuse_them() -> None:
+    for one in BUILT_IN:
+        if one.facts is not None and one.facts.remote == "no":
+            with pytest.raises((OSError, ValueError, ImportError), match="memory://x"):
+                source: Any = one.source("memory://x", "*") if one.needs_leaves() else one.source("memory://x")
+                source.splits() if isinstance(source, Source) else len(source)

@@ -25,6 +25,24 @@ class Source(NamedTuple):
     reader: Reader
 
 
+class Facts(NamedTuple):
+    """What users want to know about a format, in words, for the table of formats in the documentation.
+
+    Attributes:
+        splits: the parts into which files are divided, so that several workers can read them.
+        random_access: whether any sample can be read without those before it.
+        checksums: what tells damaged data from others.
+        remote: how files at a URL are read; "no" if they are not.
+        bounds: the largest piece that is read.
+    """
+
+    splits: str
+    random_access: str
+    checksums: str
+    remote: str
+    bounds: str
+
+
 class Indexable(Protocol):
     """The samples of one feed by index. Workers call it, so it can be pickled, and opens files when it is called."""
 
@@ -46,6 +64,7 @@ class Format(ABC):
         folder_of: endings in lower case, if a folder of such files is one dataset of this format.
         library: a module that its readers use. Workers are forked after it is imported, so it must survive a fork.
         constructor: the method of `Feed` that makes its feeds.
+        facts: facts for the documentation; None if it has none.
         needs_module: why options of `penstock serve` cannot describe its feeds; "" if they can.
     """
 
@@ -55,6 +74,7 @@ class Format(ABC):
     folder_of: tuple[str, ...] = ()
     library: str = "numpy"
     constructor: str = "from_files"
+    facts: Facts | None = None
     needs_module: str = ""
 
     def matches(self, name: str) -> bool:

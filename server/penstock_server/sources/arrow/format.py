@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -20,6 +20,13 @@ class Arrow(Format):
     name = "Arrow"
     endings = (".arrow", ".feather")
     magic = b"ARROW1"
+    facts = Facts(
+        splits="record batches",
+        random_access="yes, but for streams",
+        checksums="none",
+        remote="from the beginning",
+        bounds="none: files are mapped into memory",
+    )
 
     def source(self, files: Files, leaves: Any = None) -> Source:
         """See `Format`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -19,6 +19,13 @@ class Hdf5(Format):
     magic = b"\x89HDF\r\n\x1a\n"
     library = "h5py"
     constructor = "from_hdf5"
+    facts = Facts(
+        splits="ranges of rows, at chunks",
+        random_access="yes",
+        checksums="those of the file (Fletcher32)",
+        remote="by ranges",
+        bounds="2 GiB a row or a chunk",
+    )
 
     def source(
         self,

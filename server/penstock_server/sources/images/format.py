@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .. import files as fs
-from ..format import Format
+from ..format import Facts, Format
 from .decoder import ImageDecoder
 from .options import ENDINGS
 
@@ -24,6 +24,13 @@ class ImageFolder(Format):
     folder_of = ENDINGS
     library = "PIL.Image"
     constructor = "from_folder"
+    facts = Facts(
+        splits="none: images are indexed",
+        random_access="yes",
+        checksums="those of the images",
+        remote="no",
+        bounds="100 million pixels an image",
+    )
 
     def source(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -18,6 +18,13 @@ class JsonLines(Format):
     name = "JSON lines"
     endings = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
     constructor = "from_json_lines"
+    facts = Facts(
+        splits="ranges of bytes, at lines; gzip is one",
+        random_access="no",
+        checksums="of gzip",
+        remote="from the beginning",
+        bounds="256 MiB a line",
+    )
 
     def source(self, files: Files, leaves: Any = None, *, dtypes: Mapping[str, Any] | None = None) -> Source:
         """See `Format`. `Feed.from_json_lines` describes the options."""

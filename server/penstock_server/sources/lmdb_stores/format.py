@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -20,6 +20,13 @@ class Lmdb(Format):
     name = "LMDB"
     endings = (".lmdb", ".mdb")
     folder_of = ("data.mdb",)
+    facts = Facts(
+        splits="ranges of keys",
+        random_access="yes",
+        checksums="none",
+        remote="no",
+        bounds="2 GiB a value",
+    )
 
     def recognizes(self, head: bytes) -> bool:
         """See `Format`."""

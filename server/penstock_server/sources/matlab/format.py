@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -17,6 +17,13 @@ class Matlab(Format):
     name = "MATLAB"
     endings = (".mat",)
     magic = b"MATLAB "
+    facts = Facts(
+        splits="ranges of samples",
+        random_access="yes",
+        checksums="of compressed variables",
+        remote="by ranges",
+        bounds="2 GiB a sample; 1 GiB a file before 7.3",
+    )
 
     def source(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -18,6 +18,13 @@ class Mds(Format):
     name = "MDS"
     endings = ()
     folder_of = (".mds", ".mds.zstd", ".mds.gz", ".mds.bz2", ".mds.br", ".mds.snappy")
+    facts = Facts(
+        splits="ranges of samples; a compressed shard is one",
+        random_access="yes",
+        checksums="hashes of the index, once in each worker",
+        remote="by ranges",
+        bounds="2 GiB a compressed shard",
+    )
 
     def source(
         self,

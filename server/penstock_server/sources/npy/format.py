@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -20,6 +20,13 @@ class Numpy(Format):
     endings = (".npy", ".npz")
     magic = b"\x93NUMPY"
     constructor = "from_numpy"
+    facts = Facts(
+        splits="ranges of rows; a compressed .npz is one",
+        random_access="yes, but for a compressed .npz",
+        checksums=".npz: CRC-32, once for mapped arrays",
+        remote="by ranges",
+        bounds="2 GiB a row",
+    )
 
     def source(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -21,6 +21,13 @@ class Parquet(Format):
     endings = (".parquet",)
     magic = b"PAR1"
     constructor = "from_parquet"
+    facts = Facts(
+        splits="row groups",
+        random_access="by row group",
+        checksums="those of pages, if the file has them",
+        remote="by ranges",
+        bounds="2 GiB a row group, in `penstock peek`",
+    )
 
     def source(self, files: Files, leaves: Any = None) -> Source:
         """See `Format`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import files as fs
-from ..format import Format
+from ..format import Facts, Format
 from ..images.decoder import ImageDecoder
 
 if TYPE_CHECKING:
@@ -21,6 +21,13 @@ class Csv(Format):
     name = "CSV"
     endings = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
     constructor = "from_csv"
+    facts = Facts(
+        splits="none: rows are indexed",
+        random_access="yes",
+        checksums="of gzip",
+        remote="as a whole",
+        bounds="1 GiB a file",
+    )
 
     def source(
         self,

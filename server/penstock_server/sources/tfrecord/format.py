@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -23,6 +23,13 @@ class TFRecord(Format):
     endings = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecord.zlib")
     constructor = "from_tfrecord"
     needs_module = "TFRecord files need a module, which declares their features: `penstock peek FILE` prints one"
+    facts = Facts(
+        splits="files, or ranges of large ones",
+        random_access="no",
+        checksums="CRC-32C of each record",
+        remote="from the beginning",
+        bounds="2 GiB a record",
+    )
 
     def matches(self, name: str) -> bool:
         """See `Format`. A shard's number may follow the ending, as in train.tfrecord-00001-of-00010."""

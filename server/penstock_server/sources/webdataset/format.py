@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -18,6 +18,13 @@ class WebDataset(Format):
     name = "tar (WebDataset)"
     endings = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tgz")
     constructor = "from_webdataset"
+    facts = Facts(
+        splits="files",
+        random_access="no",
+        checksums="of headers, and of gzip",
+        remote="from the beginning",
+        bounds="2 GiB a sample",
+    )
 
     def recognizes(self, head: bytes) -> bool:
         """See `Format`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..format import Format, Source
+from ..format import Facts, Format, Source
 
 if TYPE_CHECKING:
     from ..description import Description
@@ -20,6 +20,13 @@ class Zarr(Format):
     name = "Zarr"
     endings = (".zarr", ".zarr.zip")
     constructor = "from_zarr"
+    facts = Facts(
+        splits="ranges of rows, at chunks or shards",
+        random_access="yes",
+        checksums="those of its codecs",
+        remote="by ranges",
+        bounds="2 GiB a row or a chunk",
+    )
 
     def source(
         self,
