@@ -29,6 +29,10 @@ from penstock_server.targets.file_target import load_target
         ("notes.xyz", {}, "notes.xyz: expected a data file, which ends in .h5"),
         ("notes.xyz", {}, "Other files need a Feed with a generator"),
         ("x.npy photo.jpg", {}, "photo.jpg: no such file; expected a data file"),
+        ("localhost:5555", {}, "localhost:5555 is the address of a running daemon, not a feed or data file to serve"),
+        ("tcp://loader:5555/train", {}, "penstock.connect('tcp://loader:5555/train') reads from it"),
+        ("s3://bucket/a.pkl", {}, "s3://bucket/a.pkl is a pickle"),
+        ("s3://bucket/a.xyz", {}, "s3://bucket/a.xyz: expected the URL of a data file, which ends in .h5"),
         ("shards", {}, "shards is a directory: give the files in it"),
     ],
 )
@@ -60,3 +64,11 @@ def test_what_cannot_be_read_is_left_out_if_that_is_asked_for(tmp_path: Path) ->
     (target,) = targets_of([str(tmp_path / "rows.csv")], options)
     feed: Any = load_target(target, str)
     assert feed.on_error.action == "skip"
+
+
+def test_a_missing_data_file_is_compared_with_those_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("digits.npy", np.arange(3))
+    listed: Any = Feed.from_numpy("digts.npy", batch_size=2).splits
+    with pytest.raises(FileNotFoundError, match=r"digts\.npy: no such file in .*\. Did you mean digits\.npy\?"):
+        listed()

@@ -153,6 +153,8 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
     formats = {argument: format_of(argument) for argument in arguments}
     files = [argument for argument in arguments if formats[argument] is not None]
     for argument in arguments:
+        if formats[argument] is None and ("://" in argument or re.fullmatch(r"[\w.-]+:[0-9]+", argument)):
+            raise click.UsageError(_url(argument))
         if formats[argument] is None and ":" not in argument and not argument.endswith(".py"):  # no feed either
             raise click.UsageError(_unknown(argument))
     for file in files:
@@ -175,6 +177,20 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
         return [make_target(files, **options)]
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _url(argument: str) -> str:
+    """Say why a URL is no data file, or what to do with that of a running daemon."""
+    from ..sources.other_formats import words_for
+    from ..sources.registry import all_endings
+
+    if argument.startswith("tcp://") or "://" not in argument:
+        url = argument if "://" in argument else f"tcp://{argument}"
+        return (
+            f"{argument} is the address of a running daemon, not a feed or data file to serve: penstock status {url} "
+            f"shows it, and penstock.connect('{url}') reads from it"
+        )
+    return words_for(argument) or f"{argument}: expected the URL of a data file, which ends in {all_endings()}"
 
 
 def _unknown(argument: str) -> str:

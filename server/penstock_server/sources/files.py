@@ -6,6 +6,7 @@ survive a fork, so nothing may be opened before a worker runs.
 
 from __future__ import annotations
 
+import difflib
 import glob
 import io
 import os
@@ -175,7 +176,7 @@ def errors_that_name(file: str) -> Iterator[None]:
             cause = f" ({error.__cause__})" if error.__cause__ else ""
             raise FileNotFoundError(f"{file}: no such file, or it cannot be reached{cause}") from None
         where = "" if os.path.isabs(file) else f" in {os.getcwd()}"
-        raise FileNotFoundError(f"{file}: no such file{where}") from None
+        raise FileNotFoundError(f"{file}: no such file{where}{_similar(file)}") from None
     except ImportError:
         raise
     except OSError as error:
@@ -188,6 +189,15 @@ def errors_that_name(file: str) -> Iterator[None]:
         if not is_url(file):
             raise
         raise OSError(f"{file}: {type(error).__name__}: {error}") from error
+
+
+def _similar(file: str) -> str:
+    """Return a question about the file whose name is most similar to that of a missing one; "" if there is none."""
+    folder, name = os.path.split(file)
+    with suppress(OSError):
+        if near := difflib.get_close_matches(name, os.listdir(folder or "."), 1, 0.8):
+            return f". Did you mean {os.path.join(folder, near[0])}?"
+    return ""
 
 
 def _system(file: str) -> tuple[Any, str]:

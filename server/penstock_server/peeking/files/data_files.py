@@ -231,6 +231,8 @@ def is_url_of_feed(name: str) -> bool:
     """
     if "://" in name:
         if not name.startswith("tcp://"):
+            if words := other_formats.words_for(name):
+                raise StartError(words)
             raise StartError(
                 f"{name!r}: expected the URL of a daemon's feed, tcp://HOST:PORT/FEED, or that of a data file, which "
                 f"ends in {registry.all_endings()}"
