@@ -892,3 +892,18 @@ def test_files_by_url_are_read_and_proposed_by_url(tmp_path: Path, monkeypatch: 
     assert command.startswith("penstock serve 'memory://bucket/*.h5' --leaf a_b=a=b --leaf")
     assert '"memory://bucket/*.h5"' in module
     fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
+
+def test_rows_whose_number_varies_are_padded_by_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa = pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    boxes = [[[1.0, 2.0, 3.0, 4.0]] * (number % 4) for number in range(40)]
+    table = pa.table({"boxes": boxes, "words": [[[1, 2], [3]]] * 40, "label": range(40)})
+    pytest.importorskip("pyarrow.parquet").write_table(table, "boxes.parquet")
+    text = said("boxes.parquet")
+    assert "'words' sample['words'] is not an array (its lists differ in length)" in " ".join(text.split())
+    (tmp_path / "padded_boxes.py").write_text(copied(text)[1])
+    with penstock.connect(f"{tmp_path}/padded_boxes.py:feed", workers=0) as connection:
+        batch = next(connection.batches())
+    assert batch["boxes"].shape == (32, 3, 4)
+    sys.modules.pop("padded_boxes", None)

@@ -118,7 +118,8 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
         if not isinstance(value, list):
             raise
         hint = "a list is read as one array: yield a tuple, such as (X, y), and pad parts of different lengths"
-        raise SpecError(f"sample{path} is not an array ({error}); {hint}") from None
+        why = "its lists differ in length" if "inhomogeneous" in str(error) else error
+        raise SpecError(f"sample{path} is not an array ({why}); {hint}") from None
     if _can_be_served(array.dtype):
         return array
     if array.dtype.kind in "SU":

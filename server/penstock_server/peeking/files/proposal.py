@@ -61,6 +61,8 @@ def propose(peeked: PeekedFile) -> Proposal | None:
     pad = any(isinstance(feature, VarLen | FixedLenSequence) for feature in features.values())
     if pad or any(leaf.varies for column in columns for leaf in _leaves(peeked, column).values()):
         options["batching"] = '"pad"'
+    if any(_has_rows(peeked, column) for column in columns) and not peeked.description.features:
+        options["spec"] = _dict([(column.leaf, _spec_of(peeked.summary.leaves[column.leaf])) for column in columns])
     if any(isinstance(feature, FixedLenSequence) and feature.shape for feature in features.values()):
         options["spec"] = _dict([(name, _leaf(feature)) for name, feature in features.items() if feature])
     decoded = [column for column in columns if _can_be_decoded(peeked, column)]
@@ -93,7 +95,7 @@ def unfit(peeked: PeekedFile) -> dict[str, str]:
             where = "" if path == column.leaf else f"{path}: "
             if path in problems:
                 found[column.name] = where + problems[path]
-            elif leaf.varies and len(leaf.low or ()) > 1 and not _is_sequence(peeked, column):
+            elif _varies_inside(leaf) and not _is_sequence(peeked, column) and not _has_rows(peeked, column):
                 found[column.name] = (
                     f"{where}its shape varies: give all samples one shape with a function in decode= or transform="
                 )
@@ -104,6 +106,23 @@ def unfit(peeked: PeekedFile) -> dict[str, str]:
 
 def _names_leaves(description: Description) -> bool:
     return description.names_leaves and description.needs_leaves
+
+
+def _varies_inside(leaf: LeafSummary) -> bool:
+    """Return whether more than the length of a list varies."""
+    return leaf.varies and (leaf.low is None or len(leaf.low) > 1)
+
+
+def _has_rows(peeked: PeekedFile, column: Column) -> bool:
+    """Return whether a column is one leaf, of which only the number of rows varies, as of boxes. Images are brought to
+    one size instead."""
+    leaf = peeked.summary.leaves.get(column.leaf)
+    if leaf is None or leaf.low is None or leaf.high is None or len(_leaves(peeked, column)) > 1:
+        return False
+    if leaf.text or any(tile is not None for tile in leaf.tiles):
+        return False
+    single = all(one.leaf in peeked.summary.leaves for one in peeked.description.columns)
+    return single and leaf.varies and len(leaf.low) > 1 and leaf.low[1:] == leaf.high[1:]
 
 
 def _is_sequence(peeked: PeekedFile, column: Column) -> bool:
@@ -226,6 +245,14 @@ def _leaf(feature: Feature) -> str:
     shape = (None, *feature.shape) if isinstance(feature, FixedLenSequence) else feature.shape
     dtype = feature.decode or feature.dtype
     return f"Leaf({'bytes' if dtype == 'bytes' else _quoted(dtype)}, {shape!r})"
+
+
+def _spec_of(leaf: LeafSummary) -> str:
+    """Return the spec of a leaf, with None for the dimensions that vary."""
+    assert leaf.low is not None
+    assert leaf.high is not None
+    shape = tuple(low if low == high else None for low, high in zip(leaf.low, leaf.high, strict=True))
+    return f"Leaf({_quoted(leaf.dtype)}, {shape!r})"
 
 
 def _dict(items: list[tuple[str, str]]) -> str:
