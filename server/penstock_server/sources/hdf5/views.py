@@ -6,9 +6,18 @@ A view has the attributes of a dataset that readers use, and `stored`: the datas
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+
+from ..bounds import check_at_once
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_MOST_CHUNKS = 64
 
 _SPARSE_DATASETS = ("data", "indices", "indptr")
 
@@ -73,26 +82,55 @@ class CsrRows:
             f"({share:.1%} of all); rows are served dense"
         )
 
+    @property
+    def slab_row_nbytes(self) -> int:
+        """The bytes that a row takes in slabs, on average. Slabs are larger if chunks are."""
+        stored = max(1, len(self._data) * (self.dtype.itemsize + self._columns.dtype.itemsize) // max(1, len(self)))
+        chunks = [one.chunks[0] * one.dtype.itemsize for one in (self._data, self._columns) if one.chunks]
+        larger = min(_MOST_CHUNKS, max(1, max(chunks, default=0) >> 19))
+        return max(1, int(stored // larger))
+
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> Any:
+    def __getitem__(self, rows: slice) -> _SparseSlab:
         if self._starts.shape != (self.shape[0] + 1,):
             raise ValueError(f"indptr has {self._starts.shape[0]} numbers, not {self.shape[0] + 1}")
         starts = self._starts[rows.start : rows.stop + 1].astype(np.int64)
-        counts = np.diff(starts)
-        count, width = len(counts), self.shape[1]
-        if count and (counts.min() < 0 or counts.max() > width or starts[0] < 0):
+        counts, width = np.diff(starts), self.shape[1]
+        if len(counts) and (counts.min() < 0 or counts.max() > width or starts[0] < 0):
             raise ValueError("indptr does not ascend, or a row has more values than columns")
-        columns = self._columns[starts[0] : starts[-1]].astype(np.int64)
+        check_at_once(int(counts.sum()) * (self.dtype.itemsize + 8), self.name, "rows")
+        columns = self._columns[starts[0] : starts[-1]]
         values = self._data[starts[0] : starts[-1]]
         if len(columns) != len(values) or len(values) != counts.sum():
             raise ValueError("data and indices have fewer values than indptr says")
         if len(columns) and (columns.min() < 0 or columns.max() >= width):
             raise ValueError(f"an index is not a column from 0 to {width - 1}")
-        dense = np.zeros((count, width), values.dtype)
-        np.add.at(dense.reshape(-1), np.repeat(np.arange(count) * width, counts) + columns, values)
-        return dense
+        return _SparseSlab(
+            starts - starts[0], columns, values.astype(values.dtype.newbyteorder("="), copy=False), width
+        )
+
+
+class _SparseSlab:
+    """Rows of a sparse matrix, which become dense one by one."""
+
+    def __init__(self, starts: Array, columns: Array, values: Array, width: int) -> None:
+        self._starts, self._columns, self._values = starts.tolist(), columns, values
+        self._width = width
+        self.dtype = values.dtype
+        ascends = np.diff(columns) > 0
+        ascends[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] < len(columns))] - 1] = True  # between two rows
+        self._once = bool(ascends.all())
+
+    def __iter__(self) -> Iterator[Any]:
+        for start, stop in itertools.pairwise(self._starts):
+            dense = np.zeros(self._width, self.dtype)
+            if self._once:
+                dense[self._columns[start:stop]] = self._values[start:stop]
+            else:  # values of one place are added
+                np.add.at(dense, self._columns[start:stop], self._values[start:stop])
+            yield dense
 
 
 def view_of(h5: Any, name: str) -> Any:
