@@ -58,9 +58,9 @@ def peek(
 ) -> None:
     """Show what a feed or data files hold: leaves, shapes, ranges, lengths, some values.
 
-    For data files (HDF5, NumPy, TFRecord, Parquet, tar, formats of installed packages; a path, a pattern or a URL) it
-    also shows how they are stored, and a command and a module that serve them. Of several files it reads only the
-    first.
+    For data files (HDF5, NumPy, TFRecord, Parquet, CSV, tar and others; a path, a pattern or a URL) it also shows how
+    they are stored, and a command and a module that serve them. Of several files it reads only the first. For a file of
+    a kind that is not served, it says what the file is, and what to do with it.
 
     A feed given as MODULE:ATTR runs in this process, as with workers=0. A daemon's feed, given as a URL, is read from
     epoch 0 on with a separate stream, so no other consumer misses a batch.
