@@ -26,7 +26,7 @@ from penstock_server.targets.file_target import load_target
         ("x.npy scenes.py:feed", {}, "x.npy is a data file, and scenes.py:feed is a feed"),
         ("x.npyy", {}, "x.npyy: no such file. Did you mean x.npy?"),
         ("table.xls", {}, "table.xls: no such file; expected a data file, which ends in .h5, .hdf5"),
-        ("notes.xyz", {}, "notes.xyz: expected a data file, which ends in .h5"),
+        ("notes.xyz", {}, "notes.xyz: no kind of file that Penstock reads"),
         ("notes.xyz", {}, "Other files need a Feed with a generator"),
         ("x.npy photo.jpg", {}, "photo.jpg: no such file; expected a data file"),
         ("localhost:5555", {}, "localhost:5555 is the address of a running daemon, not a feed or data file to serve"),

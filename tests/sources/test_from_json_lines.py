@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import penstock
 from penstock_command import main
 from penstock_server import Feed
 from penstock_server.sources.json_lines import reader
@@ -78,6 +79,21 @@ def test_values_are_numbers_text_arrays_and_dicts() -> None:
     assert read("a.jsonl", ("o.x", "i"))[0][1] == 3
     sample = read("a.jsonl", ("i", "l"), dtypes={"i": "float32", "l": np.uint8})[0]
     assert [value.dtype for value in sample] == [np.float32, np.uint8]
+
+
+def test_a_transform_gets_what_cannot_be_a_leaf() -> None:
+    chat = {"messages": [{"role": "user", "text": "hi"}], "tags": [[1], [2, 3]], "score": None, "ids": [1, 2]}
+    write(lines([chat] * 3))
+    feed = Feed.from_json_lines("a.jsonl", batch_size=3, transform=lambda row: row["messages"][0]["text"])
+    with penstock.connect(feed, workers=0) as connection:
+        assert next(connection.batches()).tolist() == [b"hi"] * 3
+    found = read("a.jsonl", transform=lambda row: row)[0]
+    assert (found["messages"], found["tags"], found["score"]) == (chat["messages"], chat["tags"], None)
+    assert found["ids"].dtype == np.int64
+    with pytest.raises(
+        ValueError, match=r"a list must hold numbers or text, and no null or object; or give transform="
+    ):
+        read("a.jsonl", "messages")
 
 
 def test_compressed_files_are_read() -> None:

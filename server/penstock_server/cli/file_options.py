@@ -207,7 +207,7 @@ def _unknown(argument: str) -> str:
     if os.path.exists(argument):
         if words := words_for(argument):
             return words
-        return f"{argument}: {expected}. Other files need a Feed with a generator"
+        return f"{argument}: no kind of file that Penstock reads. Other files need a Feed with a generator ({expected})"
     if similar := similar_file(argument):
         return f"{argument}: no such file. Did you mean {similar}?"
     return f"{argument}: no such file; {expected}"

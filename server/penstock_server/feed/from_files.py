@@ -368,7 +368,8 @@ class FromFiles:
         """Return a feed of files with a JSON object on each line.
 
         Numbers, text and bools are values, a list of numbers or text is an array, and an object is a dict. A null is an
-        error. Large files that are not compressed are divided at lines.
+        error, and so is a list of objects, unless a transform gets them. Large files that are not compressed are divided
+        at lines.
 
         Args:
             files: as for `from_hdf5`. They may be compressed with gzip.
@@ -437,6 +438,8 @@ class FromFiles:
             own = {**own, "on_error": OnError.of(own["on_error"]).action}
         if one.takes("same_size"):  # what follows the source may bring images to one size
             own = {**own, "same_size": not options.get("transform") and options.get("batching", "stack") == "stack"}
+        if one.takes("transformed"):  # a transform may take what cannot be a leaf
+            own = {**own, "transformed": bool(options.get("transform"))}
         source = one.source(files, leaves, **own)
         for name in ("splits", "segment"):
             if name in options:

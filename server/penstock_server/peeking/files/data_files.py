@@ -255,8 +255,8 @@ def is_url_of_feed(name: str) -> bool:
         raise StartError(words)
     if os.path.exists(name):
         raise StartError(
-            f"{name}: expected a file that ends in {registry.all_endings()}. Other files need a generator: "
-            "write a Feed and give MODULE:ATTR, such as scenes.py:feed"
+            f"{name}: no kind of file that Penstock reads. Write a generator that reads it, and give its feed as "
+            f"MODULE:ATTR, such as scenes.py:feed (expected a file that ends in {registry.all_endings()})"
         )
     where = "" if os.path.isabs(name) else f" in {os.getcwd()}"
     if similar := registry.similar_file(name):

@@ -26,11 +26,13 @@ class JsonLines(Format):
         bounds="256 MiB a line",
     )
 
-    def source(self, files: Files, leaves: Any = None, *, dtypes: Mapping[str, Any] | None = None) -> Source:
-        """See `Format`. `Feed.from_json_lines` describes the options."""
+    def source(
+        self, files: Files, leaves: Any = None, *, dtypes: Mapping[str, Any] | None = None, transformed: bool = False
+    ) -> Source:
+        """See `Format`. `Feed.from_json_lines` describes the options. `transformed`: a function gets the samples."""
         from .reader import JsonLineSplits, JsonRows
 
-        return Source(JsonLineSplits(files), JsonRows(leaves, dtypes or {}))
+        return Source(JsonLineSplits(files), JsonRows(leaves, dtypes or {}, transformed))
 
     def describe(self, file: str) -> Description:
         """See `Format`."""

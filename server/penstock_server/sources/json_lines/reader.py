@@ -26,6 +26,8 @@ _PIECES = 256
 _LEAST, _MOST = 256 << 10, 16 << 20
 """The least and the greatest size of a split in bytes. A file of up to twice a split's size is not divided."""
 
+_OR_TRANSFORM = "or give transform=, a function that gets the whole sample and makes arrays or text of it"
+
 _GZIP = b"\x1f\x8b"
 
 
@@ -64,15 +66,18 @@ class JsonRows(Reader):
         leaves: names of keys in the structure of a sample; by default a dict of all keys of each object. A name with
             dots stands for a key of an object in an object.
         dtypes: dtypes of numbers and of lists of numbers, by name.
+        transformed: whether a function gets the samples. Then values that cannot be leaves, such as lists of objects,
+            are left as they are.
 
     Raises:
         TypeError: a dtype is not one of numbers.
     """
 
-    def __init__(self, leaves: Any, dtypes: Mapping[str, Any]) -> None:
+    def __init__(self, leaves: Any, dtypes: Mapping[str, Any], transformed: bool = False) -> None:
         self.__name__ = "Feed.from_json_lines"
         self._columns = None if leaves is None else Columns(leaves, "key")
         self._dtypes = checked_dtypes(dtypes)
+        self._transformed = transformed
 
     @property
     def cached_as(self) -> Any:
@@ -102,7 +107,7 @@ class JsonRows(Reader):
             found = found[key]
         dtype = self._dtypes.get(name)
         try:
-            return leaf(found) if dtype is None else _as_dtype(found, dtype)
+            return leaf(found, anything=self._transformed) if dtype is None else _as_dtype(found, dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{place}: {name!r} is {shown(found)}: {error}") from None
 
@@ -155,23 +160,31 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
     return value
 
 
-def leaf(value: Any) -> Any:
+def leaf(value: Any, *, anything: bool = False) -> Any:
     """Return a value of JSON as a leaf: lists become arrays, unless they hold objects.
+
+    With `anything`, values that cannot be leaves are returned as they are.
 
     Raises:
         ValueError: it is null, or a list that cannot be an array; the message says what to do.
     """
+    if value is None and anything:
+        return None
     if value is None:
         raise ValueError("an array cannot hold null: fill it when you write the file, or leave the key out of leaves=")
     if isinstance(value, dict):
-        return {key: leaf(item) for key, item in value.items()}
+        return {key: leaf(item, anything=anything) for key, item in value.items()}
     if isinstance(value, list):
         try:
             array = np.array(value)
         except ValueError:
-            raise ValueError("its lists differ in length: pad them when you write the file") from None
+            if anything:
+                return value
+            raise ValueError(f"its lists differ in length: pad them when you write the file, {_OR_TRANSFORM}") from None
         if array.dtype.kind == "O":
-            raise ValueError("a list must hold numbers or text, and no null or object")
+            if anything:
+                return value
+            raise ValueError(f"a list must hold numbers or text, and no null or object; {_OR_TRANSFORM}")
         return array if array.dtype.kind in "biuf" else array.astype(object)
     return value
 
