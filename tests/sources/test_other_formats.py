@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -90,6 +91,30 @@ def test_a_directory_of_such_files_is_named(folder: Path) -> None:
     (folder / "sounds").mkdir()
     (folder / "sounds/a.wav").write_bytes(b"RIFF\0\0\0\0WAVE")
     assert "(it has 1 *.wav): sounds/a.wav is a sound recording" in CliRunner().invoke(main, ["peek", "sounds"]).output
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["a.tfrecord-00000-of-00002", "a.tfrecord-00001-of-00002"], "shards/*.tfrecord*"),
+        (["a.tar.gz", "b.tar.gz", "c.csv.gz"], "shards/*.tar.gz"),
+        (["x/a.npz", "x/b.npz"], "shards/**/*.npz"),
+    ],
+)
+def test_a_directory_of_data_files_is_named_with_a_pattern_of_them(
+    names: list[str], pattern: str, folder: Path
+) -> None:
+    for name in names:
+        (folder / "shards" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "shards" / name).write_bytes(b"?")
+    assert f"give the files in it, such as '{pattern}' (2)" in CliRunner().invoke(main, ["peek", "shards"]).output
+
+
+def test_the_weights_of_a_keras_model_are_not_taken_for_a_dataset(folder: Path) -> None:
+    with h5py.File(folder / "model.h5", "w") as file:
+        file.attrs["keras_version"] = "3.0"
+        file["dense/kernel"] = np.zeros((20, 5))
+    assert "it holds the weights of a Keras model" in CliRunner().invoke(main, ["peek", "model.h5"]).output
 
 
 def test_a_missing_file_is_compared_with_those_that_are_there() -> None:

@@ -368,8 +368,8 @@ class FromFiles:
         """Return a feed of files with a JSON object on each line.
 
         Numbers, text and bools are values, a list of numbers or text is an array, and an object is a dict. A null is an
-        error, and so is a list of objects, unless a transform gets them. Large files that are not compressed are divided
-        at lines.
+        error, and so is a list of objects, unless a transform gets them. Large files that are not compressed are
+        divided at lines.
 
         Args:
             files: as for `from_hdf5`. They may be compressed with gzip.

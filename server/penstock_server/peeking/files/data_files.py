@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -279,8 +280,9 @@ def refuse_directory(name: str) -> None:
     for folder, _, names in os.walk(name):
         deeper = "" if os.path.samefile(folder, name) else "**/"
         for one in names:
-            pattern = f"{deeper}*{''.join(Path(one).suffixes[-1:])}"
-            (data if registry.by_ending(one) else others)[pattern] += 1
+            format = registry.by_ending(one)
+            pattern = f"{deeper}*{_ending(one, format)}"
+            (others if format is None else data)[pattern] += 1
             examples.setdefault(pattern, os.path.join(folder, one))
         if data.total() + others.total() > 10_000:
             break
@@ -293,6 +295,15 @@ def refuse_directory(name: str) -> None:
         if words := other_formats.words_for(examples[pattern]):
             raise StartError(f"{name} is a directory without data files (it has {count} {pattern}): {words}")
     raise StartError(f"{name} is a directory without data files: give a file that ends in {registry.all_endings()}")
+
+
+def _ending(name: str, format: Format | None) -> str:
+    """Return the end of a file name that files of its kind share."""
+    for ending in sorted(format.endings if format else (), key=len, reverse=True):
+        if name.lower().endswith(ending):
+            return name[-len(ending) :]
+    found = "".join(Path(name).suffixes[-1:])
+    return re.sub("-[0-9]+-of-[0-9]+$", "*", found)  # of the shards of TFRecord files
 
 
 def _check_one_format(files: Sequence[str]) -> None:

@@ -82,6 +82,11 @@ def describe(file: str) -> Description:
         )
         facts = _splits(file, [datasets[name] for name in proposed], rows or 0)
         facts += _pandas_facts(h5, proposed)
+        with damage_of(file):
+            if "keras_version" in h5.attrs or "layer_names" in h5.attrs or "model_weights" in h5:
+                facts.append(
+                    "it holds the weights of a Keras model, not a dataset: load it with keras.saving.load_model"
+                )
     if others:
         names = [os.path.relpath(other, os.path.dirname(os.path.abspath(file))) for other in others]
         facts.append(f"depends on {len(names)} other {'file' if len(names) == 1 else 'files'}: {_some(names)}")
