@@ -181,6 +181,7 @@ def test_peek_shows_the_fields_of_a_frame_and_the_categories_of_a_column() -> No
     text = CliRunner().invoke(main, ["peek", cells()]).output
     assert "cell" in text
     assert "codes of 3 categories:" in text
+    assert "share chunks" not in text
     assert "sparse matrix 'X' (CSR), float32[90, 7]" in text
     assert "--leaf kind=obs/kind" in text
 

@@ -157,7 +157,7 @@ def _some(names: list[str]) -> str:
 def _splits(file: str, found: list[Any], rows: int) -> list[str]:
     """Return whether the chunks of compressed datasets make few splits, or splits that decompress chunks twice."""
     found = [dataset for dataset in found if is_compressed(dataset)]
-    if not found or not rows:
+    if not found or not rows or any(isinstance(dataset, CsrRows) for dataset in found):  # whose chunks hold any rows
         return []
     try:
         table = Table(file, None, rows, sum(map(row_nbytes, found)), *chunk_rows(found))

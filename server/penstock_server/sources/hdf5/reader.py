@@ -21,7 +21,7 @@ from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divi
 from ..structure import Columns
 from .opening import opened
 from .outside import OutsideFiles
-from .views import Field, Records, fields_of, view_of
+from .views import CsrRows, Field, Records, fields_of, view_of
 
 _SLAB = 1 << 20
 """Bytes of a dataset that are read at once, unless a row of chunks has more."""
@@ -255,6 +255,8 @@ def is_compressed(dataset: Any) -> bool:
     """Return whether HDF5 has to decode a whole chunk of a dataset for one of its rows."""
     if dataset.chunks is None:
         return False
+    if isinstance(dataset, CsrRows):
+        return True
     return any(one.id.get_create_plist().get_nfilters() for one in stored_in(dataset))
 
 

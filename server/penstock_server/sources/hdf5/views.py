@@ -17,7 +17,8 @@ from ..bounds import check_at_once
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_MOST_CHUNKS = 64
+_LEAST, _MOST = 1 << 20, 64 << 20
+"""Bytes of a sparse matrix that are read together."""
 
 _SPARSE_DATASETS = ("data", "indices", "indptr")
 
@@ -73,7 +74,7 @@ class CsrRows:
         self.name = group.name
         self.shape = shape
         self.dtype = self._data.dtype
-        self.chunks = None
+        self.chunks = (self._rows_together(), shape[1])
         self.stored = [self._data, self._columns, self._starts]
         many = self._data.shape[0]
         share = many / max(1, shape[0] * shape[1])
@@ -82,13 +83,12 @@ class CsrRows:
             f"({share:.1%} of all); rows are served dense"
         )
 
-    @property
-    def slab_row_nbytes(self) -> int:
-        """The bytes that a row takes in slabs, on average. Slabs are larger if chunks are."""
-        stored = max(1, len(self._data) * (self.dtype.itemsize + self._columns.dtype.itemsize) // max(1, len(self)))
+    def _rows_together(self) -> int:
+        """Return how many rows are read together: those of 1 MiB, or of several chunks if these are larger."""
+        nbytes = len(self._data) * (self.dtype.itemsize + self._columns.dtype.itemsize) // max(1, len(self))
         chunks = [one.chunks[0] * one.dtype.itemsize for one in (self._data, self._columns) if one.chunks]
-        larger = min(_MOST_CHUNKS, max(1, max(chunks, default=0) >> 19))
-        return max(1, int(stored // larger))
+        together = int(min(_MOST, max(_LEAST, 4 * max(chunks, default=0))))
+        return max(1, min(len(self), together // max(1, int(nbytes))))
 
     def __len__(self) -> int:
         return self.shape[0]
