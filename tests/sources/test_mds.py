@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from click.testing import CliRunner
 
 from penstock_command import main
 from penstock_server import Feed
+from penstock_server.sources.mds.format import Mds
 from penstock_server.sources.mds.values import decoder
 from penstock_server.targets.file_target import make_target
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream
+from tests.sources.damaged_files import Seed, damaged
 
 ROWS = 90
 COLUMNS = {"id": ("int", 8), "text": ("str", None), "x": ("ndarray:float32:2,3", 24)}
@@ -220,6 +223,29 @@ def test_a_damaged_shard_is_named(damage: Any, message: str) -> None:
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(OSError, match=message):
         read("data", "id")
+
+
+@pytest.mark.parametrize(
+    ("compression", "name"), [("", "shard.00000.mds"), ("gz", "shard.00000.mds.gz"), ("", "index.json")]
+)
+def test_any_damage_is_an_error_that_names_the_file(compression: str, name: str) -> None:
+    dataset(compression=compression)
+    path, index = Path("data", name), Path("data/index.json")
+    whole, listed = path.read_bytes(), index.read_text()
+    for number in range(60):
+        data = damaged(Seed(name, whole), random.Random(number))
+        path.write_bytes(data)
+        if path != index:  # so that its size is the one that the index has
+            changed = json.loads(listed)
+            changed["shards"][0]["zip_data" if compression else "raw_data"]["bytes"] = len(data)
+            index.write_text(json.dumps(changed))
+        said = "data"
+        try:
+            Mds().describe("data")
+            read("data")
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            said = str(error)
+        assert "data" in said, number
 
 
 def test_lengths_of_columns_that_do_not_fit_are_named() -> None:

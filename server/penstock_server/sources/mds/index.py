@@ -72,6 +72,8 @@ def _stored(folder: str, shard: Any) -> Stored:
     if os.path.isabs(name) or ".." in name.split("/"):
         raise ValueError(f"a shard outside the folder, {name!r}")
     file = packed if compression else raw
+    if min(shard["samples"], raw["bytes"], file["bytes"]) < 0:
+        raise ValueError("a negative size")
     names, encodings = map(str, shard["column_names"]), map(str, shard["column_encodings"])
     return Stored(
         f"{folder}/{name}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -50,7 +51,7 @@ def decoder(encoding: str) -> Callable[[bytes], Any]:
         TypeError: it is not served; the message is a clause that says what to do.
     """
     name, _, options = encoding.partition(":")
-    if name == "ndarray":
+    if name == "ndarray" and re.fullmatch(r"([a-z0-9]+(:[0-9]+(,[0-9]+)*)?)?", options):
         dtype, _, shape = options.partition(":")
         return partial(_array, dtype=dtype, shape=tuple(map(int, shape.split(","))) if shape else None)
     if name in _SCALARS:
