@@ -29,10 +29,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def sparse(file: h5py.File, name: str, kind: str = "csr_matrix", **changes: Any) -> None:
+def sparse(
+    file: h5py.File, name: str, kind: str = "csr_matrix", shape: tuple[int, int] = DENSE.shape, **changes: Any
+) -> None:
     """Write a matrix as anndata does."""
     group = file.create_group(name)
-    group.attrs.update({"encoding-type": kind, "encoding-version": "0.1.0", "shape": DENSE.shape})
+    group.attrs.update({"encoding-type": kind, "encoding-version": "0.1.0", "shape": shape})
     row, column = np.nonzero(DENSE)
     parts = {
         "data": DENSE[row, column].astype(np.float32),
@@ -146,6 +148,28 @@ def test_each_slab_of_a_table_is_read_once_for_all_its_fields(monkeypatch: pytes
     monkeypatch.setattr(h5py.Dataset, "__getitem__", counted)
     read("frame.h5", ("df/table/a", "df/table/index", "df/table/box"), split_rows=30)
     assert slabs == ["/df/table"] * 3
+
+
+def test_tables_of_one_name_in_two_files_are_two_tables() -> None:
+    for number in range(2):
+        with h5py.File(f"{number}.h5", "w") as file:
+            file["t"] = np.full(ROWS, number, [("x", "i4")])
+    with h5py.File("both.h5", "w") as file:
+        file["a"], file["b"] = h5py.ExternalLink("0.h5", "/t"), h5py.ExternalLink("1.h5", "/t")
+    assert [tuple(row) for row in read("both.h5", ("a/x", "b/x"))] == [(0, 1)] * ROWS
+
+
+def test_attributes_of_any_kind_are_no_obstacle() -> None:
+    with h5py.File("a.h5", "w") as file:
+        file["x"] = np.arange(ROWS)
+        for kind, value in {"text": "TINDEX", "number": 5, "array": np.zeros(3)}.items():
+            file.create_group(kind).attrs.update({"CLASS": value, "encoding-type": value, "pandas_type": value})
+        file["x"].attrs["PSEUDOATOM"] = "text"
+    assert f"{ROWS} samples" in CliRunner().invoke(main, ["peek", "a.h5"]).output
+    with h5py.File("empty.h5ad", "w") as file:
+        sparse(file, "X", shape=(0, GENES), indptr=np.zeros(1), data=np.zeros(1), indices=np.zeros(1))
+    with pytest.raises(ValueError, match="no samples to read"):
+        read("empty.h5ad", "X")
 
 
 def test_a_table_or_a_field_that_is_not_there_is_named() -> None:

@@ -130,6 +130,16 @@ def test_variables_that_are_no_arrays_are_named() -> None:
     assert "penstock serve a.mat --leaf x=x" in text
 
 
+def test_a_type_that_numpy_lacks_is_left_out() -> None:
+    save73("a.mat", {"x": TABLE})
+    with h5py.File("a.mat", "r+") as file:
+        space = h5py.h5s.create_simple((ROWS, 2))
+        h5py.h5d.create(file.id, b"odd", h5py.h5t.UNIX_D32LE, space)
+    text = " ".join(CliRunner().invoke(main, ["peek", "a.mat"]).output.split())
+    assert "--leaf x=x" in text
+    assert "'odd'" in text
+
+
 @SAVES
 def test_peek_proposes_the_arrays_that_share_their_samples(save: Any) -> None:
     save("a.mat", {"image": IMAGES, "y": LABELS, "mean": np.zeros((4, 6))})

@@ -14,7 +14,7 @@ from ..row_ranges import RowRange, Table, divide
 from .opening import opened
 from .outside import outside_files
 from .reader import chunk_rows, damage_of, is_compressed, row_nbytes, servable
-from .views import CsrRows, Field, fields_of, is_table_index, parts_of
+from .views import CsrRows, Field, attribute, fields_of, is_table_index, parts_of
 
 _MANY = 1000
 """Datasets that are looked at, at most. A file with a dataset for each sample has many more."""
@@ -223,12 +223,12 @@ def _categories(item: Any) -> str:
 def _pandas_part(h5: Any, name: str) -> str:
     """Return why a dataset of a DataFrame that pandas wrote is no column, or ""."""
     item, above = h5.get(name), h5.get(name.rpartition("/")[0] or "/")
-    if hasattr(item, "chunks") and bytes(item.attrs.get("PSEUDOATOM", b"")) == b"object":
+    if hasattr(item, "chunks") and attribute(item, "PSEUDOATOM") == "object":
         return (
             "holds pickled Python objects: write the DataFrame with to_hdf(format='table', data_columns=True), or as "
             "Parquet"
         )
-    if hasattr(above, "attrs") and bytes(above.attrs.get("pandas_type", b"")) == b"frame":
+    if hasattr(above, "attrs") and attribute(above, "pandas_type") == "frame":
         part = name.rpartition("/")[2]
         if part == "axis0" or part.endswith("_items"):
             return "holds names of columns"

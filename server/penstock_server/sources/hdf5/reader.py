@@ -195,11 +195,12 @@ def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:
         ValueError: their lengths differ.
     """
     found = []
-    tables: dict[str, Records] = {}
+    tables: dict[tuple[str, str], Records] = {}
     for name in names:
         dataset = servable(h5, file, name)
         if isinstance(dataset, Field):
-            dataset.records = tables.setdefault(dataset.records.dataset.name, dataset.records)
+            table = dataset.records.dataset
+            dataset.records = tables.setdefault((table.file.filename, table.name), dataset.records)
         found.append(dataset)
     for name, dataset in zip(names[1:], found[1:], strict=True):
         if len(dataset) != len(found[0]):

@@ -141,7 +141,8 @@ def view_of(h5: Any, name: str) -> Any:
     """
     item = h5.get(name)
     if item is not None:
-        return view_of_group(item) or item if hasattr(item, "visititems") else item
+        view = view_of_group(item) if hasattr(item, "visititems") else None
+        return item if view is None else view
     above, _, field = name.rpartition("/")
     table = h5.get(above) if above else None
     if table is not None and field in fields_of(table):
@@ -180,7 +181,7 @@ def parts_of(group: Any) -> tuple[str, ...]:
 
 def is_table_index(group: Any) -> bool:
     """Return whether a group holds only the indices that PyTables keeps of a table."""
-    return bytes(group.attrs.get("CLASS", b"")) == b"TINDEX" if hasattr(group, "visititems") else False
+    return hasattr(group, "visititems") and attribute(group, "CLASS") == "TINDEX"
 
 
 def fields_of(item: Any) -> tuple[str, ...]:
@@ -193,9 +194,14 @@ def fields_of(item: Any) -> tuple[str, ...]:
         return ()
 
 
+def attribute(item: Any, name: str) -> str:
+    """Return an attribute that is text; "" if there is none."""
+    found = item.attrs.get(name, "")
+    return found.decode(errors="replace") if isinstance(found, bytes) else found if isinstance(found, str) else ""
+
+
 def _encoding(item: Any) -> str:
     """Return how anndata has encoded a group: "csr", "csc", "categorical", another word, or ""."""
     if not hasattr(item, "visititems"):
         return ""
-    found = item.attrs.get("encoding-type", item.attrs.get("h5sparse_format", ""))
-    return str(found.decode(errors="replace") if isinstance(found, bytes) else found).removesuffix("_matrix")
+    return (attribute(item, "encoding-type") or attribute(item, "h5sparse_format")).removesuffix("_matrix")

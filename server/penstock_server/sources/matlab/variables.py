@@ -20,6 +20,7 @@ from penstock_proto import distribution
 from .. import files as fs
 from ..hdf5.opening import opened
 from ..hdf5.reader import damage_of
+from ..hdf5.views import attribute
 
 _MANY = 1000
 """Variables of a file that are looked at, at most."""
@@ -176,19 +177,23 @@ def _of_hdf5(h5: Any) -> Iterator[Variable]:
                 elif "MATLAB_sparse" in item.attrs:
                     yield Variable(name, (), "sparse", "is sparse: save full(X)")
                 continue
+            try:
+                dtype = item.dtype
+            except (TypeError, ValueError):
+                yield Variable(name, (), kind, "has a type that NumPy lacks: save an array of numbers")
+                continue
             empty = "MATLAB_empty" in item.attrs
             shape = () if empty or item.shape is None else tuple(reversed(item.shape))
-            if not kind and item.dtype.kind in "biuf":
-                kind = {"f8": "double", "f4": "single"}.get(item.dtype.str[1:], item.dtype.name)
-            if item.dtype.names:
+            if not kind and dtype.kind in "biuf":
+                kind = {"f8": "double", "f4": "single"}.get(dtype.str[1:], dtype.name)
+            if dtype.names:
                 yield Variable(name, shape, kind, "is complex: save its real and imaginary parts")
             else:
                 yield _variable(name, shape, kind)
 
 
 def _class_of(item: Any) -> str:
-    found = item.attrs.get("MATLAB_class", b"")
-    text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+    text = attribute(item, "MATLAB_class")
     return text or ("struct" if hasattr(item, "visititems") and "MATLAB_sparse" not in item.attrs else "")
 
 
