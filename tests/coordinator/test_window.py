@@ -113,7 +113,7 @@ def test_a_job_that_joins_within_a_slab_gets_the_rest_of_it(batches: int, skip: 
         tell_elsewhere=lambda epoch, source, part, consumers: said.append(("elsewhere", part)),
         send=lambda epoch, consumer, source, part, nbytes, shared: said.append(("slab", part)),
     )
-    shared = SharedDelivery(cast(Any, outlet), lambda: (1 << 30, 100))
+    shared = SharedDelivery(cast(Any, outlet), lambda: (1 << 30, 100), lambda epoch, splits: None)
     shared.keep_for_others(True)
     shared.window.append(Entry(0, 10, Part(0, 5, 20, ()), a_turn(slots)))
     position = Position(feed.info, 0, batches=batches, places=(Place(A, batches, b"r"),), skip=skip)

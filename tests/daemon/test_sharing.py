@@ -30,10 +30,9 @@ FEEDS = """
             return {"id": np.int64(number), "x": np.random.random((32, 32))}
 
     lanes = Feed(samples, splits=range(20), batch_size=8)
-    pools = Feed(samples, splits=range(20), batch_size=8, shuffle=64)
+    pools = Feed(samples, splits=lambda: list(range(20)), batch_size=8, shuffle=64)  # listed for each epoch
     table = Feed(Table(), batch_size=8)
     fast = Feed(samples, splits=range(20), batch_size=8, order="fast")
-    two = {"a": lanes, "b": pools}
 """
 NAMES = ("lanes", "pools", "table")
 

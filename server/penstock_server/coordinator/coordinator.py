@@ -100,6 +100,7 @@ class Coordinator:
             groups=self._groups,
             later=self._routing.retry_later,
             clock=lambda: self.timers.now,
+            after=self.timers.later,
             out=self._do,
         )
         self.periodic_checks = PeriodicChecks(self._groups, self._admission, self.starting, self._affected, self.timers)

@@ -41,6 +41,7 @@ class Admission:
         groups: the groups that are read, or wait in the state file.
         later: `later(seconds, run)` tries the run's work again after `seconds`.
         clock: returns the time of the current event.
+        after: `after(seconds, call)` makes the call in `seconds` seconds.
         out: where commands go.
     """
 
@@ -54,6 +55,7 @@ class Admission:
         groups: Groups,
         later: Callable[[float, int], None],
         clock: Callable[[], float],
+        after: Callable[[float, Callable[[], None]], None],
         out: Callable[[do.Command], None],
     ) -> None:
         self._feeds = feeds
@@ -62,7 +64,7 @@ class Admission:
         self._budget = budget
         self._groups = groups
         self._later = later
-        self.sharing = Sharing(streams, budget, clock)
+        self.sharing = Sharing(streams, budget, clock, after, out)
         self._joining: Stream | None = None
         """The stream that the latest job has joined."""
         self._clock = clock
@@ -218,7 +220,8 @@ class Admission:
             if number not in self._streams
         )
         if delivery is SingleDelivery and may_share(feed, ask):
-            delivery = partial(SharedDelivery, room=partial(self._budget.room_for_window, self._last_stream))
+            room = partial(self._budget.room_for_window, self._last_stream)
+            delivery = partial(SharedDelivery, room=room, on_moved=partial(self.sharing.keep_list, feed))
         stream = Stream(
             self._last_stream,
             feed,

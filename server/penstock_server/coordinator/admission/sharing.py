@@ -9,9 +9,11 @@ window what it delivers, as long as the other is near enough and goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from ..delivery.shared_delivery import Place, SharedDelivery
-from ..model.feeds import ServedFeed
+from ..model import commands as do
+from ..model.feeds import ServedFeed, SplitsInfo
 from ..model.open_request import OpenRequest
 from ..stream.budget import Budget
 from ..stream.stream import Stream
@@ -23,11 +25,10 @@ AGAIN = 10.0
 def may_share(feed: ServedFeed, ask: OpenRequest) -> bool:
     """Whether the job may read a stream together with others.
 
-    It reads the whole stream, the order is exact, and all epochs have one list of splits. (If each epoch had its own,
-    two jobs could be told of different ones.)
+    It reads the whole stream, and the order is exact.
     """
     alone = not ask.group and ask.world_size <= 1
-    return ask.shares and alone and feed.plan.order == "exact" and feed.static_splits is not None
+    return ask.shares and alone and feed.plan.order == "exact"
 
 
 class Sharing:
@@ -37,12 +38,23 @@ class Sharing:
         streams: all streams, by number.
         budget: says how much memory windows may take.
         clock: returns the time of the current event.
+        after: `after(seconds, call)` makes the call in `seconds` seconds.
+        out: where commands go.
     """
 
-    def __init__(self, streams: Mapping[int, Stream], budget: Budget, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        streams: Mapping[int, Stream],
+        budget: Budget,
+        clock: Callable[[], float],
+        after: Callable[[float, Callable[[], None]], None],
+        out: Callable[[do.Command], None],
+    ) -> None:
         self._streams = streams
         self._budget = budget
         self._clock = clock
+        self._after = after
+        self._do = out
         self._fronts: dict[int, Place] = {}
         """Where each stream was at the last look."""
         self._moved: dict[bytes, float] = {}
@@ -59,7 +71,8 @@ class Sharing:
         if not may_share(feed, ask):
             return None
         place = (ask.position.epoch, ask.position.batches) if ask.position else (0, 0)
-        found = [(len(shared.readers), stream) for stream, shared in self._open(feed) if shared.covers(place)]
+        digest = ask.position.digest if ask.position else b""
+        found = [(len(shared.readers), stream) for stream, shared in self._open(feed) if shared.covers(place, digest)]
         return max(found, key=lambda one: one[0])[1] if found else None
 
     def latest(self, feed: ServedFeed, ask: OpenRequest) -> tuple[Stream, int] | None:
@@ -82,8 +95,6 @@ class Sharing:
             return ""
         if stream.feed.plan.order != "exact":
             return f'the order is "{stream.feed.plan.order}", so each job has its own'
-        if stream.feed.static_splits is None:
-            return "the splits are listed in each epoch, so two jobs may have different ones"
         if stream.sharing is None:
             return "it was opened with share=False, or by an older client"
         own = stream.sharing.front
@@ -100,6 +111,16 @@ class Sharing:
         return (
             f"it is {abs(nearest)} batches {where} the nearest other job, more than the memory for shared batches holds"
         )
+
+    def keep_list(self, feed: ServedFeed, epoch: int, splits: SplitsInfo) -> None:
+        """Keep the list of splits of the epoch for a while: a job that moves goes on with it."""
+        if feed.static_splits is None:
+            feed.lists.hold(epoch, splits)
+            self._after(AGAIN, partial(self._release_list, feed, splits))
+
+    def _release_list(self, feed: ServedFeed, splits: SplitsInfo) -> None:
+        if feed.lists.release(splits):
+            self._do(do.ForgetSplits(splits.number))
 
     def look(self) -> None:
         """Let jobs move where streams have met. Called once a second, as long as `any`."""
@@ -128,10 +149,13 @@ class Sharing:
                 if place is None or consumer.identity in self._moved:
                     continue
                 epoch, batches = place
+                splits = shared.list_of(epoch)
+                digest = splits.digest if splits is not None and batches else b""
                 for other, ahead in self._open(feed):
                     if other is stream or not _is_ahead(ahead, other, shared, stream):
                         continue
-                    if ahead.covers(place) and (not batches or ahead.covers((epoch, max(0, batches - margin)))):
+                    first = epoch, max(0, batches - margin)
+                    if ahead.covers(place, digest) and (not batches or ahead.covers(first, digest)):
                         self._moved[consumer.identity] = now
                         shared.move(consumer)
                         break

@@ -14,7 +14,7 @@ from penstock_proto import messages as m
 
 from ..model import commands as do
 from ..model.consumer import Consumer
-from ..model.feeds import ServedFeed
+from ..model.feeds import ServedFeed, SplitsInfo
 from ..model.leases import Leases
 from ..model.stripe import Source, Stripe
 from ..model.turn import Part, Repeat, Turn
@@ -196,7 +196,17 @@ class Outlet:
         if epoch.splits is not None and self.error is None:
             self.tell(m.Begun(epoch.number, epoch.splits.digest), consumers)
 
-    # --- slots that a policy holds ---
+    # --- lists of splits and slots that a policy holds ---
+
+    def hold_list(self, epoch: int, splits: SplitsInfo) -> None:
+        """Hold the epoch's list of splits."""
+        if self.feed.static_splits is None:
+            self.feed.lists.hold(epoch, splits)
+
+    def release_list(self, splits: SplitsInfo) -> None:
+        """Release a list of splits. Workers forget it if nobody else holds it."""
+        if self.feed.static_splits is None and self.feed.lists.release(splits):
+            self._do(do.ForgetSplits(splits.number))
 
     def repeat(self, turn: Turn, part: Part) -> Repeat:
         """Return a copy of this batch, which is yet to be made in a slot of its own."""

@@ -18,6 +18,7 @@ from penstock_proto.batches.position import Position
 from penstock_proto.messages import LaneEnded, PoolBegun
 
 from ..model.consumer import Consumer
+from ..model.feeds import SplitsInfo
 from ..model.stripe import Stripe
 from ..model.turn import Part, Turn
 from ..order.epoch import Epoch
@@ -44,25 +45,29 @@ class SharedDelivery(SingleDelivery):
     Args:
         outlet: where batches go.
         room: returns the most bytes and the most slots that the window may hold now.
+        on_moved: called with the epoch and its list of splits when a consumer moves within the epoch.
 
     Attributes:
         window: what consumers that are behind still need.
         keeps: whether the window also keeps what none of them needs, for those of another stream, which is behind.
     """
 
-    def __init__(self, outlet: Outlet, room: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self, outlet: Outlet, room: Callable[[], tuple[int, int]], on_moved: Callable[[int, SplitsInfo], None]
+    ) -> None:
         super().__init__(outlet)
         self.window = Window(outlet.slots)
         self.keeps = False
         self._room = room
+        self._on_moved = on_moved
         self._behind: dict[Consumer, int] = {}
         """The consumers that are behind, each with the number of the entry that it gets next."""
         self._joined: dict[Consumer, _Joined] = {}
         """What consumers that have joined within an epoch do not need of its next batches."""
         self._latest: list[Entry] = []
         """What the consumers at the front were told since the latest batch."""
-        self._digests: dict[int, bytes] = {}
-        """The digests of the epochs that are closed, but are still in the window."""
+        self._lists: dict[int, SplitsInfo] = {}
+        """The lists of splits of the epochs that are closed, but are still in the window."""
 
     # --- consumers ---
 
@@ -77,10 +82,18 @@ class SharedDelivery(SingleDelivery):
         epoch = self._outlet.first_epoch
         return None if epoch is None or epoch.order is None else (epoch.number, epoch.batches)
 
-    def covers(self, place: Place) -> bool:
-        """Whether a consumer can join that has read everything before this place."""
+    def list_of(self, epoch: int) -> SplitsInfo | None:
+        """Return the list of splits of an epoch that consumers read; None if it is not known."""
+        first = self._outlet.first_epoch
+        return first.splits if first is not None and first.number == epoch else self._lists.get(epoch)
+
+    def covers(self, place: Place, digest: bytes = b"") -> bool:
+        """Whether a consumer can join that has read everything before this place, of an epoch whose splits have this
+        digest (if it knows that)."""
         outlet = self._outlet
         if not outlet.live or (outlet.first_epoch is not None and outlet.first_epoch.skip):
+            return False
+        if digest and ((splits := self.list_of(place[0])) is None or splits.digest != digest):
             return False
         return self.window.find(*place) is not None if self.window else place == self.front
 
@@ -124,6 +137,8 @@ class SharedDelivery(SingleDelivery):
         """Let the consumer go: it connects again, and goes on in another stream."""
         said = "the job reads another stream from here on, which goes on where it is"
         self._outlet.tell(m.Failed(m.ErrorReport.of(StreamMoved(said, feed=self._outlet.feed.name))), [consumer])
+        if (splits := self.list_of(consumer.epoch)) is not None:
+            self._on_moved(consumer.epoch, splits)
         consumer.moved = True
         consumer.on_gone()
         self._forget_consumer(consumer)
@@ -145,9 +160,8 @@ class SharedDelivery(SingleDelivery):
 
     def tell_begun(self, consumer: Consumer) -> None:
         """See Delivery: the stream may have delivered all of the epoch."""
-        digest = self._digests.get(consumer.epoch)
-        if digest is not None:
-            self._outlet.tell(m.Begun(consumer.epoch, digest), [consumer])
+        if (splits := self._lists.get(consumer.epoch)) is not None:
+            self._outlet.tell(m.Begun(consumer.epoch, splits.digest), [consumer])
 
     # --- the order ---
 
@@ -213,7 +227,8 @@ class SharedDelivery(SingleDelivery):
         if not self.window:
             return
         if epoch.splits is not None:
-            self._digests[epoch.number] = epoch.splits.digest
+            self._lists[epoch.number] = epoch.splits
+            self._outlet.hold_list(epoch.number, epoch.splits)
         if self.window.after != (epoch.number + 1, 0):
             self.window.append(Entry(epoch.number, epoch.batches, LeftEarly()))
 
@@ -226,6 +241,7 @@ class SharedDelivery(SingleDelivery):
         """See Delivery."""
         self._behind.clear()
         self.window.clear()
+        self._release_lists()
         self.keeps = False
 
     def abandon(self) -> None:
@@ -238,6 +254,7 @@ class SharedDelivery(SingleDelivery):
         for consumer in list(self._behind):
             self.move(consumer)
         self.window.clear()
+        self._release_lists()
 
     # --- helpers ---
 
@@ -266,6 +283,7 @@ class SharedDelivery(SingleDelivery):
                 self._behind[consumer] = self.window.end + (0 if self.window else len(self._latest))
         if not (self.keeps or self._behind):
             self.window.clear()
+            self._release_lists()
             return False
         if not self.window:
             for earlier in self._latest:
@@ -342,10 +360,15 @@ class SharedDelivery(SingleDelivery):
             needed = min(self._behind.values(), default=window.end)
             while window.first < needed:
                 window.drop_first()
-            if not window:
-                self._digests.clear()
         nbytes, slots = self._room()
         while window and (window.nbytes > nbytes or window.slots > slots):
             for consumer in [consumer for consumer, at in self._behind.items() if at == window.first]:
                 self.move(consumer)
             window.drop_first()
+        self._release_lists()
+
+    def _release_lists(self) -> None:
+        """Release the lists of the epochs that are no longer in the window."""
+        first = self.window[self.window.first].epoch if self.window else None
+        for epoch in [epoch for epoch in self._lists if first is None or epoch < first]:
+            self._outlet.release_list(self._lists.pop(epoch))

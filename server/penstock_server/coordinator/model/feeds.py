@@ -15,6 +15,7 @@ from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
 from penstock_proto.spec import Spec
 
 from ...feed.options.plan_sizes import block_samples, fixed_slots, pooled_lanes, turn_of
+from .known_lists import KnownLists
 from .memory import least_slots
 from .turn import Part
 
@@ -60,6 +61,7 @@ class ServedFeed:
         spec: of one sample, or of one ready batch where the plan has no batch size.
         sample_nbytes: bytes of one sample (or ready batch), measured or declared.
         static_splits: the list of splits for all epochs; None if each epoch has a list of its own.
+        lists: those lists that are known now.
 
     Attributes:
         skipped, skipped_count: the latest splits that were left out in any stream, and the number of all that were.
@@ -74,6 +76,7 @@ class ServedFeed:
         self.name = plan.name
         self.sample_nbytes = sample_nbytes
         self.static_splits = static_splits
+        self.lists = KnownLists()
         self.skipped: deque[Skipped] = deque(maxlen=100)
         self.skipped_count = 0
         self.made = 0

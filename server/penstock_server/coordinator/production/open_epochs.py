@@ -55,14 +55,19 @@ class OpenEpochs:
         position, self._position = self._position, None
         epoch = Epoch(number, position)
         self._epochs.append(epoch)
-        if self._feed.static_splits is not None:
-            self.plan(epoch, self._feed.static_splits, consumers)
+        splits = self._feed.static_splits
+        if splits is None and position is not None and position.digest:
+            splits = self._feed.lists.find(number, position.digest)
+        if splits is not None:
+            self.plan(epoch, splits, consumers)
         else:
             self._lists.ask(epoch)
         return epoch
 
     def plan(self, epoch: Epoch, splits: SplitsInfo, consumers: int) -> None:
         """Plan the epoch's order, now that its splits are known, or keep the error with which the stream is to fail."""
+        if self._feed.static_splits is None:
+            self._feed.lists.hold(epoch.number, splits)
         try:
             epoch.plan(self._feed, splits, self._lane_sets(splits), consumers, singly=self._singly)
         except StateMismatch as error:

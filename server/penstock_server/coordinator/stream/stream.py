@@ -500,8 +500,8 @@ class Stream:
         epoch = self._opening.close_first()
         self._delivery.forget(epoch)
         self.production.close_epoch(epoch)
-        if epoch.splits is not None and self.feed.static_splits is None:
-            self._do(do.ForgetSplits(epoch.splits.number))
+        if epoch.splits is not None:
+            self.outlet.release_list(epoch.splits)
 
     def _stop_production(self) -> None:
         self.half_stopped = True
