@@ -970,3 +970,25 @@ def test_segments_that_yield_nothing_are_an_error_in_the_end(on_error: str) -> N
     with pytest.raises(FeedError, match="has stopped yielding samples: 1001 segments of lane 0") as caught:
         lanes.next_batch(run)
     assert "\n  in segment 1010" in str(caught.value)
+
+
+def test_an_endless_lane_leaves_out_again_what_was_left_out_before_the_place_ahead() -> None:
+    broken = {2}
+
+    class Segments(Sequence[Any]):
+        def __getitem__(self, number: Any) -> Any:
+            return number, 5, 0 if number in broken else None
+
+        def __len__(self) -> int:
+            return ENDLESS
+
+    feed = Feed(failing, segment=5, batch_size=1, lanes=1, on_error="skip", spec=SPEC)
+    lanes = Lanes(feed, feed.plan("feed"), Segments())
+    run = lanes.lane(0)
+    batches = [lanes.next_batch(run) for _ in range(8)]
+    record = run.record()
+    batches += [lanes.next_batch(run) for _ in range(6)]  # segment 2 is left out, and segment 3 is reached
+    broken.clear()
+    again = lanes.lane(0, record, ahead=run.record())
+    assert [lanes.next_batch(again) for _ in range(6)] == batches[8:]
+    assert again.record() == run.record()

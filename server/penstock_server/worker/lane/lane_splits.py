@@ -30,6 +30,9 @@ MAX_EMPTY = 1000
 STEP_SECONDS = 0.020
 """How long a step of replaying a split takes, in seconds, unless a single sample takes longer."""
 
+_REMEMBERED = 64
+"""How many skipped splits a record of an endless lane names although the lane has passed them."""
+
 
 class Split(Protocol):
     """One split that is being read."""
@@ -280,10 +283,13 @@ class LaneSplits:
 
     def _forget_skipped(self, record: RestartRecord) -> None:
         """In an endless lane, forget skipped splits that nobody reads again after `record`. Otherwise they would pile
-        up."""
+        up. The latest are kept: a consumer that goes on within a slab reads from an earlier record up to this one, and
+        has to skip them where they were skipped before."""
         if self._endless:
             seated = {seat[0] for seat in record.seats if seat is not None}
-            self.skipped = {n: end for n, end in self.skipped.items() if n >= record.next or n in seated}
+            passed = sorted(n for n in self.skipped if n < record.next and n not in seated)
+            for number in passed[: -min(_REMEMBERED, max(1, self._most_skipped // 4))]:
+                del self.skipped[number]
 
     def _skip_all(self, taken: dict[int, int]) -> None:
         for number in self._to_skip:
