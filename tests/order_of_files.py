@@ -25,7 +25,7 @@ LONGEST = """
     test_client_keras test_coordinator_rare test_spot_checks test_lending test_waiting test_zip test_collate
     test_groups test_profile test_cache test_ranks test_page test_notebook test_hosts_network test_descriptors
     test_auto_workers test_attacks test_feeding test_chaos_scenarios test_deploying_hosts test_documentation
-    test_fork_server test_worker_process test_transform
+    test_fork_server test_worker_process test_transform test_object_stores
 """.split()
 """The files that take more than 20 s, longest first."""
 

@@ -53,7 +53,10 @@ def test_the_help_of_serve_has_its_options_under_headings() -> None:
     shown = headings("serve")
     assert list(shown) == [group for group in Group if group not in (Group.CHECK, Group.MEASUREMENT)]
     assert shown["Where it listens"] == {"--bind", "--advertise", "--http"}
-    assert shown["Workers and memory"] == {"--workers", "--memory", "--hang-timeout", "--worker-memory", "--env"}
+    assert shown["Workers and memory"] == {
+        *("--workers", "--memory", "--hang-timeout", "--worker-memory", "--env"),
+        *("--file-cache", "--file-cache-size"),
+    }
     assert shown["Safety"] == {"--keys", "--insecure", "--allow-uid"}
     assert shown["Hosts on a cluster"] == {"--on", "--hosts", "--workers-per-host"}
     assert shown["Development"] == {"--reload"}
@@ -100,7 +103,14 @@ def test_the_defaults_in_the_help_are_those_of_the_config(name: str, config: typ
 
 
 def test_the_options_of_workers_reach_hosts_on_ray() -> None:
-    config = WorkerConfig(feeds=FEEDS, hang_timeout=2.5, worker_memory=1 << 30, environment={"A": "1", "GONE": None})
+    config = WorkerConfig(
+        feeds=FEEDS,
+        hang_timeout=2.5,
+        worker_memory=1 << 30,
+        file_cache="/cache",
+        file_cache_size=0,
+        environment={"A": "1", "GONE": None},
+    )
     plain = WorkerConfig(feeds=FEEDS)
     for field in dataclasses.fields(WorkerConfig):
         if field.name != "feeds":
@@ -112,8 +122,9 @@ def test_the_options_of_workers_reach_hosts_on_ray() -> None:
 
 
 def test_what_workers_are_told_at_their_start_arrives() -> None:
-    told = WorkerConfig(feeds=FEEDS, hang_timeout=2.5, worker_memory=1 << 30).start_arguments()
-    assert told == StartArguments(feeds=FEEDS, ticks=True, memory=1 << 30)
+    config = WorkerConfig(feeds=FEEDS, hang_timeout=2.5, worker_memory=1 << 30, file_cache="/cache", file_cache_size=5)
+    told = config.start_arguments()
+    assert told == StartArguments(feeds=FEEDS, ticks=True, memory=1 << 30, file_cache="/cache", file_cache_size=5)
     for arguments in (told, StartArguments(feeds=(*FEEDS, "others:feed"))):
         parser = argparse.ArgumentParser()
         StartArguments.add_to(parser)
@@ -143,6 +154,7 @@ def test_a_config_whose_options_contradict_each_other_cannot_be_made(
     [
         ({"hang_timeout": 0.0}, "--hang-timeout"),
         ({"worker_memory": (64 << 20) - 1}, "--worker-memory"),
+        ({"file_cache_size": -1}, "--file-cache-size"),
         ({"workers": -1}, "--workers"),
         ({"memory": 0}, "--memory"),
     ],

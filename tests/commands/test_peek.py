@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.server
 import io
 import json
 import math
 import os
 import re
 import shlex
-import shutil
 import struct
 import subprocess
 import sys
 import tarfile
+import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -881,17 +883,30 @@ def test_damage_behind_the_first_samples_is_told_after_them(tmp_path: Path, monk
 
 
 def test_files_by_url_are_read_and_proposed_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fsspec = pytest.importorskip("fsspec")
+    pytest.importorskip("obstore")
     monkeypatch.chdir(tmp_path)
     (file,) = h5_file(tmp_path)
-    with fsspec.open("memory://bucket/a.h5", "wb") as stream, open(file, "rb") as local:
-        shutil.copyfileobj(local, stream)
-    text = said("memory://bucket/*.h5")
-    assert re.match(r"memory:///?bucket/a.h5: HDF5", text)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        url = f"http://127.0.0.1:{serving.server_port}/{file}"
+        words = [
+            sys.executable,
+            "-c",
+            "from penstock_command import main; main()",
+            "peek",
+            f"{url}?signature=ohsosecret",
+        ]
+        environment = {**os.environ, "PENSTOCK_FILE_CACHE": str(tmp_path / "cache")}
+        text = subprocess.check_output(words, text=True, timeout=60, env=environment)
+        serving.shutdown()
+        thread.join()
+    assert text.startswith(f"{url}: HDF5")
+    assert "ohsosecret" not in text
     command, module = copied(text)
-    assert command.startswith("penstock serve 'memory://bucket/*.h5' --leaf a_b=a=b --leaf")
-    assert '"memory://bucket/*.h5"' in module
-    fsspec.filesystem("memory").rm("/bucket", recursive=True)
+    assert command.startswith(f"penstock serve {url} --leaf a_b=a=b ")
+    assert f'"{url}"' in module
 
 
 def test_rows_whose_number_varies_are_padded_by_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,7 @@ def _url(argument: str) -> str:
     """Say why a URL is no data file, or what to do with that of a running daemon."""
     from ..sources.other_formats import words_for
     from ..sources.registry import all_endings
+    from ..sources.remote.urls import shown
 
     if argument.startswith("tcp://") or "://" not in argument:
         url = argument if "://" in argument else f"tcp://{argument}"
@@ -190,7 +191,11 @@ def _url(argument: str) -> str:
             f"{argument} is the address of a running daemon, not a feed or data file to serve: penstock status {url} "
             f"shows it, and penstock.connect('{url}') reads from it"
         )
-    return words_for(argument) or f"{argument}: expected the URL of a data file, which ends in {all_endings()}"
+    name = shown(argument)
+    return words_for(name) or (
+        f"{name}: expected the URL of a data file, which ends in {all_endings()}. The files of a folder are given by a "
+        "pattern, such as 's3://bucket/train/*.tar'"
+    )
 
 
 def _unknown(argument: str) -> str:

@@ -177,6 +177,36 @@ worker_memory_option = option(
 )
 
 
+class BytesOrNone(Bytes):
+    """A size in bytes, or 0."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return `value` as a number of bytes."""
+        return 0 if str(value).strip() == "0" else super().convert(value, param, ctx)
+
+
+file_cache_option = option(
+    "--file-cache",
+    group=Group.WORKERS,
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="DIR",
+    show_default="PENSTOCK_FILE_CACHE, or ~/.cache/penstock/files",
+    help="Folder on a local disk in which the workers of a host keep the files of URLs that they read.",
+)
+
+file_cache_size_option = option(
+    "--file-cache-size",
+    group=Group.WORKERS,
+    type=BytesOrNone(),
+    default=None,
+    metavar="SIZE",
+    show_default="PENSTOCK_FILE_CACHE_SIZE, or a fifth of the free disk, at most 16G",
+    help="Most bytes of that folder, such as 200G: the files that were not read for longest are removed. With 0, "
+    "nothing is kept.",
+)
+
+
 class Variable(click.ParamType[tuple[str, str | None]]):
     """NAME=VALUE, or NAME for its value in this process (None if it is not set)."""
 
@@ -212,7 +242,13 @@ environment_option = option(
 
 def worker_options(command: _F) -> _F:
     """Add the options of `WorkerConfig` to a command."""
-    for one in (environment_option, hang_timeout_option, worker_memory_option):
+    for one in (
+        environment_option,
+        file_cache_size_option,
+        file_cache_option,
+        hang_timeout_option,
+        worker_memory_option,
+    ):
         command = one(command)
     return command
 

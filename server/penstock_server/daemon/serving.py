@@ -59,7 +59,7 @@ def serve(
 def _serve_and_reload(
     config: DaemonConfig, sources: Path, each_second: Callable[[Daemon], None], new: Callable[..., Daemon]
 ) -> None:
-    trial = partial(Trial, config.feeds, config.memory, config.environment)
+    trial = partial(Trial, config.feeds, config.memory, config.join_words())
     reloader = Reloader(config.feeds, trial, sources)
     config = replace(config, environment={**config.environment, saved_sources.VARIABLE: str(sources)})
 

@@ -46,6 +46,8 @@ WORDS = {
     "sources/webdataset/reader.py": "reading tar files",
     "sources/example.py": "parsing Examples",
     "sources/files.py": "opening files",
+    "sources/remote/remote_file.py": "waiting for a file at a URL",
+    "sources/remote/stores.py": "asking for a file at a URL",
 }
 """By the file of a frame of Penstock, what it does."""
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock_proto import PenstockError, StartError
-from penstock_proto.messages import Environment, ErrorReport
+from penstock_proto.messages import ErrorReport
 
 from ..machine.environment import OPTIONS
 
@@ -22,14 +22,12 @@ class Trial:
     Args:
         targets: MODULE:ATTR of each feed, or the strings of data files.
         memory: bytes that slots and shuffle blocks may take.
-        environment: variables of the workers, as `--env` gives them.
+        words: the options of workers, such as `--env=NAME=VALUE`.
     """
 
-    def __init__(self, targets: Sequence[str], memory: int, environment: Environment) -> None:
+    def __init__(self, targets: Sequence[str], memory: int, words: Sequence[str]) -> None:
         command = [sys.executable, "-m", "penstock_server", "serve", *targets, "--workers", "1"]
-        command += ["--bind", "tcp://127.0.0.1:0", "--memory", str(memory), "--until-stdin-closes"]
-        for name, value in environment.items():
-            command += ["--env", name if value is None else f"{name}={value}"]
+        command += ["--bind", "tcp://127.0.0.1:0", "--memory", str(memory), "--until-stdin-closes", *words]
         self._ready = len(targets)
         self._said = b""
         self._process = subprocess.Popen(

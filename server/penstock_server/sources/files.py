@@ -1,21 +1,21 @@
 """Files by path or URL: patterns, sizes, and opening them in the worker that reads them.
 
-A local path needs no package. A URL needs fsspec, which is imported here and nowhere else. Its file systems do not
-survive a fork, so nothing may be opened before a worker runs.
+A local path needs no package. A URL needs obstore, whose threads do not survive a fork, so nothing may be opened before
+a worker runs. `remote` reads URLs, and says how.
 """
 
 from __future__ import annotations
 
 import difflib
 import glob
-import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import BinaryIO, TypeAlias, cast
 
-from penstock_proto import distribution
 from penstock_proto.value_text import shown
+
+from .remote import urls
 
 Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 """One path, pattern or URL, or a list of them."""
@@ -38,7 +38,7 @@ def checked(files: Files) -> tuple[str, ...]:
             raise TypeError(f"files must be paths, patterns or URLs, got {shown(file)}")
     if not many:
         raise ValueError("files is an empty list: give at least one path, pattern or URL")
-    return tuple(os.fspath(file) for file in many)
+    return tuple(urls.shown(os.fspath(file)) for file in many)
 
 
 def expand(files: Sequence[str]) -> list[str]:
@@ -49,18 +49,26 @@ def expand(files: Sequence[str]) -> list[str]:
         FileNotFoundError: a pattern matches nothing.
     """
     found: list[str] = []
+    named: list[str] = []  # the URLs that are no patterns
     for file in files:
-        file = file.removeprefix("file://")
+        file = str(file).removeprefix("file://")
         if is_url(file):
-            matches = _expand_url(file) if "*" in file else [file]
+            matches = _matching(file) if urls.has_pattern(file) else [file]
+            named += [] if urls.has_pattern(file) or not urls.is_remote(file) else [file]
         elif not glob.has_magic(file) or os.path.exists(file):
             matches = [file]
         else:
             matches = [name for name in sorted(glob.glob(file, recursive=True)) if not os.path.isdir(name)]
         if not matches:
-            where = "" if is_url(file) or os.path.isabs(file) else f" in {os.getcwd()}"
+            if is_url(file):
+                raise FileNotFoundError(f"no file matches {file}: correct the pattern, or the name of the bucket")
+            where = "" if os.path.isabs(file) else f" in {os.getcwd()}"
             raise FileNotFoundError(f"no file matches {file}{where}: correct the path, or start in another directory")
         found += matches
+    if named:
+        from .remote import stores
+
+        stores.look_at(named)
     return found
 
 
@@ -82,36 +90,65 @@ def expand_folders(files: Sequence[str]) -> list[str]:
     return found
 
 
+def _path(file: str) -> str:
+    return file.removeprefix(urls.BY_NAME)
+
+
+def _matching(pattern: str) -> list[str]:
+    from .remote import stores
+
+    return stores.matching(pattern)
+
+
 def is_url(file: str) -> bool:
-    """Whether `file` needs fsspec, such as "s3://bucket/a.h5" or "simplecache::https://host/a.h5"."""
-    return "://" in file or "::" in file
+    """Whether a file is not a local one, such as "s3://bucket/a.h5"."""
+    return urls.is_url(file)
 
 
-def size_of(file: str) -> int | None:
-    """Return the size of a file in bytes, or None if its server does not say.
+def size_of(file: str) -> int:
+    """Return the size of a file in bytes.
 
     Raises:
         OSError: there is no such file, or it cannot be reached; the message names it.
     """
     with errors_that_name(file):
-        if not is_url(file):
-            return os.stat(file).st_size
-        system, path = _system(file)
-        size = system.info(path).get("size")
-        return None if size is None else int(size)
+        if not urls.is_remote(file):
+            return os.stat(_path(file)).st_size
+        from .remote import stores
+
+        return stores.facts_of(file).size
 
 
-def stamp_of(*files: str) -> list[tuple[str, int | None]]:
-    """Return the absolute path and the time of the last change (in ns) of each file, for the keys of cached splits. The
-    time is None for URLs and for missing files."""
-    found: list[tuple[str, int | None]] = []
+def size_in_splits(file: str) -> int | None:
+    """Return the size of a file, for splits that did not have that of a URL at first: None for local://PATH, so that
+    they stay the same.
+
+    Raises:
+        OSError: as `size_of`.
+    """
+    return None if file.startswith(urls.BY_NAME) else size_of(file)
+
+
+def stamp_of(*files: str) -> list[tuple[str, int | str | None]]:
+    """Return what tells each file from its earlier contents, for the keys of cached splits: its absolute path and the
+    time of its last change (in ns), or its URL and its ETag. The second is None for a missing file."""
+    found: list[tuple[str, int | str | None]] = []
     for file in files:
-        changed = None
-        if not is_url(file):
-            with suppress(OSError):
+        changed: int | str | None = None
+        with suppress(OSError):
+            if urls.is_remote(file):
+                changed = _facts_stamp(file)
+            elif not is_url(file):
                 changed = os.stat(file).st_mtime_ns
         found.append((file if is_url(file) else os.path.abspath(file), changed))
     return found
+
+
+def _facts_stamp(url: str) -> str:
+    from .remote import stores
+
+    facts = stores.facts_of(url)
+    return f"{facts.size} {facts.stamp}"
 
 
 def open_binary(file: str, size: int | None = None) -> BinaryIO:
@@ -121,11 +158,12 @@ def open_binary(file: str, size: int | None = None) -> BinaryIO:
         OSError: it cannot be opened, or its size has changed; the message names the file.
     """
     with errors_that_name(file):
-        if is_url(file):
-            system, path = _system(file)
-            opened = cast(BinaryIO, system.open(path, "rb"))
+        if urls.is_remote(file):
+            from .remote.remote_file import opened as opened_remote
+
+            opened = cast(BinaryIO, opened_remote(file))
         else:
-            opened = open(file, "rb", buffering=_BUFFER)  # noqa: SIM115 (the caller closes it)
+            opened = open(_path(file), "rb", buffering=_BUFFER)  # noqa: SIM115 (the caller closes it)
     try:
         if size is not None:
             check_size(file, size)
@@ -144,7 +182,7 @@ def check_size(file: str, size: int | None) -> None:
     if size is None:
         return
     now = size_of(file)
-    if now is not None and now != size:
+    if now != size:
         raise OSError(
             f"{file} has changed: it had {size} bytes when its splits were listed, and now has {now}. A file must stay "
             "the same while it is served: write new data to a new file, and start the daemon again"
@@ -167,28 +205,20 @@ def errors_that_name(file: str) -> Iterator[None]:
     """Raise an OSError that names `file` instead of an error that does not.
 
     Raises:
-        OSError: the body raised an OSError, or any error of a remote file system.
+        OSError: the body raised an OSError.
     """
     try:
         yield
-    except FileNotFoundError as error:
-        if is_url(file):  # fsspec raises this for any first failure
-            cause = f" ({error.__cause__})" if error.__cause__ else ""
-            raise FileNotFoundError(f"{file}: no such file, or it cannot be reached{cause}") from None
+    except FileNotFoundError:
+        if is_url(file):
+            raise
         where = "" if os.path.isabs(file) else f" in {os.getcwd()}"
         raise FileNotFoundError(f"{file}: no such file{where}{_similar(file)}") from None
-    except ImportError:
-        raise
     except OSError as error:
         if file in str(error):
             raise
-        raise OSError(f"{file}: {type(error).__name__}: {error}") from None
-    except io.UnsupportedOperation:
-        raise
-    except Exception as error:  # of the URL's library, such as botocore or aiohttp
-        if not is_url(file):
-            raise
-        raise OSError(f"{file}: {type(error).__name__}: {error}") from error
+        kind = "" if type(error) is OSError and error.errno is None else f"{type(error).__name__}: "
+        raise OSError(f"{file}: {kind}{error}") from None
 
 
 def _similar(file: str) -> str:
@@ -198,20 +228,3 @@ def _similar(file: str) -> str:
         if near := difflib.get_close_matches(name, os.listdir(folder or "."), 1, 0.8):
             return f". Did you mean {os.path.join(folder, near[0])}?"
     return ""
-
-
-def _system(file: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
-    try:
-        import fsspec.core
-    except ImportError:
-        raise ImportError(f"{file} is a URL, which needs fsspec: {distribution.pip_install('urls')}") from None
-    system, path = fsspec.core.url_to_fs(file)
-    return system, str(path)
-
-
-def _expand_url(pattern: str) -> list[str]:
-    chain, colons, last = pattern.rpartition("::")
-    with errors_that_name(pattern):
-        system, path = _system(last)
-        return [chain + colons + system.unstrip_protocol(name) for name in sorted(system.glob(path))]

@@ -25,6 +25,7 @@ from .matlab.format import Matlab
 from .mds.format import Mds
 from .npy.format import Numpy
 from .parquet.format import Parquet
+from .remote import urls
 from .tables.format import Csv
 from .tfrecord.format import TFRecord
 from .webdataset.format import WebDataset
@@ -64,6 +65,7 @@ def by_ending(name: str) -> Format | None:
     """
     if name.startswith("tcp://"):  # a feed may have such a name
         return None
+    name = urls.without_query(name)
     return _first(name, BUILT_IN) or (None if _is_module(name) else _first(name, installed()))
 
 

@@ -42,4 +42,4 @@ class WholeFiles:
         Raises:
             OSError: a file is missing.
         """
-        return [Shard(file, None if fs.is_url(file) else fs.size_of(file)) for file in fs.expand(self._files)]
+        return [Shard(file, fs.size_in_splits(file)) for file in fs.expand(self._files)]

@@ -44,7 +44,9 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
         ValueError: the arguments contradict each other; the message says what to do.
     """
     from ..sources import registry  # it imports NumPy, which those who only show targets do not need
+    from ..sources.remote import urls
 
+    files = [urls.shown(file) for file in files]
     found = _format_of(files)
     if found.needs_module:
         raise ValueError(found.needs_module.replace("FILE", files[0]))
@@ -66,7 +68,7 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
     call = {
         "format": found.name,
         "library": found.library,
-        "files": list(files),
+        "files": [urls.whole(file) for file in files],
         "leaves": _structure(leaves),
         "name": name or _name_of(files[0]),
         **{key: value for key, value in options.items() if value not in (None, ())},
@@ -115,7 +117,7 @@ def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
     try:
         feed: Feed = Feed.from_files(files, leaves, **call)
     except (TypeError, ValueError) as error:
-        raise StartError(f"cannot serve {files[0]}: {error}") from error
+        raise StartError(f"cannot serve {shown_target(target)}: {error}") from error
     return feed
 
 
@@ -123,7 +125,11 @@ def shown_target(target: str) -> str:
     """Return a target as messages show it: the first file's name, or MODULE:ATTR, with the parameters if it has any."""
     if is_pickled_target(target):
         return f"the feed {name_of(target)} of the trainer"
-    return str(_call(target)["files"][0]) if is_file_target(target) else shown_call(target)
+    if not is_file_target(target):
+        return shown_call(target)
+    from ..sources.remote import urls
+
+    return urls.shown(_call(target)["files"][0])
 
 
 def library_of(target: str) -> str:

@@ -10,6 +10,7 @@ How an option reaches them:
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,12 @@ class WorkerConfig:
     worker_memory: int | None = None
     """Bytes of memory of its own that each worker may have; None: no limit. A worker sets the limit for itself."""
 
+    file_cache: str | None = None
+    """The folder in which the workers of a host keep files of URLs; None: the default."""
+
+    file_cache_size: int | None = None
+    """Bytes of that folder, at most; 0: nothing is kept; None: the default."""
+
     environment: Environment = field(default_factory=dict)
     """Environment variables of the workers, by name; None as a value removes one. They override those that the feeds
     want, and Penstock's defaults."""
@@ -48,6 +55,8 @@ class WorkerConfig:
         """Check the values."""
         if self.hang_timeout is not None and self.hang_timeout <= 0:
             raise ValueError(f"--hang-timeout must be more than 0, got {self.hang_timeout}")
+        if self.file_cache_size is not None and self.file_cache_size < 0:
+            raise ValueError(f"--file-cache-size must be at least 0, got {self.file_cache_size}")
         if self.worker_memory is not None and self.worker_memory < LEAST_WORKER_MEMORY:
             raise ValueError(
                 f"--worker-memory must be at least {LEAST_WORKER_MEMORY >> 20}M, got {self.worker_memory} bytes"
@@ -55,12 +64,20 @@ class WorkerConfig:
 
     def start_arguments(self) -> StartArguments:
         """Return what each worker process is told at its start."""
-        return StartArguments(feeds=self.feeds, ticks=self.hang_timeout is not None, memory=self.worker_memory)
+        return StartArguments(
+            feeds=self.feeds,
+            ticks=self.hang_timeout is not None,
+            memory=self.worker_memory,
+            file_cache=None if self.file_cache is None else os.path.abspath(self.file_cache),
+            file_cache_size=self.file_cache_size,
+        )
 
     def join_words(self) -> list[str]:
         """Return these options, without the feeds, as words of `penstock join`."""
         words = [] if self.hang_timeout is None else [f"--hang-timeout={self.hang_timeout}"]
         words += [] if self.worker_memory is None else [f"--worker-memory={self.worker_memory}"]
+        words += [] if self.file_cache is None else [f"--file-cache={self.file_cache}"]
+        words += [] if self.file_cache_size is None else [f"--file-cache-size={self.file_cache_size}"]
         for name, value in self.environment.items():
             words.append(f"--env={name}" if value is None else f"--env={name}={value}")
         return words

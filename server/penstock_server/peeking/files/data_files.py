@@ -19,6 +19,7 @@ from ...sources import files as fs
 from ...sources import other_formats, registry
 from ...sources.description import Description
 from ...sources.format import Format
+from ...sources.remote import urls
 from ..leaves.summary import Summary
 from .bounded import Bounds, EndedError, run
 from .sampling import PLACES, feed_of, limited, splits_of, spread
@@ -82,6 +83,7 @@ def peek_files(files: Sequence[str], most: int, seconds: float, bounds: Bounds) 
         FeedError: the first file cannot be read, or holds nothing that can be served; the message says why.
         StartError: the files have several formats.
     """
+    files = fs.checked(files)
     _check_one_format(files)
     place = files[0]
     seen: PeekedFile | None = None
@@ -131,7 +133,8 @@ def _looks(
     found = fs.expand(files)
     first = found[0]
     at(first)
-    nbytes = None if os.path.isdir(first) else fs.size_of(first)
+    is_folder = os.path.isdir(first) or (fs.is_url(first) and urls.without_query(first).rstrip("/").endswith(".zarr"))
+    nbytes = None if is_folder else fs.size_of(first)
     if nbytes == 0:
         raise FeedError(f"{first} is empty (0 bytes): was it written to the end?")
     if words := other_formats.not_the_data(first):
@@ -235,8 +238,8 @@ def is_url_of_feed(name: str) -> bool:
             if words := other_formats.words_for(name):
                 raise StartError(words)
             raise StartError(
-                f"{name!r}: expected the URL of a daemon's feed, tcp://HOST:PORT/FEED, or that of a data file, which "
-                f"ends in {registry.all_endings()}"
+                f"{urls.shown(name)}: expected the URL of a daemon's feed, tcp://HOST:PORT/FEED, or that of a data "
+                f"file, which ends in {registry.all_endings()}"
             )
         url, query, _ = name.partition("?")
         if query:

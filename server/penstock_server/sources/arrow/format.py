@@ -24,7 +24,7 @@ class Arrow(Format):
         splits="record batches",
         random_access="yes, but for streams",
         checksums="none",
-        remote="from the beginning",
+        remote="by ranges",
         bounds="none: files are mapped into memory",
     )
 

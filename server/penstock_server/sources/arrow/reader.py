@@ -7,7 +7,6 @@ worker imports pyarrow: its threads do not survive a fork.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ class ArrowSplits:
 
     def _splits(self, file: str) -> list[RecordBatches]:
         size = fs.size_of(file)
-        key = (file, size, None if fs.is_url(file) else os.stat(file).st_mtime_ns)
+        key = (file, size, *fs.stamp_of(file))
         if key not in self._known:
             with opened_arrow(file) as arrow:
                 count = arrow.count

@@ -20,7 +20,7 @@ def describe(file: str) -> Description:
     Raises:
         OSError, ValueError: its first lines cannot be read; the message says what to do.
     """
-    split = ByteRange(file, 0, None, None if fs.is_url(file) else fs.size_of(file))
+    split = ByteRange(file, 0, None, fs.size_of(file))
     often: Counter[str] = Counter()
     nulls: Counter[str] = Counter()
     kinds: dict[str, set[type]] = {}

@@ -22,7 +22,7 @@ class JsonLines(Format):
         splits="ranges of bytes, at lines; gzip is one",
         random_access="no",
         checksums="of gzip",
-        remote="from the beginning",
+        remote="by ranges",
         bounds="256 MiB a line",
     )
 

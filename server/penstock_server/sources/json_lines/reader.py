@@ -32,7 +32,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class JsonLineSplits:
-    """Lists files, and ranges of large local files that are not compressed."""
+    """Lists files, and ranges of large files that are not compressed."""
 
     def __init__(self, files: fs.Files) -> None:
         self.__name__ = "Feed.from_json_lines"
@@ -45,11 +45,11 @@ class JsonLineSplits:
             OSError: a file is missing or cannot be read.
         """
         found = fs.expand(self._files)
-        sizes = {file: fs.size_of(file) for file in found if not fs.is_url(file)}
+        sizes = {file: fs.size_in_splits(file) for file in found}
         about = min(_MOST, max(_LEAST, sum(size or 0 for size in sizes.values()) // _PIECES))
         splits: list[ByteRange] = []
         for file in found:
-            size = sizes.get(file)
+            size = sizes[file]
             if size is None or size <= 2 * about or _is_compressed(file):
                 splits.append(ByteRange(file, 0, None, size))
             else:

@@ -8,7 +8,6 @@ The worker imports pyarrow: its threads do not survive a fork.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ class ParquetSplits:
 
     def _groups(self, file: str) -> list[tuple[RowGroup, int]]:
         size = fs.size_of(file)
-        key = (file, size, None if fs.is_url(file) else os.stat(file).st_mtime_ns)
+        key = (file, size, *fs.stamp_of(file))
         if key not in self._known:
             with opened_parquet(file) as parquet:
                 found = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]

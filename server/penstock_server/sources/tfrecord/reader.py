@@ -64,12 +64,14 @@ class TFRecordSplits:
             OSError: a file is missing or cannot be read.
         """
         found = fs.expand(self._files)
-        sizes = {file: fs.size_of(file) for file in found if not fs.is_url(file)}
+        sizes = {file: fs.size_in_splits(file) for file in found}
         about = self._split_bytes or min(_MOST, max(_LEAST, sum(size or 0 for size in sizes.values()) // _PIECES))
         splits: list[ByteRange] = []
         for file in found:
-            size = sizes.get(file)
-            if size is None or size <= 2 * about:
+            size = sizes[file]
+            if (
+                size is None or size <= 2 * about or fs.is_url(file)
+            ):  # which would be fetched as a whole, to find where records begin
                 splits.append(ByteRange(file, 0, None, size))
             else:
                 splits += self._divided(file, size, about)

@@ -24,7 +24,7 @@ class Zarr(Format):
         splits="ranges of rows, at chunks or shards",
         random_access="yes",
         checksums="those of its codecs",
-        remote="by ranges",
+        remote="by chunks",
         bounds="2 GiB a row or a chunk",
     )
 

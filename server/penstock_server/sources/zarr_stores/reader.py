@@ -18,6 +18,7 @@ from .. import files as fs
 from ..bounds import check_at_once
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
+from ..remote import stores, urls
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
 
@@ -167,24 +168,45 @@ def opened(file: str) -> Iterator[Any]:
         from zarr.storage import ZipStore
     except ImportError:
         raise ImportError(f"{file} needs zarr 3: {distribution.pip_install('zarr')}") from None
-    zipped = file.endswith(".zip") and not fs.is_url(file)
+    zipped = urls.without_query(file).endswith(".zip")
+    if zipped and fs.is_url(file):
+        raise OSError(f"{file}: a store in a ZIP file is read from a local disk only: copy it, or unpack it")
     try:
         if not fs.is_url(file) and not os.path.exists(file):
             where = "" if os.path.isabs(file) else f" in {os.getcwd()}"
             raise FileNotFoundError(f"{file}: no such store{where}")
-        store: Any = ZipStore(file, mode="r") if zipped else file
+        store: Any = file.removeprefix(urls.BY_NAME)
+        if zipped:
+            store = ZipStore(file, mode="r")
+        elif urls.is_remote(file):
+            from .remote_store import RemoteStore
+
+            store = RemoteStore(file)
         root = zarr.open(store, mode="r")
     except FileNotFoundError as error:
         if "no such store" in str(error):
             raise
         raise OSError(f"{file} is not a Zarr store: it has no zarr.json, .zgroup or .zarray") from None
-    except Exception as error:  # of zarr, its codecs, zipfile and fsspec
+    except Exception as error:  # of zarr, its codecs, zipfile and obstore
+        _raise_if_of_network(file, error)
         raise OSError(f"{file} cannot be opened as a Zarr store: {type(error).__name__}: {error}") from None
     try:
         yield root
     finally:
         if zipped:
             store.close()
+
+
+def _raise_if_of_network(file: str, error: Exception) -> None:
+    """Raise the error that says why a URL cannot be read, if that is the reason.
+
+    Raises:
+        OSError: that error.
+    """
+    if isinstance(error, OSError) and str(error).startswith(f"{file}: "):
+        raise error
+    if explained := stores.explained(file, error):
+        raise explained from None
 
 
 def arrays_of(store: Any) -> dict[str, Any]:
@@ -249,7 +271,8 @@ def chunk_rows(found: list[Any]) -> tuple[int, int, int, bool]:
 def _slab(array: Any, file: str, start: int, stop: int) -> Any:
     try:
         slab = array[start:stop]
-    except Exception as error:  # of zarr, its codecs and fsspec
+    except Exception as error:  # of zarr, its codecs and obstore
+        _raise_if_of_network(file, error)
         raise OSError(
             f"{file}: rows {start} to {stop - 1} of {array.path or ONLY!r} cannot be read: is a chunk damaged? "
             f"({type(error).__name__}: {error})"

@@ -31,6 +31,7 @@ from ...feed.feed import Feed
 from ...machine import orphans
 from ...machine.environment import missing
 from ...machine.process_limits import end_with_parent, limit_memory, outlive_parent
+from ...sources.remote import file_cache
 from ...targets import world
 from ...targets.factory import Made
 from ...targets.file_target import shown_target
@@ -112,6 +113,7 @@ def serve(
     """
     feeds = arguments.feeds
     limit_memory(arguments.memory)
+    file_cache.choose(arguments.file_cache, arguments.file_cache_size)
     page = ActivityPage() if activity_fd is None else ActivityPage.inherited(activity_fd, ticks=arguments.ticks)
     if stacks_fd is not None:
         os.set_inheritable(stacks_fd, False)
