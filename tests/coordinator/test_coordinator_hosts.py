@@ -16,7 +16,7 @@ from penstock_proto import messages as m
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.model import events as on
-from penstock_server.coordinator.model.feeds import SplitsInfo
+from penstock_server.coordinator.model.known_lists import SplitsInfo
 from penstock_server.coordinator.model.open_request import OpenRequest
 from penstock_server.coordinator.model.turn import TurnState
 from penstock_server.coordinator.model.workers import REMOTE, VACANT, Workers

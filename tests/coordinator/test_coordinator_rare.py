@@ -16,7 +16,7 @@ from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.model import events as on
 from penstock_server.coordinator.model.failures import LAST_PAUSE
-from penstock_server.coordinator.model.feeds import SplitsInfo
+from penstock_server.coordinator.model.known_lists import SplitsInfo
 from penstock_server.coordinator.model.open_request import OpenRequest
 from penstock_server.coordinator.stream.stream import Stream
 from tests.coordinator.test_coordinator import Case, check_kept_group

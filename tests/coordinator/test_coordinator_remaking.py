@@ -14,7 +14,7 @@ from penstock_proto import ConnectionLost, GeneratorError
 from penstock_proto import messages as m
 from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.model import events as on
-from penstock_server.coordinator.model.feeds import SplitsInfo
+from penstock_server.coordinator.model.known_lists import SplitsInfo
 from penstock_server.coordinator.model.open_request import OpenRequest
 from tests.coordinator.test_coordinator_hosts import A, B, C, D, Daemon, of
 

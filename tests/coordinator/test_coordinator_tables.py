@@ -23,8 +23,9 @@ from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.model import events as on
 from penstock_server.coordinator.model.consumer import CONSUMER_STATES, Consumer, ConsumerState
-from penstock_server.coordinator.model.feeds import Skipped, SplitsInfo
+from penstock_server.coordinator.model.feeds import Skipped
 from penstock_server.coordinator.model.group_log import SavedGroup
+from penstock_server.coordinator.model.known_lists import SplitsInfo
 from penstock_server.coordinator.model.open_request import OpenRequest
 from penstock_server.coordinator.model.transitions import ImpossibleTransition, Table
 from penstock_server.coordinator.model.turn import TURN_STATES, Turn, TurnState

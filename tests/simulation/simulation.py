@@ -43,7 +43,8 @@ from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.model import events as on
 from penstock_server.coordinator.model import feeds
 from penstock_server.coordinator.model.consumer import Consumer as Reader
-from penstock_server.coordinator.model.feeds import ServedFeed, Skipped, SplitsInfo
+from penstock_server.coordinator.model.feeds import ServedFeed, Skipped
+from penstock_server.coordinator.model.known_lists import SplitsInfo
 from penstock_server.coordinator.model.open_request import OpenRequest
 from penstock_server.coordinator.model.workers import REMOTE, VACANT
 from penstock_server.feed.options import plan_sizes

@@ -14,7 +14,7 @@ from ..consumers.starting_feeds import StartingFeeds
 from ..coordinator import CoordinatorView, worker_messages
 from ..coordinator.model import commands as do
 from ..coordinator.model import events as on
-from ..coordinator.model.feeds import SplitsInfo
+from ..coordinator.model.known_lists import SplitsInfo
 from ..coordinator.model.workers import REMOTE
 from ..logs.rate_limited_log import RateLimitedLog
 from ..worker_state.activity import Activity

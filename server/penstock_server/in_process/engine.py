@@ -32,7 +32,7 @@ from ..coordinator import Coordinator, worker_messages
 from ..coordinator.model import commands as do
 from ..coordinator.model import events as on
 from ..coordinator.model.failures import ALL
-from ..coordinator.model.feeds import SplitsInfo
+from ..coordinator.model.known_lists import SplitsInfo
 from ..coordinator.model.memory import MANY
 from ..coordinator.model.open_request import OpenRequest
 from ..feed.feed_warnings import MOST_DIFFERENT, mixing_warning

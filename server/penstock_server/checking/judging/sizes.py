@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Spec
 
-from ...coordinator.model.feeds import ServedFeed, SplitsInfo
+from ...coordinator.model.feeds import ServedFeed
+from ...coordinator.model.known_lists import SplitsInfo
 from ...coordinator.model.memory import share
 
 _CREDIT, _QUOTA = 4, 8

@@ -13,7 +13,8 @@ from functools import partial
 
 from ..delivery.shared_delivery import Place, SharedDelivery
 from ..model import commands as do
-from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.feeds import ServedFeed
+from ..model.known_lists import SplitsInfo
 from ..model.open_request import OpenRequest
 from ..stream.budget import Budget
 from ..stream.stream import Stream

@@ -14,7 +14,8 @@ from penstock_proto import messages as m
 
 from ..model import commands as do
 from ..model.consumer import Consumer
-from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.feeds import ServedFeed
+from ..model.known_lists import SplitsInfo
 from ..model.leases import Leases
 from ..model.stripe import Source, Stripe
 from ..model.turn import Part, Repeat, Turn

@@ -18,7 +18,7 @@ from penstock_proto.batches.position import Position
 from penstock_proto.messages import LaneEnded, PoolBegun
 
 from ..model.consumer import Consumer
-from ..model.feeds import SplitsInfo
+from ..model.known_lists import SplitsInfo
 from ..model.stripe import Stripe
 from ..model.turn import Part, Turn
 from ..order.epoch import Epoch

@@ -14,8 +14,9 @@ from penstock_proto import DaemonStopped, PenstockError
 from penstock_proto.messages import FeedPlan, FirstSample, Made, NeedRoom, RowsMeasured, RowsWritten
 from penstock_proto.spec import Spec
 
-from .feeds import Skipped, SplitsInfo
+from .feeds import Skipped
 from .group_log import SavedGroup
+from .known_lists import SplitsInfo
 from .open_request import OpenRequest
 
 # --- consumers: each event names the consumer by the number that `Open` gave it ---

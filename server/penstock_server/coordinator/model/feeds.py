@@ -15,7 +15,7 @@ from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
 from penstock_proto.spec import Spec
 
 from ...feed.options.plan_sizes import block_samples, fixed_slots, pooled_lanes, turn_of
-from .known_lists import KnownLists
+from .known_lists import KnownLists, SplitsInfo
 from .memory import least_slots
 from .turn import Part
 
@@ -23,14 +23,6 @@ from .turn import Part
 def whole_pages(nbytes: int) -> int:
     """Return `nbytes` rounded up to whole pages of 4096 bytes: a slot takes whole pages."""
     return -(-nbytes // 4096) * 4096
-
-
-class SplitsInfo(Struct, frozen=True):
-    """A list of splits: the number under which it is known, how many it holds, and its SHA-256."""
-
-    number: int
-    count: int
-    digest: bytes
 
 
 class Skipped(Struct, frozen=True):

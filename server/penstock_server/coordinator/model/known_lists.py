@@ -8,10 +8,16 @@ list there.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .feeds import SplitsInfo
+from msgspec import Struct
+
+
+class SplitsInfo(Struct, frozen=True):
+    """A list of splits: the number under which it is known, how many it holds, and its SHA-256."""
+
+    number: int
+    count: int
+    digest: bytes
 
 
 class KnownLists:

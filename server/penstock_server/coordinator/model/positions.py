@@ -6,7 +6,7 @@ from penstock_proto import StateMismatch
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import FeedInfo, FeedPlan
 
-from .feeds import SplitsInfo
+from .known_lists import SplitsInfo
 
 _DAMAGED = "the position was not made by this feed, or is damaged"
 

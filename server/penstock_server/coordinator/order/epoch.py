@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from penstock_proto import IncompleteEpoch, PenstockError, StateMismatch
 from penstock_proto.batches.position import Position
 
-from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.feeds import ServedFeed
+from ..model.known_lists import SplitsInfo
 from ..model.positions import check
 from .lane import Filler, Lane, LaneSets
 from .order import EpochOrder, ExactOrder, FastOrder

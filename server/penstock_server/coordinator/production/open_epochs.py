@@ -7,7 +7,8 @@ from collections import deque
 from penstock_proto import StateMismatch
 from penstock_proto.batches.position import Position
 
-from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.feeds import ServedFeed
+from ..model.known_lists import SplitsInfo
 from ..model.workers import VACANT, Workers
 from ..order.epoch import Epoch
 from .split_lists import SplitLists

@@ -9,7 +9,8 @@ from penstock_proto import GeneratorError, PenstockError, WorkerDied
 from ...worker_state.process_ends import advice
 from ..model import commands as do
 from ..model.failures import pause
-from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.feeds import ServedFeed
+from ..model.known_lists import SplitsInfo
 from ..model.workers import Workers
 from ..order.epoch import Epoch
 

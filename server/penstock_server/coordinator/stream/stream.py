@@ -30,8 +30,9 @@ from ..delivery.round_copies import RoundCopies
 from ..delivery.shared_delivery import SharedDelivery
 from ..model import commands as do
 from ..model.consumer import Consumer
-from ..model.feeds import ServedFeed, SplitsInfo
+from ..model.feeds import ServedFeed
 from ..model.group_log import GroupLog
+from ..model.known_lists import SplitsInfo
 from ..model.leases import Leases
 from ..model.memory import Share
 from ..model.workers import Workers
