@@ -84,6 +84,14 @@ def test_a_job_goes_on_where_everything_after_its_place_is_kept() -> None:
     assert (window.nbytes, window.slots) == (0, 0)
 
 
+def test_nobody_joins_where_the_stream_leaves_the_epoch_before_another_batch() -> None:
+    slots = new_slots()
+    window = Window(slots)
+    for entry in (Entry(0, 3, Part(0, 2, 8, ()), a_turn(slots)), ended(0, 5, A), Entry(0, 5, LeftEarly())):
+        window.append(entry)
+    assert [window.find(0, batches) for batches in (3, 4, 5)] == [0, 0, None]
+
+
 def test_the_window_holds_a_slot_as_long_as_an_entry_has_it() -> None:
     slots = new_slots()
     window = Window(slots)

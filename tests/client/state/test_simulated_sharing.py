@@ -129,6 +129,25 @@ with_hosts = st.fixed_dictionaries(
 
 
 @settings(quick, max_examples=40)
+@example(  # jobs leave epochs that others read on: one of them moved again and again, and never came further
+    Case(
+        SimFeed(length=57, batch_size=2, turn=1, room=9),
+        3,
+        6,
+        283,
+        {"credit_bytes": 588, "hoards": True, "credit": 2, "quota": 1},
+    ),
+    [
+        ({"leaves": [None, 4, None, None, None], "breaks": 5, "impatient": 0.3}, 47),
+        ({"leaves": [None, 5, None, None], "breaks": 4, "impatient": 0.0}, 44),
+        ({"leaves": [2, 2, None], "breaks": 1, "impatient": 0.0}, 65),
+        ({"leaves": [None], "breaks": 3, "impatient": 0.3}, 11),
+        ({"leaves": [0, None, None], "breaks": 6, "impatient": 0.3}, 68),
+        ({"leaves": [1, 5, None], "breaks": 2, "impatient": 0.0}, 56),
+    ],
+    100,
+    {"idle": True, "hosts": 3, "joins": 0, "leaves": 0, "losses": 1, "cuts": 3, "kills": 2, "scales": 1},
+)
 @given(cases(any_feeds), jobs, roomy, with_hosts)
 def test_jobs_share_what_hosts_make_and_keep(
     case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]

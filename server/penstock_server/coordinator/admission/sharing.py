@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+from penstock_proto.batches.position import Position
+
 from ..delivery.shared_delivery import Place, SharedDelivery
 from ..model import commands as do
 from ..model.feeds import ServedFeed
@@ -71,9 +73,14 @@ class Sharing:
         """Return the stream that the job can join at its position: of several, the one with the most jobs."""
         if not may_share(feed, ask):
             return None
-        place = (ask.position.epoch, ask.position.batches) if ask.position else (0, 0)
-        digest = ask.position.digest if ask.position else b""
-        found = [(len(shared.readers), stream) for stream, shared in self._open(feed) if shared.covers(place, digest)]
+        position = ask.position or Position(feed.info, 0)
+        first, digest = (position.epoch, position.batches), position.digest
+        rest = position.epoch, position.batches + position.skip
+        found = [
+            (len(shared.readers), stream)
+            for stream, shared in self._open(feed)
+            if shared.covers(first, digest) and (rest == first or shared.reaches(rest))
+        ]
         return max(found, key=lambda one: one[0])[1] if found else None
 
     def latest(self, feed: ServedFeed, ask: OpenRequest) -> tuple[Stream, int] | None:

@@ -97,6 +97,13 @@ class SharedDelivery(SingleDelivery):
             return False
         return self.window.find(*place) is not None if self.window else place == self.front
 
+    def reaches(self, place: Place) -> bool:
+        """Whether a consumer that joins before this place comes beyond it, and does not have to move before."""
+        front = self.front
+        return (front is not None and place[0] == front[0] and place[1] >= front[1]) or (
+            bool(self.window) and self.window.find(*place) is not None
+        )
+
     def join(self, consumer: Consumer, position: Position | None) -> None:
         """Let a consumer go on at this position, which `covers` has accepted. (None: epoch 0)."""
         place = (position.epoch, position.batches) if position else (0, 0)
@@ -298,6 +305,8 @@ class SharedDelivery(SingleDelivery):
             entry = self.window[at]
             item = entry.item
             if isinstance(item, LeftEarly):
+                if consumer.under_way:
+                    break  # it first takes what it was sent, so that it goes on after that
                 self.move(consumer)
                 return
             assert entry.epoch == consumer.epoch, "the window lacks the end of an epoch"

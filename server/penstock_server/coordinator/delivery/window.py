@@ -134,7 +134,8 @@ class Window:
 
     def find(self, epoch: int, batches: int) -> int | None:
         """Return the number of the entry with which a consumer goes on that has read `batches` batches of this epoch;
-        `end` if it has read everything here. Return None if the window does not have all that comes next."""
+        `end` if it has read everything here. Return None if the window does not have all that comes next, or if nothing
+        more of the epoch comes here, because the stream has left it."""
         if not self._entries or (epoch, batches) < self._whole_from:
             return None
         for number, entry in enumerate(self._entries, self.first):
@@ -144,8 +145,15 @@ class Window:
             if entry.epoch > epoch or isinstance(item, LeftEarly):
                 return None
             if isinstance(item, EpochEnd) or entry.at + (item.batches if isinstance(item, Part) else 1) > batches:
-                return number
+                return None if self._is_left_after(number) else number
         return self.end if self.after == (epoch, batches) else None
+
+    def _is_left_after(self, number: int) -> bool:
+        """Whether the stream leaves an epoch after this entry and other messages, without another batch."""
+        for entry in islice(self._entries, number - self.first, None):
+            if not isinstance(entry.item, LaneEnded | PoolBegun):
+                return isinstance(entry.item, LeftEarly)
+        return False
 
     def _release(self, lease: Lease) -> None:
         self._held[lease] -= 1
