@@ -9,15 +9,15 @@ import psutil
 PSS = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB", re.MULTILINE)
 
 
-def started() -> list[psutil.Process]:
-    """Return the processes below this one, at any depth."""
-    return psutil.Process().children(recursive=True)
+def started(pid: int | None = None) -> list[psutil.Process]:
+    """Return the processes below a process (None: this one), at any depth."""
+    return psutil.Process(pid).children(recursive=True)
 
 
-def cpu_seconds() -> float:
-    """Return the CPU time, user and system, of all threads of the processes below this one."""
+def cpu_seconds(pid: int | None = None) -> float:
+    """Return the CPU time, user and system, of all threads of the processes below a process (None: this one)."""
     total = 0.0
-    for process in started():
+    for process in started(pid):
         with suppress(psutil.NoSuchProcess):  # the process ended after it was listed
             total += sum(process.cpu_times()[:4])  # the last two are those of children that it has waited for
     return total

@@ -26,6 +26,7 @@ import mixing
 import page as web_page
 import pipelines
 import recovery
+import sharing
 import transport
 import workers
 from contestants import CONTESTANTS
@@ -218,6 +219,10 @@ def gil_text(result: dict[str, Any]) -> str:
     return code([gil.table(result["loads"])])
 
 
+def sharing_text(result: dict[str, Any]) -> str:
+    return code(sharing.tables(result))
+
+
 def mixing_text(result: dict[str, Any]) -> str:
     return code(mixing.tables(result))
 
@@ -299,6 +304,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "cache": (cache_text, None, ""),
     "stages": (stages_text, None, ""),
     "page": (page_text, None, ""),
+    "sharing": (sharing_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Images a second of a GPU, fed in several ways"),
     "hosts": (hosts_text, hosts_plot, "MB/s of 1, 2 and 4 hosts, and samples/s around the loss of one"),

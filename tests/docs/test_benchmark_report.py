@@ -13,6 +13,8 @@ import gpu
 import hosts
 import hosts_tables
 import report
+import sharing
+import sharing_others
 import transport
 from contestants import prebuilt
 from measure import Quartiles, ratios
@@ -197,3 +199,31 @@ def test_a_trainer_on_a_third_machine_is_compared_with_one_at_the_head_and_keys_
     ]
     rows = hosts_tables.keys_table(found).splitlines()
     assert rows[-1].split()[-8:-4] == "184 (105-262) 0.375 (0.25-0.5)".split()
+
+
+def test_jobs_are_compared_with_one_that_is_alone_and_does_not_share():
+    def case(jobs, share, speeds):
+        figures = {"workers_cpu": 0.002, "cpu": 0.003, "made": 1.0, "memory": 1 << 20, "moved": 0}
+        return {"feed": "big", "jobs": jobs, "share": share, "per_second": speeds, **figures}
+
+    cases = [case(1, False, [50.0]), case(1, True, [100.0]), case(2, True, [40.0, 50.0]), case(2, False, [25.0, 25.0])]
+    _, _, *rows = sharing.cases_table(cases).splitlines()
+    assert [row.split()[:6] for row in rows] == [
+        ["1", "True", "100.0", "100.0", "2.00", "2.00"],
+        ["1", "False", "50.0", "50.0", "1.00", "1.00"],
+        ["2", "True", "45.0", "40.0", "0.90", "0.80"],
+        ["2", "False", "25.0", "25.0", "0.50", "0.50"],
+    ]
+
+
+def test_streams_of_jobs_that_differ_end_the_benchmark():
+    sharing.check([[1, 2, 3], [1], [1, 2]], "big")
+    with pytest.raises(SystemExit, match="from batch 8 to 16 on"):
+        sharing.check([[1, 2, 3], [1, 4]], "big")
+
+
+def test_a_loader_that_cannot_share_is_listed_with_the_reason():
+    found = {"alone": 10.0, "per_second": [5.0] * 3, "missed": [0, 0, 2], "unordered": [0, 0, 0]}
+    _, row, note = sharing_others.table({"tensorsocket": found, "tfdata": "not installed"}).splitlines()
+    assert row.split() == "TensorSocket 10.0 0.50 0.50 0, 0, 2 all 0, 0, 0".split()
+    assert note.strip() == "tf.data service: could not run, not installed"
