@@ -111,3 +111,15 @@ def test_fit_trains_on_each_batch_once_or_says_why_it_cannot(serve: Serve, backe
     for number, epoch in enumerate(classes):
         of_group = results["a_group"]
         assert ordered(of_group["trained"][number] + of_group["validated"][number]) == ordered(epoch)
+
+
+@pytest.mark.timeout(400)  # eight processes import TensorFlow
+def test_trainings_of_the_example_of_a_sweep_have_the_same_losses_with_sharing_and_without() -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "sweep.py"
+    ended = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    shared, alone = ended.stdout.splitlines()
+    assert shared.startswith("share=True: ")
+    assert alone.startswith("share=False: ")
+    assert shared.partition("losses")[2] == alone.partition("losses")[2]
+    assert len(set(shared.partition("losses")[2].split(", "))) == 4
