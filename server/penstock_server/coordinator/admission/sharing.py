@@ -149,8 +149,8 @@ class Sharing:
 
     def _bring_together(self, feed: ServedFeed, now: float) -> None:
         """Move jobs to a stream that is ahead and has what they need next."""
-        margin = feed.info.most * feed.info.pool
-        """A job's position may be that many batches before what it was handed (it may begin with its pool)."""
+        margin = feed.info.most * feed.info.pool if feed.info.pool > 1 else 0
+        """A job's position may be that many batches before what it was handed: within a pool it is the pool's start."""
         for stream, shared in self._open(feed):
             for consumer in shared.readers:
                 place = shared.place_of(consumer)
