@@ -88,10 +88,14 @@ def hold(promise: object, broken: str) -> None:
         raise Broken(broken)
 
 
+SIMULATED = ("simulated",)
+"""Tells the plans of simulated feeds from those of real ones, which tests of the same process may serve."""
+
+
 def _small_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
-    """Return the layout of the slots of a feed. A stripe has `plan.block` batches, as a real one would have too many.
-    (The option has no meaning for lanes otherwise.)"""
-    if plan.block is not None:
+    """Return the layout of the slots of a feed. A stripe of a simulated feed has `plan.block` batches, as a real one
+    would have too many. (The option has no meaning for lanes otherwise.)"""
+    if plan.block is not None and plan.warnings == SIMULATED:
         return fixed_layout(spec, batch_size, plan.block)
     return plan_sizes.fixed_slots(plan, spec, batch_size)
 
@@ -154,6 +158,7 @@ class SimFeed:
             static_splits=not self.dynamic,
             on_error=self.on_error,
             attempts=self.attempts,
+            warnings=SIMULATED,
         )
 
     def served(self) -> ServedFeed:

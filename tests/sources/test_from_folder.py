@@ -207,7 +207,6 @@ class TestPixels:
         ({"resize": "fit"}, "resize must be one of 'stretch', 'crop', 'pad', got 'fit'"),
         ({"validation": 2}, "validation is the share of the images to set aside, 0 to 1, got 2"),
         ({"splits": [1]}, "from_folder divides the files itself: leave splits= out"),
-        ({"on_error": "skip"}, "on_error='skip' leaves out splits"),
     ],
 )
 def test_an_option_that_cannot_work_is_refused(photos: Path, options: dict[str, Any], message: str) -> None:

@@ -114,8 +114,11 @@ def test_what_cannot_be_served_is_named() -> None:
         read("a.lmdb", "x")
     with pytest.raises(ValueError, match=r"the value of key b'x-1' cannot be decoded: ValueError"):
         read("a.lmdb", "x-*", decode={"x-*": lambda data: int(data + b"?")})
-    with pytest.raises(OSError, match=r"is a URL, and LMDB stores are mapped into memory"):
-        read("memory://a.lmdb", "*")
+    with (
+        pytest.raises(OSError, match=r"is a URL, and LMDB stores are mapped into memory"),
+        opening.opened("s3://bucket/a.lmdb"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("keep", [0, 100, 4096, -4096])

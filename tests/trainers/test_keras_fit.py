@@ -113,7 +113,7 @@ def test_fit_trains_on_each_batch_once_or_says_why_it_cannot(serve: Serve, backe
         assert ordered(of_group["trained"][number] + of_group["validated"][number]) == ordered(epoch)
 
 
-@pytest.mark.timeout(400)  # eight processes import TensorFlow
+@pytest.mark.soak  # eight processes import TensorFlow
 def test_trainings_of_the_example_of_a_sweep_have_the_same_losses_with_sharing_and_without() -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "sweep.py"
     ended = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False)

@@ -343,11 +343,13 @@ class HandOff:
         with self._ready:
             self._lost.close_unused()
 
-    def connect(self, link: Link, position: Position, url: str) -> None:
-        """Continue over another connection, which begins at `position`."""
+    def connect(self, link: Link, position: Position, url: str, *, lost: bool = True) -> None:
+        """Continue over another connection, which begins at `position`. `lost`: the one before was lost, not replaced
+        because the job moved to another stream."""
         with self._ready:
             self.transport, self._name, self.url = link.transport, link.transport.name, url
-            self._counters.count_reconnection()
+            if lost:
+                self._counters.count_reconnection()
             self._send(*self._state.go_on_at(position, link.epoch))
             self._ready.notify_all()
 

@@ -250,7 +250,7 @@ class Receiver:
             return False
         self._session = link.session
         self._stepped = time.monotonic()
-        handoff.connect(link, position, str(self._connector))
+        handoff.connect(link, position, str(self._connector), lost=not isinstance(cause, StreamMoved))
         if reconnector.connections == 1:  # after several connections `_recovered` logs it, when data comes
             logger.log(_level(cause), "%s: connected again after %.1f s", handoff.url, reconnector.lasted)
         return True

@@ -84,7 +84,7 @@ class Delivery(Protocol):
         """Forget an epoch that is closed."""
 
     def on_failed(self, epoch: Epoch | None) -> None:
-        """Note that the stream is about to fail, in this epoch."""
+        """Note that the stream is about to fail, in this epoch, with an error of its feed."""
 
     def stop(self) -> None:
         """Release everything: nothing more is delivered."""

@@ -19,7 +19,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from penstock_proto import DaemonStopped, PenstockError
+from penstock_proto import DaemonStopped, FeedError, PenstockError
 from penstock_proto import messages as m
 from penstock_proto.batches.position import Position
 
@@ -414,7 +414,7 @@ class Stream:
     def fail(self, error: PenstockError) -> None:
         """Fail the stream, unless it has failed or is closed."""
         if self.error is None and not self.outlet.closed:
-            if not isinstance(error, DaemonStopped):
+            if isinstance(error, FeedError):
                 self._delivery.on_failed(self._epochs[0] if self._epochs else None)
             self.outlet.set_error(error)
             self._stop_production()
