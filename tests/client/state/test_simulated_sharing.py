@@ -63,7 +63,7 @@ def _read_by_all(case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, 
     return world
 
 
-@quick
+@settings(quick, max_examples=50)
 @given(cases(any_feeds), jobs, roomy, faults)
 def test_each_job_reads_the_stream_that_it_would_read_alone(
     case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
@@ -100,7 +100,7 @@ def _resumed_by_all(case: Case, wide: bool, count: int, room: int, faults: dict[
 resumed = cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), st.integers(2, 5), roomy, faults, seeds
 
 
-@quick
+@settings(quick, max_examples=50)
 @example(  # the first job passes over batches of a pool, which another one needs
     Case(SimFeed(splits=(0, 18), lanes=4, batch_size=3, turn=2, shuffle=7), 1, 32, 4907, PLENTY),
     True,
@@ -128,7 +128,7 @@ with_hosts = st.fixed_dictionaries(
 )
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=25)
 @example(  # jobs leave epochs that others read on: one of them moved again and again, and never came further
     Case(
         SimFeed(length=57, batch_size=2, turn=1, room=9),
