@@ -89,8 +89,8 @@ def test_the_stream_is_the_same_with_any_workers_through_a_kill_and_a_resume(tmp
 
 
 def test_an_epoch_without_replacement_has_as_many_samples_as_asked_for(tmp_path: Any) -> None:
-    (tmp_path / "feeds.py").write_text(FEEDS)
-    with penstock.connect(f"{tmp_path / 'feeds.py'}:once", workers=0) as connection:
+    (tmp_path / "drawn_once.py").write_text(FEEDS)  # a name of its own, as the module stays loaded
+    with penstock.connect(f"{tmp_path / 'drawn_once.py'}:once", workers=0) as connection:
         assert connection.info.samples == 40
         epochs = [np.concatenate([*connection.batches()]).tolist() for _ in range(2)]
     for epoch in epochs:

@@ -78,9 +78,9 @@ def _held(monkeypatch: pytest.MonkeyPatch, point: str) -> Held:
     else:
         go_on = HandOff.connect
 
-        def replied(self: HandOff, link: Link, position: Position, url: str) -> None:
+        def replied(self: HandOff, link: Link, position: Position, url: str, *, lost: bool) -> None:
             held.wait()
-            go_on(self, link, position, url)
+            go_on(self, link, position, url, lost=lost)
 
         monkeypatch.setattr(HandOff, "connect", replied)
     return held
