@@ -288,10 +288,9 @@ def connect(
         last_round: with `rank`: what happens to the last k batches of an epoch if k is less than `world_size`. "drop":
             no rank gets them. "pad": ranks 0 to k - 1 get them, and every other rank r gets a copy of the batch of rank
             r mod k, so no batch is left out. All ranks must give the same value.
-        share: let this job share with others what is made for it. Jobs that read the same feed of a daemon then have
-            most batches made only once, as long as they are near each other. Each still gets exactly its own stream,
-            at its own pace. False: everything is made for this job alone. No effect with `rank` or `group`, on a
-            private daemon, and with `reconnect=0`.
+        share: share what is made with other jobs that read the same feed of the daemon. While they are near each other,
+            each batch is made only once. Each job still gets exactly its own stream, at its own pace. False: everything
+            is made for this job alone. No effect with `rank` or `group`, on a private daemon, and with `reconnect=0`.
         start: where a job without a state begins. "beginning": at epoch 0. "latest": with the next epoch that the jobs
             begin which it can share with, and so together with them (at epoch 0 if there are none). Its first batch
             comes when the first of them was sent all of the epoch before. Its states say where it began.

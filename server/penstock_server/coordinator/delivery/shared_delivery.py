@@ -134,11 +134,10 @@ class SharedDelivery(SingleDelivery):
     def behind(self, consumer: Consumer) -> int:
         """Return how many batches of the window a consumer has not been sent."""
         at = self._behind.get(consumer)
-        return (
-            0
-            if at is None
-            else self.window.batches_from(at) - (self._joined[consumer].known if consumer in self._joined else 0)
-        )
+        if at is None:
+            return 0
+        joined = self._joined.get(consumer)
+        return self.window.batches_from(at) - (joined.known if joined is not None else 0)
 
     def move(self, consumer: Consumer) -> None:
         """Let the consumer go: it connects again, and goes on in another stream."""
