@@ -32,6 +32,11 @@ FEEDS = """
     lanes = Feed(samples, splits=range(20), batch_size=8)
     pools = Feed(samples, splits=lambda: list(range(20)), batch_size=8, shuffle=64)  # listed for each epoch
     table = Feed(Table(), batch_size=8)
+    def forever(segment, rng):
+        while True:
+            yield {"id": np.int64(rng.integers(1 << 40)), "x": rng.random((32, 32))}
+
+    endless = Feed(forever, batch_size=8, segment=20)
     fast = Feed(samples, splits=range(20), batch_size=8, order="fast")
 """
 NAMES = ("lanes", "pools", "table")
@@ -39,7 +44,7 @@ NAMES = ("lanes", "pools", "table")
 
 @pytest.fixture
 def daemon(serve: Serve) -> Daemon:
-    return serve(FEEDS, *NAMES, "fast", workers=2)
+    return serve(FEEDS, *NAMES, "fast", "endless", workers=2)
 
 
 def read(batches: Iterator[Any], most: int = 1 << 30) -> list[tuple[list[int], float]]:
@@ -163,10 +168,10 @@ def test_the_status_says_why_jobs_do_not_share(daemon: Daemon) -> None:
 def test_a_late_job_can_begin_with_the_others_next_epoch(daemon: Daemon) -> None:
     url = daemon.urls["lanes"]
     expected = alone(url, 3)
-    with penstock.connect(url, start="latest") as first:
+    with penstock.connect(url, start="next_epoch") as first:
         batches = first.batches()
         assert read(batches, 3) == expected[0][:3], "nobody else is there"
-        with penstock.connect(url, start="latest") as late:
+        with penstock.connect(url, start="next_epoch") as late:
             seen: list[list[tuple[list[int], float]]] = []
             thread = threading.Thread(target=lambda: seen.append(read(late.batches(), 50)))
             thread.start()
@@ -182,8 +187,45 @@ def test_a_late_job_can_begin_with_the_others_next_epoch(daemon: Daemon) -> None
         assert read(resumed.batches()) == expected[1][50:]
 
 
+def stream(connection: penstock.Connection) -> Iterator[Any]:
+    """Iterate over the batches of all epochs."""
+    while True:
+        yield from connection.batches()
+
+
+@pytest.mark.parametrize(("name", "transport"), [*((name, "local") for name in (*NAMES, "endless")), ("pools", "tcp")])
+def test_a_late_job_can_begin_with_the_others_next_batch(daemon: Daemon, name: str, transport: str) -> None:
+    url = daemon.urls[name]
+    with penstock.connect(url) as connection:
+        expected = read(stream(connection), 300)
+    with penstock.connect(url, transport=transport) as first:
+        with penstock.connect(url, start="latest") as late:
+            assert read(late.batches(), 1) == expected[:1], "nobody has read a batch"
+        batches = stream(first)
+        seen = read(batches, 21)
+        with penstock.connect(url, start="latest", transport=transport) as late:
+            begins, rest = late.state_dict(), stream(late)
+            again = read(rest, 3)
+            at = expected.index(again[0])
+            assert at >= 21, "what the first job was sent already is not made again"
+            while len(again) < 30:
+                seen += read(batches, 2)
+                again += read(rest, 2)
+            goes_on = late.state_dict()
+            assert 2 in [stream.jobs for stream in control.status(url, 30).streams], "they share"
+            again += read(rest, 5)
+    assert seen == expected[: len(seen)]
+    assert again == expected[at : at + len(again)]
+    with penstock.connect(url, state=begins) as resumed:
+        assert read(stream(resumed), 10) == expected[at : at + 10]
+    with penstock.connect(url, state=goes_on) as resumed:
+        assert read(stream(resumed), 5) == again[-5:]
+
+
 def test_a_job_cannot_begin_late_alone(daemon: Daemon) -> None:
-    with pytest.raises(ValueError, match="shares with no other"):
+    with pytest.raises(ValueError, match="but this job shares with no other"):
         penstock.connect(daemon.urls["lanes"], start="latest", share=False)
-    with pytest.raises(ValueError, match="must be one of beginning, latest"):
+    with pytest.raises(ValueError, match="must be one of beginning, latest, next_epoch"):
         penstock.connect(daemon.urls["lanes"], start="now")
+    with pytest.raises(ValueError, match="start='next_epoch' waits for ever"):
+        penstock.connect(daemon.urls["endless"], start="next_epoch")

@@ -31,6 +31,9 @@ LAYOUT = SlotLayout((), 1, 64)
 class Client(Consumer):
     """The state machine with a random reader, over a connection that breaks.
 
+    Attributes:
+        began: the position at which it began; None: at epoch 0.
+
     Args:
         leaves: how it reads each epoch: after how many slabs it leaves it, or None to read all of it. A negative number
             means that it begins the next epoch, after so many slabs, without leaving this one first.
@@ -55,6 +58,7 @@ class Client(Consumer):
         shared_from = reader.epoch if self._shares else None
         info = self.stream.feed.info
         self.state = ConsumerState(info, position, 0, shared_from, ranks=ask.world_size or 1)
+        self.began = position
         self._leaves = list(leaves)
         self._impatient = impatient
         self._breaks = breaks

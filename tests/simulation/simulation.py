@@ -1350,20 +1350,32 @@ class World:
         world_size: int = 0,
         pad: bool = False,
         shares: bool = False,
+        start: m.Start = "beginning",
         made: Callable[..., Consumer] | None = None,
         **habits: Any,
     ) -> Consumer:
         """Open a stream for a new consumer with these habits; see Consumer. `made`: makes the consumer."""
         name = self.random.randbytes(16)
         ask = OpenRequest(
-            credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name, shares=shares
+            credit,
+            credit_bytes,
+            quota,
+            position,
+            False,
+            group,
+            rank,
+            world_size,
+            pad,
+            name,
+            shares=shares,
+            start=start,
         )
         try:
             reader = self.ask(feed, ask)
         except PenstockError:
             self.carry_out()
             raise
-        opened = (made or Consumer)(self, reader, reads, ask=ask, position=position, **habits)
+        opened = (made or Consumer)(self, reader, reads, ask=ask, position=position or reader.start, **habits)
         self.consumers[reader.number] = opened
         self.carry_out()
         return opened

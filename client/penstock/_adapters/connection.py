@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock_proto import PenstockError, Spec, StartError
-from penstock_proto.messages import MAX_WORLD, FeedInfo
+from penstock_proto.messages import MAX_WORLD, FeedInfo, Start
 from penstock_proto.params import shown_call, with_params
 from penstock_proto.security.keys import client_keys
 from penstock_proto.world import World
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_GROUP = 128
 TRANSPORTS = ("auto", "local", "tcp")
 LAST_ROUNDS = ("drop", "pad")
-STARTS = ("beginning", "latest")
+STARTS = get_args(Start)
 
 
 class Connection:
@@ -248,7 +248,7 @@ def connect(
     group: str = "",
     last_round: str = "drop",
     share: bool = True,
-    start: str = "beginning",
+    start: Start = "beginning",
     keys: str | os.PathLike[str] | None = None,
     daemon_user: str | int | None = None,
 ) -> Connection:
@@ -291,9 +291,10 @@ def connect(
         share: share what is made with other jobs that read the same feed of the daemon. While they are near each other,
             each batch is made only once. Each job still gets exactly its own stream, at its own pace. False: everything
             is made for this job alone. No effect with `rank` or `group`, on a private daemon, and with `reconnect=0`.
-        start: where a job without a state begins. "beginning": at epoch 0. "latest": with the next epoch that the jobs
-            begin which it can share with, and so together with them (at epoch 0 if there are none). Its first batch
-            comes when the first of them was sent all of the epoch before. Its states say where it began.
+        start: where a job without a state begins. "beginning": at epoch 0. "latest": with the next batch that other
+            jobs of this feed get, so that it shares with them from there on. Its first epoch is the rest of theirs.
+            "next_epoch": with the next epoch that they begin. Its first batch comes when the first of them was sent all
+            of the epoch before. Both: at epoch 0 if there are no other jobs. Its states say where it began.
         keys: the folder with this client's keys, for a daemon that was started with `--keys`: traffic over the network
             is then encrypted, and both sides prove who they are. None: the folder that the environment variable
             PENSTOCK_KEYS names, or no keys if it is not set. (`penstock keygen` makes such folders.)
@@ -348,10 +349,10 @@ def connect(
     share = share and not (private or group or (world_size or 1) > 1 or reconnect == 0)
     if start not in STARTS:
         raise ValueError(f"start={start!r:.60}: must be one of {', '.join(STARTS)}")
-    if start == "latest" and (state is not None or not share):
+    if start != "beginning" and (state is not None or not share):
         what = "a state says where the job begins" if state is not None else "this job shares with no other"
-        raise ValueError(f"start='latest' is for a job that joins others which read the same feed, but {what}")
-    identity = replace(identity, share=share, latest=start == "latest")
+        raise ValueError(f"start={start!r} is for a job that joins others which read the same feed, but {what}")
+    identity = replace(identity, share=share, start=start)
     if workers == 0:
         return Connection(StreamHandle(InProcessConnector(url, memory), reconnect, state))
     if isinstance(url, str):
@@ -387,7 +388,7 @@ def dataset(
     group: str = "",
     last_round: str = "drop",
     share: bool = True,
-    start: str = "beginning",
+    start: Start = "beginning",
     keys: str | os.PathLike[str] | None = None,
     daemon_user: str | int | None = None,
 ) -> tf.data.Dataset:

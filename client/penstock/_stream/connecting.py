@@ -15,8 +15,8 @@ from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolError, RankTaken, Unreachable
-from penstock_proto.batches.position import Position, pack
-from penstock_proto.messages import FeedInfo, Had, Open
+from penstock_proto.batches.position import Position, pack, unpack
+from penstock_proto.messages import FeedInfo, Had, Open, Start, Welcome
 from penstock_proto.params import shown_call
 from penstock_proto.security.keys import ClientKeys
 from penstock_proto.security.trusted_users import users
@@ -60,8 +60,8 @@ class Identity:
 
     With `world_size` the consumer is one of several ranks. With a `group` alone it shares a stream with the other
     consumers of the group. Otherwise it has its own stream. `pad`: as a rank, it wants the last round of an epoch
-    filled up. `share`: it may read its stream together with other jobs, each at its own pace. `latest`: it begins
-    with the next epoch that these begin.
+    filled up. `share`: it may read its stream together with other jobs, each at its own pace. `start`: where it begins
+    if it has no state: at the "beginning", or with the next batch ("latest") or epoch ("next_epoch") of such jobs.
     """
 
     group: str = ""
@@ -69,7 +69,7 @@ class Identity:
     world_size: int = 0
     pad: bool = False
     share: bool = False
-    latest: bool = False
+    start: Start = "beginning"
     consumer: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     @property
@@ -91,20 +91,21 @@ class Identity:
             pad=self.pad,
             had=lost.latest,
             shares=self.share,
-            latest=self.latest,
+            start=self.start,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """An open connection: the token of its session, the transport of the stream, the feed's description, how its slabs
-    are viewed, and the first epoch that can begin."""
+    are viewed, the first epoch that can begin, and where the stream begins if the daemon has chosen that."""
 
     session: bytes
     transport: Transport
     info: FeedInfo
     views: SlabViews
     epoch: int
+    start: Position | None = None
 
 
 class Named(Protocol):
@@ -234,9 +235,9 @@ class Connector:
                         ) from None
                 else:
                     connection.close()
-                    return Link(welcome.session, local, welcome.feed, views, local.epoch)
+                    return _linked(welcome, local, views)
             tcp = TcpTransport(connection, welcome, views, mailbox, until, opening, pieces, watch, shares=shares)
-            return Link(welcome.session, tcp, welcome.feed, views, tcp.epoch)
+            return _linked(welcome, tcp, views)
         except BaseException as error:
             if isinstance(error, PenstockError):
                 error.feed = error.feed or address.feed
@@ -311,6 +312,20 @@ class Connector:
                 raise ConnectionLost("the private daemon ended")
 
         return look
+
+
+def _linked(welcome: Welcome, transport: LocalTransport | TcpTransport, views: SlabViews) -> Link:
+    """Return the link over an open transport.
+
+    Raises:
+        ProtocolError: the daemon has chosen a position that is not one of this feed.
+    """
+    opened, start = transport.opened, None
+    if opened.position:
+        start = unpack(opened.position)
+        if start.feed != welcome.feed:
+            raise ProtocolError("the daemon lets the stream begin at a position of another feed")
+    return Link(welcome.session, transport, welcome.feed, views, opened.epoch, start)
 
 
 def _pieces(position: Position | None) -> list[bytes]:

@@ -78,15 +78,17 @@ class StreamHandle:
         def begin(info: FeedInfo) -> Position | None:
             nonlocal start
             start = start and state_dict.for_feed(start, info, "the state was taken from")
-            if connector.identity.latest and info.endless:
-                raise ValueError("start='latest' waits for the next epoch, and an epoch of this feed has no end")
+            if connector.identity.start == "next_epoch" and info.endless:
+                raise ValueError(
+                    "start='next_epoch' waits for ever, as this feed's epoch has no end: give start='latest'"
+                )
             return None if start is None or state_dict.is_start(start) else start
 
         mailbox = Mailbox()
         link = connector.connect_first(mailbox, begin, replaces)
         self.info, self.views = link.info, link.views
-        if connector.identity.latest and start is None and link.epoch:
-            start = Position(link.info, link.epoch)
+        if connector.identity.start != "beginning" and start is None:
+            start = link.start
         self.cardinality: int | float | None = link.info.batches
         if link.info.endless:
             self.cardinality = math.inf

@@ -103,7 +103,7 @@ class LocalTransport:
                 opened = self._open(encode(message), until, watch)
             except OSError as error:
                 raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
-            self.epoch = opened.epoch
+            self.opened = opened
             self.limit(opened.quota)
             self._credit = Credit.granted(opened, CREDIT, CREDIT_BYTES, shares=shares)
             self._socket.setblocking(False)

@@ -113,7 +113,7 @@ class TcpTransport:
             raise connection.broke_again() from None
         if not isinstance(answer, Opened):
             raise ProtocolError(f"the daemon answered Open with {type(answer).__name__}")
-        self.epoch = answer.epoch
+        self.opened = answer
         self._credit = Credit.granted(answer, CREDIT, CREDIT_BYTES, shares=shares)
         self._said = self.heard_at = self._pinged = time.monotonic()
 

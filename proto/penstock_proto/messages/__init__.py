@@ -14,6 +14,7 @@ and number has a bound, and unknown fields are refused.
 from .base import (
     IDS_PER_STREAM,
     MAX_SHAPES,
+    MAX_START,
     MAX_TEXT,
     MAX_WORLD,
     VERSION,
@@ -56,6 +57,7 @@ from .client import (
     ScaleRequest,
     Source,
     StacksRequest,
+    Start,
     StatusRequest,
     StopRequest,
 )
@@ -173,6 +175,7 @@ __all__ = [
     "MAX_POOLED",
     "MAX_PROFILE_SECONDS",
     "MAX_SHAPES",
+    "MAX_START",
     "MAX_TEXT",
     "MAX_WORKERS",
     "MAX_WORLD",
@@ -304,6 +307,7 @@ __all__ = [
     "StacksRequest",
     "StacksSampled",
     "StacksSent",
+    "Start",
     "StartFailed",
     "StartRun",
     "Status",

@@ -11,7 +11,7 @@ from .. import errors
 from ..security import unix_address
 from ..text import both_ends, one_line, printable
 
-VERSION = 13
+VERSION = 14
 """The protocol's version. Both ends must have the same."""
 
 IDS_PER_STREAM = 1 << 40
@@ -21,6 +21,8 @@ streams."""
 
 MAX_TEXT = 32 * 1024
 MAX_SHAPES = 1024
+MAX_START = 64 * 1024
+"""Most bytes of the position at which a daemon lets a late client begin."""
 MAX_WORLD = 1024
 """Most ranks that read one stream together."""
 

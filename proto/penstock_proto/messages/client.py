@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -23,6 +23,9 @@ from .base import (
     clean,
 )
 from .watching import MAX_PROFILE_SECONDS
+
+Start: TypeAlias = Literal["beginning", "latest", "next_epoch"]
+"""Where a client without a position begins."""
 
 
 class Hello(Message, frozen=True):
@@ -75,8 +78,8 @@ class Open(Message, frozen=True):
 
     `shares`: without a group and other ranks, the client may read one stream together with other clients. Each still
     gets all of it, at its own pace. It must then obey `shared` in Slab, and connect again if the session fails with
-    StreamMoved. `latest`: without a position, it begins with the next epoch that other clients begin which share their
-    stream: `Opened` says which.
+    StreamMoved. `start`: where it begins without a position, if it can share the stream of other clients: with the next
+    batch that these are sent ("latest"), or with the next epoch that they begin ("next_epoch"). `Opened` says where.
     """
 
     session: Token
@@ -95,7 +98,7 @@ class Open(Message, frozen=True):
     had: Annotated[tuple[Had, ...], Meta(max_length=4096)] = ()
     fetches: bool = False
     shares: bool = False
-    latest: bool = False
+    start: Start = "beginning"
 
 
 class Reaches(Message, frozen=True):

@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from .base import (
+    MAX_START,
     MAX_WORLD,
     Batches,
     Count,
@@ -46,12 +47,15 @@ class Opened(Message, frozen=True):
     consumers share the stream, those that the first of them asked for.
 
     It comes again, with less, if slots had to grow and there is no memory for as many. From then on the client copies
-    while it aliases `quota` slabs or more. `epoch` is the first that the client can begin.
+    while it aliases `quota` slabs or more. `epoch` is the first that the client can begin. `position`: where the stream
+    begins, encoded as for PositionPart, if the client has asked for another `start` and others read the stream;
+    otherwise empty.
     """
 
     credit: Annotated[int, Meta(ge=1, le=4096)]
     quota: Annotated[int, Meta(ge=0, le=4096)]
     epoch: Count = 0
+    position: Annotated[bytes, Meta(max_length=MAX_START)] = b""
 
 
 class MissingRanks(Message, frozen=True):

@@ -182,7 +182,7 @@ class Opening:
             had=message.had,
             machine="" if peer is not None else self._out.machine(session.routing_id),
             shares=message.shares,
-            latest=message.latest,
+            start=message.start,
         )
 
     def _take_the_place_of(self, message: m.Open) -> None:

@@ -28,6 +28,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 
 from penstock_proto import DaemonStopped, PenstockError, ProtocolError
+from penstock_proto.batches.position import pack
 from penstock_proto.messages import IDS_PER_STREAM, Made, NeedRoom, Opened, RowsMeasured, RowsWritten
 
 from .admission.admission import Admission
@@ -245,7 +246,8 @@ class Coordinator:
         self.consumers[consumer.number] = consumer
         self._read[consumer.number] = self.streams[consumer.stream]
         share = consumer.share
-        self._do(do.Tell(consumer.number, Opened(share.credit, share.quota, consumer.epoch)))
+        start = b"" if consumer.start is None else pack(consumer.start)
+        self._do(do.Tell(consumer.number, Opened(share.credit, share.quota, consumer.epoch, start)))
         self._affected.add(self.streams[consumer.stream])
 
     def _add_new(self, before: set[int], feed: str, ask: OpenRequest) -> None:

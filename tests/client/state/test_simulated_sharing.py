@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,14 +14,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock_proto import MemoryBound
-from penstock_proto.batches.position import pack, unpack
+from penstock_proto.batches.position import Position, pack, unpack
 from tests.client.state.test_simulated_clients import faults, habits
 from tests.coordinator.test_coordinator import (
     PAGE,
     Case,
     any_feeds,
     cases,
+    endless_feeds,
+    index_feeds,
+    pooled_feeds,
     quick,
+    ragged_feeds,
     seeds,
     small_pools,  # noqa: F401 (a fixture)
     soak,
@@ -30,7 +35,9 @@ from tests.coordinator.test_coordinator import (
 from tests.simulation.simulated_client import Client
 from tests.simulation.simulation import SimFeed, World
 
-jobs = st.lists(st.tuples(habits, st.integers(0, 80)), min_size=2, max_size=6)
+starts = st.sampled_from(("beginning", "beginning", "latest", "next_epoch"))
+begun = st.builds(lambda habits, start: {**habits, "start": start}, habits, starts)
+jobs = st.lists(st.tuples(begun, st.integers(0, 80)), min_size=2, max_size=6)
 """How each job reads, and after how many steps of the world it starts."""
 PLENTY = {"quota": 3, "hoards": True, "credit_bytes": 848, "credit": 3}
 roomy = st.sampled_from((0, 2, 8, 100))
@@ -53,9 +60,11 @@ def _read_by_all(case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, 
         clients.append(client)
     world.run()
     for number, client in enumerate(clients):
-        assert list(client.read) == list(range(len(client.read)))
+        start = client.began or Position(client.stream.feed.info, 0)
+        assert list(client.read) == list(range(start.epoch, start.epoch + len(client.read)))
         for epoch, read in client.read.items():
             batches, error = until_error(case.feed, epoch)
+            batches = batches[start.batches + start.skip if epoch == start.epoch else 0 :]
             assert read == batches[: len(read)], f"job {number} reads another stream"
             if epoch in client.ended:
                 assert (read, error) == (batches, None), f"job {number} misses the end of an epoch"
@@ -114,6 +123,66 @@ def test_jobs_that_go_on_from_any_batch_read_the_rest_of_the_stream(
     case: Case, wide: bool, count: int, room: int, faults: dict[str, int], seed: int
 ) -> None:
     _resumed_by_all(case, wide, count, room, faults, seed)
+
+
+late_feeds = st.one_of(uneven_feeds, endless_feeds, pooled_feeds, index_feeds, ragged_feeds)
+lates = st.lists(st.tuples(st.integers(0, 150), st.sampled_from((3, 8, 40))), min_size=1, max_size=4)
+"""After how many further steps each job begins, and how many slabs it reads of an epoch without end."""
+
+
+def _begun_late(case: Case, lates: list[tuple[int, int]], room: int, faults: dict[str, int]) -> list[Client]:
+    """Let jobs begin with the next batch of a job that reads already, and check what they read."""
+    memory = case.memory * 10 + room * 2 * PAGE
+    world = World(case.feed, workers=case.workers, memory=memory, seed=case.seed, looks=20, **faults)
+    endless = case.feed.endless
+    jobs = []
+    for later, slabs in [(0, 100), *lates]:
+        for _ in range(later):
+            world.step()
+        leaves = [slabs] if endless else [None, None]
+        with contextlib.suppress(MemoryBound):
+            client = world.open(made=Client, shares=True, start="latest", leaves=leaves, breaks=1, **case.asks)
+            assert isinstance(client, Client)
+            jobs.append(client)
+    world.run()
+    for client in jobs:
+        start = client.began or Position(client.stream.feed.info, 0)
+        for epoch, read in client.read.items():
+            first = start.batches + start.skip if epoch == start.epoch else 0
+            batches = islice(case.feed.expected(epoch), first, first + len(read) if endless else None)
+            assert read == list(batches)
+        assert endless or list(client.read) == [start.epoch, start.epoch + 1]
+        assert not client.failures
+    return jobs
+
+
+@settings(quick, max_examples=50)
+@example(  # the others have come back, and their stream has not passed over the batch that they have
+    Case(
+        SimFeed(splits=(18, 18, 7, 3, 12, 7, 12, 7), lanes=6, batch_size=3, turn=1, dynamic=True, shuffle=7),
+        5,
+        29,
+        2083285,
+        {"credit": 3, "credit_bytes": 614, "quota": 1, "hoards": True},
+    ),
+    [(129, 40), (100, 40), (39, 3), (18, 40)],
+    100,
+    {"restarts": 0, "cuts": 3, "scales": 1, "kills": 2},
+)
+@given(cases(late_feeds), lates, roomy, faults)
+def test_jobs_that_begin_with_the_next_batch_read_the_rest_of_the_stream(
+    case: Case, lates: list[tuple[int, int]], room: int, faults: dict[str, int]
+) -> None:
+    _begun_late(case, lates, room, faults)
+
+
+@pytest.mark.soak
+@soak
+@given(cases(late_feeds), lates, roomy, faults)
+def test_jobs_begin_with_the_next_batch_in_thousands_of_worlds(
+    case: Case, lates: list[tuple[int, int]], room: int, faults: dict[str, int]
+) -> None:
+    _begun_late(case, lates, room, faults)
 
 
 with_hosts = st.fixed_dictionaries(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -142,19 +141,17 @@ class Admission:
 
     def _open_alone(self, number: int, feed: ServedFeed, ask: OpenRequest) -> Consumer:
         """Let a job read the stream of others, if one is where the job begins, or else one of its own."""
-        waits_for = None
-        stream: Stream | None
-        if ask.latest and ask.position is None and (found := self.sharing.latest(feed, ask)) is not None:
-            stream, waits_for = found
-            ask = replace(ask, position=Position(feed.info, waits_for))
-        else:
-            stream = self.sharing.find(feed, ask)
+        late = self.sharing.find_late(feed, ask)
+        stream = self.sharing.find(feed, ask) if late is None else late[0]
         self._joining = stream
         share = None if stream is None else self._budget.with_one_more_job(stream, ask.credit, ask.quota)
         if stream is not None and share is not None:
             consumer = _consumer(number, stream, ask, share)
-            consumer.waits_for = waits_for
-            stream.join(consumer, ask.position, share)
+            if late is None:
+                stream.join(consumer, ask.position, share)
+            else:
+                consumer.start = late[1]
+                stream.join_front(consumer, late[1], share)
             return consumer
         self._joining = None
         stream = self._new_stream(feed, ask, SingleDelivery)

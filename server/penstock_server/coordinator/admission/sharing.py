@@ -83,16 +83,18 @@ class Sharing:
         ]
         return max(found, key=lambda one: one[0])[1] if found else None
 
-    def latest(self, feed: ServedFeed, ask: OpenRequest) -> tuple[Stream, int] | None:
-        """Return the stream with the most jobs that a late job can join, and the next epoch that it begins; None if
-        there is none."""
-        if not may_share(feed, ask):
+    def find_late(self, feed: ServedFeed, ask: OpenRequest) -> tuple[Stream, Position] | None:
+        """Return the stream with the most jobs that a late job can join, and where it begins: with the next batch, or
+        with the next epoch. Return None if there is none, or the job does not ask for that."""
+        if ask.start == "beginning" or ask.position is not None or ask.again or not may_share(feed, ask):
             return None
-        found = [
-            (len(shared.readers), stream, front[0] + (front[1] > 0))
-            for stream, shared in self._open(feed)
-            if (front := shared.front) is not None
-        ]
+        found: list[tuple[int, Stream, Position]] = []
+        for stream, shared in self._open(feed):
+            position = shared.front_position if ask.start == "latest" else None
+            if position is None and shared.next_epoch is not None and not feed.plan.endless:
+                position = Position(feed.info, shared.next_epoch)
+            if position is not None:
+                found.append((len(shared.readers), stream, position))
         return max(found, key=lambda one: one[0])[1:] if found else None
 
     def apart_because(self, stream: Stream) -> str:

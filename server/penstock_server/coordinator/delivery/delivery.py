@@ -53,6 +53,9 @@ class Delivery(Protocol):
     def deliver(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> bool:
         """Deliver the turn's next part. Return False if it has to wait."""
 
+    def on_passed_over(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> None:
+        """Note that the part was passed over: it lies within the `skip` of the position where the stream began."""
+
     def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """Note that a lane ends at this point of the stream."""
 
@@ -66,7 +69,8 @@ class Delivery(Protocol):
         """End the epoch for its readers: all of it was delivered."""
 
     def tell_begun(self, consumer: Consumer) -> None:
-        """Tell a consumer of the splits of the epoch that it has begun, if that epoch is not open any longer."""
+        """Tell a consumer that has begun an epoch what it needs to know before its first batch. (The splits of an open
+        epoch were told already.)"""
 
     def overtakes(self, consumer: Consumer) -> bool:
         """Whether the stream goes on to the epoch that this consumer begins, although others read an earlier one."""
@@ -155,6 +159,9 @@ class SingleDelivery:
             self._outlet.wake(_MOMENT)
         return now >= self._since + _MOMENT
 
+    def on_passed_over(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> None:
+        """See Delivery."""
+
     def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
         self._outlet.tell(ended, self._outlet.listeners(epoch))
@@ -179,7 +186,7 @@ class SingleDelivery:
         return End(epoch.number, consumer.slabs, epoch.batches, epoch.rows)
 
     def tell_begun(self, consumer: Consumer) -> None:
-        """See Delivery. An epoch that somebody reads is open."""
+        """See Delivery. An epoch that somebody reads is open, and the consumer knows the rest."""
 
     def overtakes(self, consumer: Consumer) -> bool:
         """See Delivery."""

@@ -74,6 +74,7 @@ class Offering:
                 part = turn.parts[0]
                 if epoch.skip:
                     part = outlet.pass_over(epoch, turn)
+                    delivery.on_passed_over(epoch, turn, part)
                 elif delivery.deliver(epoch, turn, part):
                     turn.parts.popleft()
                 else:

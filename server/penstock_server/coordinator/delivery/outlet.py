@@ -188,9 +188,7 @@ class Outlet:
 
     def tell_elsewhere(self, epoch: int, turn: Source, part: Part, consumers: list[Consumer]) -> None:
         """Tell these consumers of batches of an epoch that they are not sent."""
-        lane, index = turn.lane_at(part.first), turn.index_at(part.first)
-        said = m.SentElsewhere(epoch, lane, index, part.batches, part.rows, part.record, part.lanes, part.places)
-        self.tell(said, consumers)
+        self.tell(elsewhere(epoch, turn, part), consumers)
 
     def tell_begun(self, epoch: Epoch, consumers: list[Consumer]) -> None:
         """Tell these consumers that the epoch begins, if its splits are known."""
@@ -219,3 +217,9 @@ class Outlet:
             self._round_copies.release(source)
         else:
             self.slots.release(source.slot)
+
+
+def elsewhere(epoch: int, source: Source, part: Part) -> m.SentElsewhere:
+    """Return the message for consumers that are not sent this part."""
+    lane, index = source.lane_at(part.first), source.index_at(part.first)
+    return m.SentElsewhere(epoch, lane, index, part.batches, part.rows, part.record, part.lanes, part.places)

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from penstock_proto import StreamMoved
 from penstock_proto import messages as m
-from penstock_proto.batches.position import Position
-from penstock_proto.messages import LaneEnded, PoolBegun
+from penstock_proto.batches.position import Position, pack
+from penstock_proto.messages import MAX_START, LaneEnded, PoolBegun
 
 from ..model.consumer import Consumer
 from ..model.known_lists import SplitsInfo
@@ -23,7 +23,8 @@ from ..model.stripe import Stripe
 from ..model.turn import Part, Turn
 from ..order.epoch import Epoch
 from .delivery import SingleDelivery
-from .outlet import Outlet
+from .front_place import Before, FrontPlace
+from .outlet import Outlet, elsewhere
 from .window import Entry, EpochEnd, LeftEarly, Window, cut
 
 Place = tuple[int, int]
@@ -64,6 +65,9 @@ class SharedDelivery(SingleDelivery):
         """The consumers that are behind, each with the number of the entry that it gets next."""
         self._joined: dict[Consumer, _Joined] = {}
         """What consumers that have joined within an epoch do not need of its next batches."""
+        self._front_place = FrontPlace(outlet.feed.info, None)
+        self._first: dict[Consumer, tuple[Before, ...]] = {}
+        """What consumers that have joined at the front are told first, when they begin their epoch."""
         self._latest: list[Entry] = []
         """What the consumers at the front were told since the latest batch."""
         self._lists: dict[int, SplitsInfo] = {}
@@ -81,6 +85,26 @@ class SharedDelivery(SingleDelivery):
         """The place of the next batch that nobody has been sent; None if no epoch is open, or it is not known yet."""
         epoch = self._outlet.first_epoch
         return None if epoch is None or epoch.order is None else (epoch.number, epoch.batches)
+
+    @property
+    def next_epoch(self) -> int | None:
+        """The first epoch of which all batches are still to come; None if that is not known yet."""
+        epoch = self._outlet.first_epoch
+        if epoch is None or epoch.order is None:
+            return None
+        return epoch.number + (epoch.batches + epoch.skip > 0)
+
+    @property
+    def front_position(self) -> Position | None:
+        """The position of the front; None if there is no batch of the epoch to come, or the position is not known yet,
+        or it is too long."""
+        epoch = self._outlet.first_epoch
+        if epoch is None or epoch.order is None or epoch.skip or epoch.order.finished or epoch.splits is None:
+            return None
+        if not epoch.batches:
+            return Position(self._outlet.feed.info, epoch.number)
+        position = self._front_place.position(epoch.splits.digest)
+        return position if len(pack(position)) <= MAX_START else None
 
     def list_of(self, epoch: int) -> SplitsInfo | None:
         """Return the list of splits of an epoch that consumers read; None if it is not known."""
@@ -103,6 +127,14 @@ class SharedDelivery(SingleDelivery):
         return (front is not None and place[0] == front[0] and place[1] >= front[1]) or (
             bool(self.window) and self.window.find(*place) is not None
         )
+
+    def begin_at(self, position: Position | None) -> None:
+        """Begin the stream at this position (None: at epoch 0)."""
+        self._front_place = FrontPlace(self._outlet.feed.info, position)
+
+    def join_front(self, consumer: Consumer) -> None:
+        """Let a consumer begin with the front's next batch, or with a later epoch."""
+        self._first[consumer] = self._front_place.told_first
 
     def join(self, consumer: Consumer, position: Position | None) -> None:
         """Let a consumer go on at this position, which `covers` has accepted. (None: epoch 0)."""
@@ -153,7 +185,7 @@ class SharedDelivery(SingleDelivery):
         """Decide what happens when a consumer begins an epoch after the front's, which it has left early. Return
         whether the front goes on to that epoch. Then those that are behind move if they want more of theirs. If
         another consumer is at the front, the one that begins moves instead."""
-        if self.front is None or consumer.waits_for == consumer.epoch:
+        if self.front is None or (consumer.start is not None and consumer.start.epoch == consumer.epoch):
             return False
         epoch, _ = self.front
         others = [other for other in self.readers if other is not consumer and other.epoch <= epoch]
@@ -165,9 +197,12 @@ class SharedDelivery(SingleDelivery):
         return True
 
     def tell_begun(self, consumer: Consumer) -> None:
-        """See Delivery: the stream may have delivered all of the epoch."""
+        """See Delivery: the stream may have delivered all of the epoch, or the consumer begins within it."""
         if (splits := self._lists.get(consumer.epoch)) is not None:
             self._outlet.tell(m.Begun(consumer.epoch, splits.digest), [consumer])
+        for message in self._first.pop(consumer, ()):
+            if message.epoch == consumer.epoch:
+                self._outlet.tell(message, [consumer])
 
     # --- the order ---
 
@@ -191,15 +226,22 @@ class SharedDelivery(SingleDelivery):
             self._give(consumer, entry, shared=shared)
         self._latest.clear()
         outlet.count(epoch, part)
+        self._front_place.on_delivered(elsewhere(epoch.number, turn, part))
         self._trim()
         return True
 
+    def on_passed_over(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> None:
+        """See Delivery."""
+        self._front_place.on_message(elsewhere(epoch.number, turn, part))
+
     def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
+        self._front_place.on_message(ended)
         self._tell(epoch, ended)
 
     def on_pool_begun(self, epoch: Epoch, pool: PoolBegun) -> None:
         """See Delivery."""
+        self._front_place.on_message(pool)
         self._tell(epoch, pool)
 
     def end(self, epoch: Epoch) -> None:
@@ -226,6 +268,7 @@ class SharedDelivery(SingleDelivery):
     def take_back(self, consumer: Consumer, handed: int) -> None:
         """See Delivery. The consumer leaves an epoch, or is gone."""
         self._joined.pop(consumer, None)
+        self._first.pop(consumer, None)
 
     def forget(self, epoch: Epoch) -> None:
         """See Delivery. Consumers that are behind may still read it from the window."""
@@ -356,6 +399,7 @@ class SharedDelivery(SingleDelivery):
     def _forget_consumer(self, consumer: Consumer) -> None:
         self._behind.pop(consumer, None)
         self._joined.pop(consumer, None)
+        self._first.pop(consumer, None)
 
     def _trim(self) -> None:
         """Drop what nobody needs, and what there is no room for."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from msgspec import Struct
 
 from penstock_proto import ProtocolError
+from penstock_proto.batches.position import Position
 
 from .leases import Lease
 from .memory import MANY, Share
@@ -78,7 +79,7 @@ class Consumer:
         ends, ended: how many Ends were sent, and how many the consumer has acknowledged.
         out: the slots that it holds, by the sequence number of the slab.
         moved: whether it was told to go on in another stream.
-        waits_for: the epoch with which it begins, as soon as the others come to it; None: it begins at once.
+        start: where the daemon lets it begin, because it asked to begin where others are; None: where it asked.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Consumer:
         self.ended = 0
         self.out: dict[int, Lease] = {}
         self.moved = False
-        self.waits_for: int | None = None
+        self.start: Position | None = None
         self._feed = feed
         self._credit_bytes = credit_bytes
         self._holds_handed = holds_handed

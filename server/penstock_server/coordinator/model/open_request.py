@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock_proto.batches.position import Position
-from penstock_proto.messages import Had
+from penstock_proto.messages import Had, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class OpenRequest:
         machine: the machine on which it runs; "": that of the daemon.
         had: in a group: the last slabs that it was handed.
         shares: alone: whether it may read a stream that others read, too.
-        latest: it begins with the next epoch that others begin, if there are others whose stream it can share.
+        start: where it begins without a position, if there are others whose stream it can share: with the next batch
+            that these are sent ("latest"), or with the next epoch that they begin ("next_epoch").
     """
 
     credit: int
@@ -41,4 +42,4 @@ class OpenRequest:
     had: tuple[Had, ...] = ()
     machine: str = ""
     shares: bool = False
-    latest: bool = False
+    start: Start = "beginning"

@@ -145,10 +145,20 @@ class Stream:
     def join(self, consumer: Consumer, position: Position | None, share: Share) -> None:
         """Add a job to a stream that several jobs read. It goes on at its position, which `sharing.covers` accepts."""
         assert self.sharing is not None
-        self.share = share
-        consumer.epoch = position.epoch if position else 0
-        self.outlet.join(consumer)
+        self._add_job(consumer, position.epoch if position else 0, share)
         self.sharing.join(consumer, position)
+
+    def join_front(self, consumer: Consumer, position: Position, share: Share) -> None:
+        """Add a job to a stream that several jobs read. It begins where the stream is: at `sharing.front_position`, or
+        at the start of a later epoch."""
+        assert self.sharing is not None
+        self._add_job(consumer, position.epoch, share)
+        self.sharing.join_front(consumer)
+
+    def _add_job(self, consumer: Consumer, epoch: int, share: Share) -> None:
+        self.share = share
+        consumer.epoch = epoch
+        self.outlet.join(consumer)
 
     def remove(self, consumer: Consumer, share: Share) -> None:
         """Remove a consumer of several."""
@@ -167,6 +177,8 @@ class Stream:
         known = [(place.batches, len(place.ended)) if place else (0, 0) for place in positions]
         earliest = min(range(len(places)), key=lambda rank: (places[rank], known[rank]))
         self._opening.start(places[earliest][0], positions[earliest])
+        if self.sharing is not None:
+            self.sharing.begin_at(positions[earliest])
         for consumer, position, (epoch, batches) in zip(consumers, positions, places, strict=True):
             consumer.epoch = max(consumer.epoch, epoch)  # it may have left epochs while it waited for the others
             consumer.first = epoch, -(-batches // len(consumers))  # a round that was filled up counts as whole
@@ -271,10 +283,10 @@ class Stream:
             return
         if self._epochs and self._epochs[0].number < number and self._delivery.overtakes(consumer):
             self._close_before(number)
-        self._delivery.tell_begun(consumer)
         for epoch in self._epochs:
             if epoch.number == number:
                 self.outlet.tell_begun(epoch, [consumer])
+        self._delivery.tell_begun(consumer)
         self._close_passed()
 
     def acknowledge(self, consumer: Consumer, handed: int, released: tuple[int, ...], ended: int) -> None:
