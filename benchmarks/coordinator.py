@@ -148,6 +148,7 @@ class Served:
                     group=f"group {stream}" if row.consumers > 1 else "",
                     rank=rank if row.ranks else 0,
                     world_size=row.consumers if row.ranks else 0,
+                    shares=row.consumers == 1,
                 )
                 self.first += self.handle(on.Open(len(self.coordinator.consumers) + 1, "train", ask))
         for consumer in self.coordinator.consumers:
