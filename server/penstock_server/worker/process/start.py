@@ -128,7 +128,6 @@ def serve(
         loaded = load_feeds(feeds, page.importing, served=served)
         variables = missing((name, dict(one.declared.env or {})) for name, one in loaded.items())
     except PenstockError as error:
-        error.worker = number
         guard.check()
         _send(connection, StartFailed(error=ErrorReport.of(error)))
         return 1
