@@ -36,7 +36,7 @@ from tests.simulation.simulation import Batch, Consumer, SimFeed, World
 PAGE = 4096
 """Bytes of a slot of the simulated feeds."""
 
-quick = settings(derandomize=True, deadline=None, max_examples=70)
+quick = settings(derandomize=True, deadline=None, max_examples=50)
 soak = settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
 
 
@@ -744,14 +744,14 @@ kept_groups = (
 
 
 class TestFaults:
-    @settings(quick, max_examples=120)
+    @settings(quick, max_examples=60)
     @given(faulty_cases, faults)
     def test_the_stream_is_the_same_through_deaths_cuts_restarts_and_scaling(
         self, case: Case, faults: dict[str, int]
     ) -> None:
         check_through_faults(case, faults)
 
-    @settings(quick, max_examples=90)
+    @settings(quick, max_examples=45)
     @given(*shared_groups)
     def test_each_batch_goes_to_one_consumer_of_a_group(
         self,
@@ -765,14 +765,14 @@ class TestFaults:
             faults = {**faults, "cuts": 0}
         check_group(case, consumers, faults, leaves, goes)
 
-    @settings(quick, max_examples=70)
+    @settings(quick, max_examples=40)
     @given(*kept_groups)
     def test_a_group_whose_daemon_keeps_a_state_file_loses_nothing_when_that_is_killed(
         self, case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None
     ) -> None:
         check_kept_group(case, consumers, faults, leaves, dies)
 
-    @settings(quick, max_examples=90)
+    @settings(quick, max_examples=45)
     @given(cases(any_feeds), st.integers(1, 4), faults)
     def test_all_ranks_together_see_the_very_stream_that_one_trainer_would(
         self, case: Case, world_size: int, faults: dict[str, int]

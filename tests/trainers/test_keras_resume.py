@@ -79,7 +79,7 @@ def keras_launcher(backend: str) -> Iterator[Launcher]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("feed", ["feed", "endless"])
+@pytest.mark.parametrize("feed", ["feed", pytest.param("endless", marks=pytest.mark.soak)])
 def test_fit_killed_within_epoch_1_ends_with_the_same_weights_bit_by_bit(
     serve: Serve, tmp_path: Path, backend: str, keras_launcher: Launcher, feed: str
 ) -> None:

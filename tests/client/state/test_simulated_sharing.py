@@ -72,7 +72,7 @@ def _read_by_all(case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, 
     return world
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=30)
 @given(cases(any_feeds), jobs, roomy, faults)
 def test_each_job_reads_the_stream_that_it_would_read_alone(
     case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
@@ -109,7 +109,7 @@ def _resumed_by_all(case: Case, wide: bool, count: int, room: int, faults: dict[
 resumed = cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), st.integers(2, 5), roomy, faults, seeds
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=30)
 @example(  # the first job passes over batches of a pool, which another one needs
     Case(SimFeed(splits=(0, 18), lanes=4, batch_size=3, turn=2, shuffle=7), 1, 32, 4907, PLENTY),
     True,
@@ -156,7 +156,7 @@ def _begun_late(case: Case, lates: list[tuple[int, int]], room: int, faults: dic
     return jobs
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=30)
 @example(  # the others have come back, and their stream has not passed over the batch that they have
     Case(
         SimFeed(splits=(18, 18, 7, 3, 12, 7, 12, 7), lanes=6, batch_size=3, turn=1, dynamic=True, shuffle=7),
@@ -197,7 +197,7 @@ with_hosts = st.fixed_dictionaries(
 )
 
 
-@settings(quick, max_examples=25)
+@settings(quick, max_examples=15)
 @example(  # jobs leave epochs that others read on: one of them moved again and again, and never came further
     Case(
         SimFeed(length=57, batch_size=2, turn=1, room=9),
