@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -13,9 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
+
 import penstock
 from penstock.commands.top_history import Looks
-from penstock.commands.top_screen import _name_of
+from penstock.commands.top_screen import _name_of, as_json, screen
 from penstock_proto.status.feed_status import Feed, Sent
 from penstock_proto.status.status_shape import Status
 from penstock_proto.status.worker_status import Worker
@@ -103,6 +106,23 @@ def test_the_screen_shows_feeds_workers_and_consumers(serve: Serve) -> None:
     for words in ("slow_generator", "batches/s", "generating", "consumer", f":{os.getpid()}", "ready"):
         assert words in said
     assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_screen_says_what_was_left_out() -> None:
+    feeds = [
+        of(Feed, name="train", dropped=1204, skipped_count=1),
+        of(Feed, name="val", dropped=1, skipped_count=0),
+        of(Feed, name="whole", dropped=0, skipped_count=0),
+    ]
+    looks = Looks()
+    looks.add(of(Status, feeds=feeds))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(screen(looks))
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "train: 1204 samples dropped, 1 split skipped\n" in said
+    assert "val: 1 sample dropped\n" in said
+    assert "whole:" not in said
+    assert as_json(looks)["feeds"][0]["dropped"] == 1204
 
 
 def test_a_long_name_of_a_host_leaves_room_for_the_figures() -> None:

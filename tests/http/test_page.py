@@ -30,7 +30,7 @@ HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"
 FEEDS = f"""
     import time
     import numpy as np
-    from penstock_server import Feed
+    from penstock_server import DROP, Feed
 
     HOSTILE = {HOSTILE!r}
 
@@ -49,6 +49,9 @@ FEEDS = f"""
 
     pictures = Feed(pictures, splits=[f"{{HOSTILE}} {{number}}" for number in range(100)], batch_size=4)
     hostile = Feed(failing, splits=[HOSTILE], batch_size=1)
+    dropping = Feed(
+        lambda split: iter(range(6)), splits=[0, 1], batch_size=4, epochs=1, transform=lambda x: DROP if x > 3 else x
+    )
 """
 
 
@@ -107,6 +110,16 @@ def test_the_page_shows_what_happens_and_asks_no_other_host(serve: Serve, page: 
     assert page.requests
     for url in page.requests:
         assert url.startswith((here, "data:image/png;base64,")), url
+
+
+@needs_chromium
+def test_the_page_says_what_was_left_out(serve: Serve, page: Page) -> None:
+    daemon = serve(FEEDS, "pictures", "dropping", http=0)
+    show(page, daemon)
+    assert page.until("document.getElementById('left-out').hidden")
+    with penstock.connect(daemon.urls["dropping"]) as connection:
+        assert len(list(connection.batches())) == 2
+    page.until("document.getElementById('left-out').textContent === 'Left out of dropping: 4 samples dropped'")
 
 
 @needs_chromium

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec import Struct, to_builtins
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_proto import PenstockError
+from penstock_proto.status.feed_status import Feed
 from penstock_proto.status.figures import count, number, percent, size
 from penstock_proto.status.status_shape import Status
 from penstock_proto.status.worker_status import Shares, Worker
@@ -27,7 +28,7 @@ _FILLED = {"generating": "█", "collating": "▓", "cpu_wait": "▒", "idle": "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 32
 _MOST_HOST = 16
-_OF_FEED = "name rates consumers".split()
+_OF_FEED = "name rates consumers dropped skipped_count".split()
 _OF_HOST = "name state workers lanes rates awaited".split()
 _OF_WORKER = "number name host restarts shares".split()
 _OF_CONSUMER = "feed client transport rank epoch reading waiting limit headline verdict".split()
@@ -82,7 +83,7 @@ def screen(looks: Looks, unicode: bool = True) -> RenderableType:
     """Return the whole screen. `unicode`: whether the terminal can show block characters."""
     status = looks.latest
     parts: list[RenderableType] = [_head(status), ""]
-    parts += [_feeds(looks, unicode), ""]
+    parts += [_feeds(looks, unicode), *_left_out(status.feeds), ""]
     if status.hosts:
         parts += [_hosts(status), ""]
     parts += [_workers(status, unicode), "", _consumers(status)]
@@ -138,6 +139,18 @@ def _feeds(looks: Looks, unicode: bool) -> Table:
         drawn = Text(_sparkline(looks.rates(feed.name), unicode), "cyan")
         table.add_row(feed.name, *figures, str(feed.consumers), drawn)
     return table
+
+
+def _left_out(feeds: list[Feed]) -> Iterator[Text]:
+    """Yield how many samples were dropped, and how many splits skipped, for each feed with any."""
+    for feed in feeds:
+        said = []
+        if feed.dropped:
+            said.append(f"{count(feed.dropped, 'sample')} dropped")
+        if feed.skipped_count:
+            said.append(f"{count(feed.skipped_count, 'split')} skipped")
+        if said:
+            yield Text(f"{feed.name}: {', '.join(said)}", "yellow" if feed.skipped_count else "")
 
 
 def _hosts(status: Status) -> Table:

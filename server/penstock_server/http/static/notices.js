@@ -2,11 +2,24 @@
 
 import {byId, clock, count, keyed, make, setText} from "./dom.js";
 
-export function show({notices}) {
+export function show({status, notices}) {
+  showLeftOut(status.feeds);
   if (notices.kept === null) return;
   const items = notices.kept.map((one) => ({...one, key: `${one.level}\n${one.text}\n${one.traceback}`})).reverse();
   setText(byId("notices-about"), items.length > 1 ? `${items.length} different ones, the latest first` : "");
   keyed(byId("notice-list"), items, (item) => item.key, create, update);
+}
+
+/** How many samples transforms have dropped, and how many splits were skipped, of each feed with any. */
+function showLeftOut(feeds) {
+  const said = feeds.filter((feed) => feed.dropped || feed.skipped_count).map((feed) => {
+    const parts = [];
+    if (feed.dropped) parts.push(`${count(feed.dropped, "sample")} dropped`);
+    if (feed.skipped_count) parts.push(`${count(feed.skipped_count, "split")} skipped`);
+    return `${feed.name}: ${parts.join(", ")}`;
+  });
+  byId("left-out").hidden = !said.length;
+  setText(byId("left-out"), `Left out of ${said.join("; of ")}`);
 }
 
 function create(item) {
