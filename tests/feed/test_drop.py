@@ -248,6 +248,49 @@ def test_where_a_feed_promises_its_length_the_message_says_what_to_do() -> None:
     assert len(epoch(Feed(range(20), transform=lambda x: x if x < 9 else penstock.DROP, batch_size=4, drops=True))) == 3
 
 
+class PyDataset:
+    """A stand-in for that of Keras."""
+
+    def on_epoch_begin(self) -> None: ...
+
+    def on_epoch_end(self) -> None: ...
+
+    @property
+    def num_batches(self) -> int:
+        return len(self)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(3, index)
+
+
+def test_batches_of_a_keras_dataset_can_be_dropped_if_its_length_may_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PyDataset, "__module__", "keras.trainers")
+
+    def even(batch: Any) -> Any:
+        return penstock.DROP if batch[0] % 2 else batch
+
+    with pytest.raises(penstock.GeneratorError, match=r"as many batches as the Keras dataset says.*fixed_length=False"):
+        epoch(Feed(PyDataset(), batch_size=None, transform=even))
+    with pytest.raises(ValueError, match=r"Keras dataset.* give fixed_length=False too"):
+        Feed(PyDataset(), batch_size=None, transform=even, drops=True)
+    feed = Feed(PyDataset(), batch_size=None, transform=even, fixed_length=False)
+    assert [batch.tolist() for batch in epoch(feed)] == [[0] * 3, [2] * 3, [4] * 3]
+
+
+def test_a_source_that_yields_drop_says_where_it_belongs() -> None:
+    def numbers(split: int) -> Any:
+        yield from (1, penstock.DROP)
+
+    for source, options in ((numbers, {"splits": [1, 2]}), ([1, penstock.DROP], {})):
+        with pytest.raises(
+            penstock.FeedError, match=r"sample is penstock.DROP, which leaves a sample out if a transform"
+        ):
+            epoch(Feed(source, batch_size=2, **options))
+
+
 def test_a_feed_of_which_everything_is_left_out_names_the_first_reasons() -> None:
     with pytest.raises(penstock.FeedError, match=r"nothing: no item could be read.* item 0 \(raised OSError: 0\.png"):
         epoch(Feed(Items(range(103)), batch_size=8, on_error="skip"))

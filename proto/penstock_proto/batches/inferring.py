@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..drop import DROP
 from ..errors import SpecError
 from ..spec import (
     DTYPES,
@@ -107,6 +108,11 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
         SpecError: its dtype cannot be served; the message says what to yield instead.
         Exception: anything that the object raises during the conversion, unless it is a list.
     """
+    if value is DROP:
+        raise SpecError(
+            f"sample{path} is penstock.DROP, which leaves a sample out if a transform= returns it instead of the whole "
+            "sample, or an indexable object with Feed(drops=True). A generator leaves a sample out by not yielding it"
+        )
     if is_masked(value):
         text = "is a masked array, whose mask would be lost: yield `.filled(...)` and the mask separately"
         raise SpecError(f"sample{path} {text}")

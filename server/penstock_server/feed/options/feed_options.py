@@ -283,7 +283,8 @@ class FeedOptions:
         if is_keras(self.generate) and (self.drops or OnError.of(self.on_error).action == "skip"):
             raise ValueError(
                 f"{type(self.generate).__name__} is a Keras dataset, which says how many batches an epoch has, so none "
-                "can be left out: leave drops= and on_error='skip' out, or give the samples that it reads"
+                "can be left out with drops= or on_error='skip': give fixed_length=False too, and the length of an "
+                "epoch is no longer known. Or serve the samples that it reads"
             )
         if self.drops and self.samples is not None:
             raise ValueError(

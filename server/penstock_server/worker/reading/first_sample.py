@@ -24,6 +24,7 @@ from ..lane.restart_record import MAX_SKIPPED
 from . import returned_iterator
 from .batch_transforming import BatchTransform
 from .indexed import enter_epoch, item_failed
+from .keras_items import KerasItems
 from .loaded_feed import LoadedFeed
 from .opening import opener_of
 from .transforming import one_sample, transform_of
@@ -144,7 +145,9 @@ class Probe:
         self._page.enter(self._run, -1, f"item {index}")
         try:
             sample = variables.run(next, items.read([index]))
-            return one_sample(transform(sample, 0, 0, index)) if transform else sample
+            if not transform:
+                return sample
+            return one_sample(transform(sample, 0, 0, index), keras=isinstance(items, KerasItems))
         except BaseException as error:
             raise item_failed(f"item {index}", error) from error
         finally:

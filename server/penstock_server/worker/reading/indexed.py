@@ -18,6 +18,7 @@ from ..isolation.randomness import GlobalRandomness
 from .batch_transforming import BatchTransform
 from .index_order import IndexOrder
 from .items import Items
+from .keras_items import KerasItems
 from .spot_checks import SpotOf
 from .transforming import TransformFailed, Transforms, one_sample
 
@@ -202,7 +203,7 @@ class IndexRun:
     def _transform_item(self, item: int, number: int, sample: Any) -> Any:
         assert self._transform is not None
         self._transforms = item
-        made = one_sample(self._transform(sample, self._epoch, 0, number))
+        made = one_sample(self._transform(sample, self._epoch, 0, number), keras=isinstance(self._items, KerasItems))
         self._randomness.use_settings(self._state)
         self._transforms = None
         return made

@@ -54,9 +54,20 @@ class TransformFailed(Exception):
 
 
 class _NotOne(TransformFailed):
-    """A transform made no sample of one, or several, where each must give one."""
+    """A transform made no sample of one, or several, where each must give one. `keras`: of a Keras dataset's batch."""
+
+    def __init__(self, *, keras: bool) -> None:
+        super().__init__("transform=", None)
+        self.keras = keras
 
     def user_error(self, place: str | None, which: str = "") -> GeneratorError:
+        if self.keras:
+            return GeneratorError(
+                "transform= left a batch out, or made several of one, and the epochs of this feed have as many batches "
+                "as the Keras dataset says: give Feed(fixed_length=False), and the length of an epoch is no longer "
+                "known",
+                split=place,
+            )
         return GeneratorError(
             "transform= left a sample out, or made several of one, and the epochs of this feed have as many samples as "
             "the indexable object has items: give Feed(drops=True), and the length of an epoch is no longer known",
@@ -64,14 +75,14 @@ class _NotOne(TransformFailed):
         )
 
 
-def one_sample(made: Any) -> Any:
-    """Return what a transform has made, if it is one sample.
+def one_sample(made: Any, *, keras: bool = False) -> Any:
+    """Return what a transform has made, if it is one sample. `keras`: it is a batch of a Keras dataset.
 
     Raises:
         TransformFailed: it is not.
     """
     if made is DROP or type(made) is Several:
-        raise _NotOne("transform=", None)
+        raise _NotOne(keras=keras)
     return made
 
 
