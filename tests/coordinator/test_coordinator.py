@@ -84,6 +84,7 @@ asks = st.fixed_dictionaries(
         "hoards": st.booleans(),
     }
 )
+transforms = st.sampled_from((False, False, True))
 lane_feeds = st.builds(
     SimFeed,
     splits=st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(any).map(tuple),
@@ -94,6 +95,7 @@ lane_feeds = st.builds(
     dynamic=st.booleans(),
     shuffle=shuffles,
     room=rooms,
+    transforms=transforms,
 ).filter(lambda feed: not feed.drop_remainder or sum(feed.splits) >= (feed.batch_size or 1))  # less is an error
 index_feeds = st.builds(
     SimFeed,
@@ -116,6 +118,7 @@ ragged_feeds = st.builds(
     lanes=st.integers(1, 9),
     batch_size=st.integers(2, 5),
     growth=st.integers(1, 100),
+    transforms=transforms,
 )
 """Feeds whose merged batches must be measured before they are written."""
 uneven_feeds = st.builds(
@@ -126,6 +129,7 @@ uneven_feeds = st.builds(
     turn=st.integers(1, 3),
     shuffle=shuffles,
     room=rooms,
+    transforms=transforms,
 )
 """Feeds whose lanes end at different places, so merged batches come in the middle of the epoch."""
 endless_feeds = st.builds(
@@ -137,6 +141,7 @@ endless_feeds = st.builds(
     shuffle=shuffles,
     endless=st.just(True),
     room=rooms,
+    transforms=transforms,
 ).filter(lambda feed: feed.lanes == 1 or len(feed.splits) % 2 == 1)  # otherwise a lane may have only empty segments
 pooled_feeds = st.builds(
     SimFeed,
@@ -146,6 +151,7 @@ pooled_feeds = st.builds(
     turn=st.integers(1, 3),
     dynamic=st.booleans(),
     shuffle=st.just(7),
+    transforms=transforms,
 )
 """Feeds whose lanes mix their rows. (Few of the feeds above have pools with turns of several batches.)"""
 any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds, ragged_feeds, pooled_feeds)

@@ -70,6 +70,7 @@ class Machine:
         group: str = "",
         saved: SavedGroup | None = None,
         idle: bool = False,
+        transforms: bool = False,
         **options: Any,
     ) -> None:
         self.now = 0.0
@@ -81,7 +82,8 @@ class Machine:
         for worker in range(workers):
             self.tell(on.Imported(worker, (plan,)))
         count = 0 if plan.length is not None else max(4, plan.lanes)
-        self.tell(on.SplitsListed(0, SplitsInfo(1, count, bytes(32)), spec, 8))
+        sample_spec = Leaf("int32", ()) if transforms else None
+        self.tell(on.SplitsListed(0, SplitsInfo(1, count, bytes(32)), spec, 8, sample_spec=sample_spec))
         self.opened = self.tell(on.Open(1, "train", OpenRequest(credit, 1 << 40, 2, group=group, identity=b"one")))
 
     def tell(self, event: on.Event) -> list[do.Command]:
@@ -294,6 +296,59 @@ def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None
     sent, *_ = machine.tell(m.RowsWritten(writes[1].run, merged.slot.ticket))
     assert isinstance(sent, do.SendSlab)
     assert (sent.lane, sent.rows) == (TAIL_LANE, 3)
+
+
+def merged_batch_to_transform(**options: Any) -> tuple[Machine, Turn, do.TransformRows]:
+    """Return a merged batch whose rows are all written, and the command that has it transformed."""
+    machine = Machine(lanes=2, transforms=True, **options)
+    fills, _ = end_both_lanes(machine)
+    merged = machine.turn()
+    assert machine.tell(m.RowsWritten(fills[0].run, merged.slot.ticket)) == []
+    (transform,) = machine.tell(m.RowsWritten(fills[1].run, merged.slot.ticket))
+    assert isinstance(transform, do.TransformRows)
+    return machine, merged, transform
+
+
+def test_a_merged_batch_is_transformed_when_all_of_its_rows_are_written() -> None:
+    machine, merged, transform = merged_batch_to_transform()
+    assert (transform.ticket, transform.rows, transform.index) == (merged.slot.ticket, 3, 0)
+    assert transform.sample_spec == Leaf("int32", ())
+    sent, *_ = machine.tell(m.RowsWritten(transform.run, merged.slot.ticket))
+    assert isinstance(sent, do.SendSlab)
+    assert (sent.lane, sent.rows) == (TAIL_LANE, 3)
+
+
+def test_if_the_worker_dies_that_transforms_a_merged_batch_its_rows_are_written_again() -> None:
+    machine, merged, transform = merged_batch_to_transform()
+    commands = machine.tell(on.WorkerDied(transform.worker, "was killed"))
+    writes = [command for command in commands if isinstance(command, do.WriteRows)]
+    assert [(write.row, write.count) for write in writes] == [(0, 1), (1, 2)]
+    assert machine.tell(m.RowsWritten(transform.run, merged.slot.ticket)) == []
+    assert machine.tell(m.RowsWritten(writes[0].run, merged.slot.ticket)) == []
+    (again,) = machine.tell(m.RowsWritten(writes[1].run, merged.slot.ticket))
+    assert isinstance(again, do.TransformRows)
+    assert again.worker != transform.worker
+    sent, *_ = machine.tell(m.RowsWritten(again.run, merged.slot.ticket))
+    assert isinstance(sent, do.SendSlab)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "retry"])
+def test_a_merged_batch_whose_transform_raises_fails_the_stream_or_is_tried_again(on_error: str) -> None:
+    machine, _, transform = merged_batch_to_transform(on_error=on_error)
+    machine.tell(on.RunFailed(transform.run, GeneratorError("no such label")))
+    if on_error == "raise":
+        assert str(machine.coordinator.streams[1].error) == "no such label"
+        return
+    assert machine.coordinator.next_tick is not None
+    machine.now = machine.coordinator.next_tick
+    writes = machine.tell(on.Tick())
+    assert kinds(writes) == [do.WriteRows, do.WriteRows]
+
+
+def test_an_epoch_that_is_left_spares_the_function_a_batch_that_nobody_wants() -> None:
+    machine, merged, transform = merged_batch_to_transform()
+    assert do.DropRun(transform.worker, transform.run) in machine.tell(on.Close(1, 0))
+    assert do.Free(merged.slot.ticket) in machine.tell(m.RowsWritten(transform.run, merged.slot.ticket))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -1,4 +1,5 @@
-"""`Feed(batch_transform=)`: a function over whole batches of an indexable object, exact with any number of workers."""
+"""`Feed(batch_transform=)`: a function over whole batches of an indexable object, exact with any number of workers. For
+other sources see test_lane_batch_transform.py."""
 
 from __future__ import annotations
 
@@ -128,10 +129,13 @@ class Failing:
         (lambda batch: None, r"batch_transform Failing returned None: did you forget to `return` the batch"),
         (
             lambda batch: batch[:2],
-            r"batch_transform= returned .* for batch of 4 rows, and the feed's spec has int64\[\]",
+            r"batch_transform Failing returned .* for batch of 4 rows, and the feed's spec has int64\[\]",
         ),
-        (lambda batch: batch / 2, r"batch_transform= returned .* return arrays of one dtype and shape"),
-        (lambda batch: (batch, batch), r"has int64\[\]"),
+        (lambda batch: batch / 2, r"batch_transform Failing returned .* return arrays of one dtype and shape"),
+        (
+            lambda batch: (batch, batch),
+            r"batch_transform Failing returned .*, and the feed's spec has int64\[\] for a row",
+        ),
     ],
 )
 def test_an_error_names_the_function_and_the_batch(returns: Any, message: str) -> None:
@@ -146,10 +150,6 @@ def test_the_first_batch_shows_what_cannot_be_served() -> None:
         epoch(Feed([{"t": "text"}], batch_size=4, batch_transform=lambda batch: batch))
 
 
-def rows(split: int) -> Any:
-    yield split
-
-
 def doubles(sample: Any) -> Any:
     yield sample
 
@@ -157,12 +157,8 @@ def doubles(sample: Any) -> Any:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (rows, {"splits": [1, 2]}, r"batch_transform= \(<lambda>\) is for indexable objects: .* batch_size=None"),
         ([1, 2], {"batch_size": None}, r"transform= gets these whole batches"),
         ([1, 2], {"batching": "ragged"}, r"which ragged batches are not: give batching='pad' instead"),
-        ([1, 2], {"drops": True}, r"drops=True and on_error='skip' merge the last rows"),
-        ([1, 2], {"on_error": "skip"}, r"drops=True and on_error='skip' merge the last rows"),
-        ([1, 2], {"transform": doubles}, r"cannot be given with a transform that yields"),
         ([1, 2], {"batch_transform": doubles}, r"batch_transform doubles yields, and must return one batch for each"),
         ([1, 2], {"batch_transform": 3}, r"batch_transform=: transform must be a function"),
     ],
@@ -170,3 +166,9 @@ def doubles(sample: Any) -> Any:
 def test_where_it_cannot_work_the_message_says_what_does(source: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         Feed(source, **{"batch_size": 2, "batch_transform": lambda batch: batch, **options})
+
+
+def test_a_mix_cannot_have_it() -> None:
+    feeds = {name: Feed(doubles, splits=[1, 2], batch_size=2) for name in "ab"}
+    with pytest.raises(ValueError, match=r"batch_transform= is not for Feed.mix: let its feeds yield whole batches"):
+        Feed.mix(feeds, batch_transform=lambda batch: batch)

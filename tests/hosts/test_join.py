@@ -60,6 +60,17 @@ KINDS = """
                 raise ValueError("a bad row")
             yield np.int64(100 * split + i)
 
+    def mixup(batch, rng):
+        image, label = batch
+        image = image.astype("float64")
+        return rng.random() * image + image[rng.permutation(len(image))], label
+
+    def hidden(batch, rng):
+        return {"ids": batch["ids"][:, 1:], "hidden": rng.random(batch["ids"].shape) < 0.5, "label": batch["label"]}
+
+    def without_text(sample):
+        return {"ids": sample["ids"], "label": sample["label"]}
+
     class Items:
         def __len__(self):
             return 333
@@ -77,8 +88,12 @@ KINDS = """
     skips = Feed(fails, splits=SPLITS, batch_size=4, on_error="skip")
     items = Feed(Items(), batch_size=10, shuffle=1000)
     epochs = Feed(images, splits=lambda: SPLITS[::-1], batch_size=8)
+    mixed = Feed(images, splits=SPLITS, batch_size=8, shuffle=150, batch_transform=mixup)
+    hides = Feed(
+        sentences, splits=SPLITS, batch_size=6, batching="pad", transform=without_text, batch_transform=hidden
+    )
 """
-NAMES = ["plain", "dropped", "pooled", "ragged", "padded", "whole", "skips", "items", "epochs"]
+NAMES = ["plain", "dropped", "pooled", "ragged", "padded", "whole", "skips", "items", "epochs", "mixed", "hides"]
 
 SLOW = """
     import time

@@ -34,7 +34,7 @@ from penstock_proto import (
     ProtocolError,
 )
 from penstock_proto import messages as m
-from penstock_proto.batches.layout import SlotLayout, fixed_layout, lay_out
+from penstock_proto.batches.layout import TAIL_LANE, SlotLayout, fixed_layout, lay_out
 from penstock_proto.batches.position import Position, pack, unpack
 from penstock_proto.messages import IDS_PER_STREAM, FeedInfo, FeedPlan
 from penstock_proto.spec import Spec
@@ -113,7 +113,8 @@ class SimFeed:
     Otherwise `growth` makes samples ragged, of these lengths. An `endless` feed has segments with the lengths in
     `splits`, again and again. A sample in `transient` raises at those of its readings in a world whose numbers, from 0,
     are given with it. A sample in `deadly` kills the worker that reads it, outside of user code. If the feed can have
-    stripes, a stripe has `room` batches. If it is indexable, and a turn has one batch, ranges have `room` at most.
+    stripes, a stripe has `room` batches. If it is indexable, and a turn has one batch, ranges have `room` at most. One
+    that `transforms` batches needs 4096 bytes more for the result of a merged batch, if its samples vary in size.
     """
 
     name: str = "train"
@@ -137,6 +138,7 @@ class SimFeed:
     attempts: int = 1000
     endless: bool = False
     room: int = 1
+    transforms: bool = False
 
     def plan(self) -> FeedPlan:
         return FeedPlan(
@@ -164,7 +166,7 @@ class SimFeed:
     def served(self) -> ServedFeed:
         """Return the feed as a coordinator knows it."""
         splits = SplitsInfo(0, len(self.splits), bytes(32)) if self.length is None and not self.dynamic else None
-        return ServedFeed(self.plan(), self.spec(), 8, splits)
+        return ServedFeed(self.plan(), self.spec(), 8, splits, self.sample_spec())
 
     def info(self) -> FeedInfo:
         """Return the FeedInfo of a daemon's Welcome."""
@@ -174,6 +176,9 @@ class SimFeed:
     def pool(self) -> int:
         """The number of lanes that mix their rows with each other."""
         return self.info().pool
+
+    def sample_spec(self) -> Leaf | None:
+        return self.spec() if self.transforms else None
 
     def spec(self) -> Leaf:
         if self.fixed:
@@ -298,6 +303,8 @@ class Slot:
     """The batches that a joined host keeps, each with its host."""
     stays: bool = True
     """Whether hosts may keep batches of this slot. They may not once a host has sent some to the daemon."""
+    transformed: bool = False
+    """Whether it has a merged batch that was transformed."""
     unreadable: bool = False
     """True if some batches were lost and will not be made again."""
     lost: dict[int, Batch] = field(default_factory=dict)
@@ -389,7 +396,7 @@ class Arena:
         hold(not slot.copying, f"the slot of ticket {ticket} is freed while it is copied")
         slot.ticket = -1
         slot.content, slot.sent, slot.fillers, slot.kept, slot.stays, slot.lost = {}, set(), set(), {}, True, {}
-        slot.unreadable = False
+        slot.unreadable = slot.transformed = False
         self._free.append(slot)
 
 
@@ -481,7 +488,7 @@ class Worker:
         self.runs: dict[int, Run] = {}
         self.fills: list[Fill] = []
         self.pooling: set[int] = set()
-        """Runs that only copy the rows of pools."""
+        """Runs that only copy the rows of pools, or transform merged batches."""
         self.stands: int | None = None
         """The run in one of whose steps it stands; 0: for something else than a stream."""
         self.to_drop: set[int] = set()
@@ -594,8 +601,27 @@ class Worker:
             nbytes = lay_out(["int64", "int64"], rows.shapes).nbytes
             hold(nbytes <= slot.nbytes, f"a merged batch of {nbytes} bytes is written to a slot of {slot.nbytes}")
             hold((rows.row == 0) == (rows.before == ((0,),)), "rows are written to the wrong place")
+        if slot.transformed:
+            slot.content, slot.transformed = {}, False
         slot.write(rows.ticket, 0, leftover, rows.row, rows.rows)
         self._answer(m.RowsWritten(rows.run, rows.ticket))
+
+    def transform_rows(self, command: do.TransformRows, feed: SimFeed, slot: Slot) -> None:
+        """Transform a merged batch, all of whose rows are written."""
+        slot.fillers.discard((self, command.run))
+        self.pooling.discard(command.run)
+        shapes: m.Shapes = ()
+        if command.run not in self.revoked:  # otherwise the daemon only waits for the slot
+            batch = slot.read(command.ticket, 0)
+            hold(len(batch) == command.rows, "a merged batch is transformed that has other rows")
+            hold(not slot.transformed, "a merged batch is transformed twice")
+            shapes = feed.shapes(batch)
+            nbytes = feed.nbytes(batch) + (0 if feed.fixed else 4096)
+            if nbytes > slot.nbytes:
+                self._answer(m.NeedRoom(command.run, command.ticket, nbytes))
+                return
+            slot.transformed = True
+        self._answer(m.RowsWritten(command.run, command.ticket, shapes))
 
     def pool_rows(self, command: do.PoolRows, feed: SimFeed, slot: Slot, sources: list[Slot]) -> None:
         """Copy rows of a pool into their new order."""
@@ -1558,7 +1584,7 @@ class World:
             self.handle(on.SplitsListed(run, splits))
         else:
             nbytes = feed.nbytes(((0, 0, 0),)) - 64 if feed.batch_size is None else 8 + 8 * feed.growth
-            self.handle(on.SplitsListed(run, splits, feed.spec(), nbytes))
+            self.handle(on.SplitsListed(run, splits, feed.spec(), nbytes, sample_spec=feed.sample_spec()))
 
     def bury(self, worker: Worker) -> None:
         """Tell the coordinator of a worker's death, and start another worker with the same number."""
@@ -1783,6 +1809,13 @@ class World:
         sources = [self.arena.used[ticket] for ticket, _ in command.sources]
         self._tell(command.worker, worker.pool_rows, command, self.feeds[command.feed], slot, sources)
 
+    def _do_TransformRows(self, command: do.TransformRows) -> None:
+        hold(command.worker < REMOTE, f"remote worker {command.worker} is told to transform a batch")
+        worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
+        slot.fillers.add((worker, command.run))
+        worker.pooling.add(command.run)
+        self._tell(command.worker, worker.transform_rows, command, self.feeds[command.feed], slot)
+
     def _do_DropRun(self, command: do.DropRun) -> None:
         worker = self.workers[command.worker]
         worker.to_drop.add(command.run)
@@ -1847,6 +1880,8 @@ class World:
         places = range(first, first + command.batches)
         batches = {place: slot.lost.get(place) or slot.read(command.ticket, place) for place in places}
         hold(command.rows == sum(map(feed.rows, batches.values())), "a slab has the wrong number of rows")
+        merged = feed.transforms and command.lane == TAIL_LANE and not command.repeat
+        hold(not merged or slot.transformed, "a merged batch is sent that was not transformed")
         nbytes = feed.nbytes(batches[first], command.batches)
         hold(command.nbytes == nbytes, "a slab has the wrong number of bytes")
         hold(command.shapes == feed.shapes(batches[first]), "a slab has the wrong shapes")

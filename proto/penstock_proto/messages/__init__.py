@@ -149,6 +149,7 @@ from .to_worker import (
     Shutdown,
     StartRun,
     ToWorker,
+    TransformRows,
     WriteRows,
 )
 from .watching import (
@@ -317,6 +318,7 @@ __all__ = [
     "TimeSpent",
     "ToWorker",
     "Token",
+    "TransformRows",
     "Unmap",
     "Version",
     "Welcome",

@@ -53,7 +53,9 @@ class SplitsListed(Message, frozen=True):
 
     `spec` is that of the first sample of the first split, and `sample_nbytes` the size of that sample (or ready batch).
     Both come only with the answer to the first listing of a feed (epoch 0 and no spec known); otherwise they are None
-    and 0. `first` says more about that sample, if one was made. `warnings` about the list are for the log.
+    and 0. `first` says more about that sample, if one was made. `warnings` about the list are for the log. If the feed
+    has a `batch_transform` and is read in lanes, `spec` is that of a row of a transformed batch, and `sample_spec` that
+    of a sample before.
     """
 
     run: Count
@@ -64,9 +66,11 @@ class SplitsListed(Message, frozen=True):
     sample_nbytes: Count = 0
     first: FirstSample | None = None
     warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+    sample_spec: Spec | None = None
 
     def __post_init__(self) -> None:
         check_size(self.spec)
+        check_size(self.sample_spec)
 
 
 class Compared(Message, frozen=True):
@@ -123,10 +127,11 @@ class RowsMeasured(Message, frozen=True):
 
 
 class RowsWritten(Message, frozen=True):
-    """Answers WriteRows."""
+    """Answers WriteRows, PoolRows and TransformRows. `shapes`, after TransformRows, are as in Slab."""
 
     run: Count
     ticket: Count
+    shapes: Shapes = ()
 
 
 class SplitSkipped(Message, frozen=True):

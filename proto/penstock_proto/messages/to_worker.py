@@ -54,6 +54,7 @@ class StartRun(Message, frozen=True):
     `careful`: report each of the first `careful` batches of the run at once. The reason is that a worker died at this
     lane, so that the next death can be located, or that batches are delivered one by one. `ahead`: empty, or a later
     record of the lane. The batches up to there were consumed (see Position), and the run must pass that record.
+    `sample_spec`: that of a sample before the feed's `batch_transform`, if it has one and is read in lanes.
     """
 
     run: Count
@@ -66,9 +67,11 @@ class StartRun(Message, frozen=True):
     skip: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
     careful: Count = 0
     ahead: Record = b""
+    sample_spec: Spec | None = None
 
     def __post_init__(self) -> None:
         check_size(self.spec)
+        check_size(self.sample_spec)
 
 
 class Fill(Message, frozen=True):
@@ -132,10 +135,11 @@ class PooledVisit(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
 
 
 class PoolRows(Message, frozen=True):
-    """Copy rows of a pool into `batches` batches of a slot, from number `first` of the pool's batches on.
+    """Copy rows of a pool into `batches` batches of a slot, from number `first` of the pool's batches on, and transform
+    these batches if the feed has a `batch_transform`.
 
     `visit` and `part` name the pool, and `sources` are its visits, by lane. `index` goes into the first header. `spec`
-    as in StartRun. Answered by RowsWritten, or RunFailed.
+    and `sample_spec` as in StartRun. Answered by RowsWritten, or RunFailed.
     """
 
     run: Count
@@ -151,15 +155,42 @@ class PoolRows(Message, frozen=True):
     batches: Batches
     index: Count
     spec: Spec | None = None
+    sample_spec: Spec | None = None
 
     def __post_init__(self) -> None:
         check_size(self.spec)
+        check_size(self.sample_spec)
+
+
+class TransformRows(Message, frozen=True):
+    """Transform a merged batch with the feed's `batch_transform`. All of its rows are in the slot, where the result
+    takes their place.
+
+    `rows`, `index` and `shapes` as in WriteRows, `spec` and `sample_spec` as in StartRun. Answered by RowsWritten; by
+    NeedRoom, if the result does not fit into the slot; or by RunFailed.
+    """
+
+    run: Count
+    ticket: Count
+    memfd: Index
+    nbytes: Count
+    feed: Name
+    epoch: Count
+    rows: Count
+    index: Count
+    shapes: Shapes = ()
+    spec: Spec | None = None
+    sample_spec: Spec | None = None
+
+    def __post_init__(self) -> None:
+        check_size(self.spec)
+        check_size(self.sample_spec)
 
 
 class DropRun(Message, frozen=True):
-    """Forget the run. Answer its unanswered Fills with no batches, and its unanswered WriteRows and PoolRows with
-    RowsWritten, but write nothing for them. This holds also for messages that were sent before, if the worker had not
-    begun with them when this one came."""
+    """Forget the run. Answer its unanswered Fills with no batches, and its unanswered WriteRows, PoolRows and
+    TransformRows with RowsWritten, but write nothing for them. This holds also for messages that were sent before, if
+    the worker had not begun with them when this one came."""
 
     run: Count
 
@@ -179,6 +210,7 @@ ToWorker: TypeAlias = (
     | MeasureRows
     | WriteRows
     | PoolRows
+    | TransformRows
     | DropRun
     | Map
     | Unmap

@@ -76,13 +76,15 @@ class Routing:
             stream.production.on_rows_answered(event.ticket, event.run)
 
     def on_rows_written(self, event: RowsWritten) -> None:
-        """Note that a worker has written leftover rows, or the rows of pooled batches, to their slot.
+        """Note that a worker has written leftover rows, or the rows of pooled batches, to their slot, or has
+        transformed a merged batch.
 
-        A merged batch is complete when all its writers have answered. A turn of a pool has one writer. When all turns
-        of the pool are complete, the slots of its visits are free.
+        A merged batch is complete when all its writers have answered. If the feed has a `batch_transform`, one of the
+        daemon's own workers then transforms the batch. A turn of a pool has one writer. When all turns of the pool are
+        complete, the slots of its visits are free.
         """
         if (stream := self._affected.affect(event.ticket)) is not None:
-            stream.production.on_rows_answered(event.ticket, event.run)
+            stream.production.on_rows_answered(event.ticket, event.run, event.shapes)
 
     def on_need_room(self, event: NeedRoom) -> None:
         """Make new slots larger, if the memory allows it: a batch does not fit into its slot.

@@ -122,7 +122,7 @@ class Starting:
             self._workers.begin_with(worker)
         static = plan.static_splits or plan.length is not None
         self.checks.on_first_sample(name, event.run, splits.number, not static, event.first, worker)
-        self.feeds[name] = ServedFeed(plan, spec, event.sample_nbytes, splits if static else None)
+        self.feeds[name] = ServedFeed(plan, spec, event.sample_nbytes, splits if static else None, event.sample_spec)
         too_small = self._budget.check_start(self.feeds.values())
         if too_small is None:
             self._do(do.FeedReady(name, splits.count))

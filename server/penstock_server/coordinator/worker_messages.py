@@ -67,6 +67,24 @@ def pool_rows(command: do.PoolRows, memfd: int, nbytes: int, sources: Sequence[i
         batches=command.batches,
         index=command.index,
         spec=spec,
+        sample_spec=command.sample_spec,
+    )
+
+
+def transform_rows(command: do.TransformRows, memfd: int, nbytes: int, spec: Spec) -> m.TransformRows:
+    """Return the message for a slot in `memfd`, of `nbytes` bytes, and a feed with this `spec`."""
+    return m.TransformRows(
+        run=command.run,
+        ticket=command.ticket,
+        memfd=memfd,
+        nbytes=nbytes,
+        feed=command.feed,
+        epoch=command.epoch,
+        rows=command.rows,
+        index=command.index,
+        shapes=command.shapes,
+        spec=spec,
+        sample_spec=command.sample_spec,
     )
 
 
@@ -88,6 +106,7 @@ def start_run(command: do.StartRun, spec: Spec) -> m.StartRun:
         skip=command.skip,
         careful=command.careful,
         ahead=command.ahead,
+        sample_spec=command.sample_spec,
     )
 
 

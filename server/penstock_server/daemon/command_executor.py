@@ -65,6 +65,9 @@ class Executor:
             case do.PoolRows():
                 memfds = [self.slots.memfd(ticket) for ticket in (command.ticket, *dict(command.sources))]
                 self.own.pool_rows(command, memfds[0], memfds[1:], self.coordinator.feeds[command.feed].info.spec)
+            case do.TransformRows():
+                memfd, spec = self.slots.memfd(command.ticket), self.coordinator.feeds[command.feed].info.spec
+                self.own.transform_rows(command, memfd, spec)
             case do.SendSlab():
                 self.sessions.deliver(command, self.slots.memfd(command.ticket))
             case do.Copy():

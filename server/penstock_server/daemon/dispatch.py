@@ -113,7 +113,9 @@ class Dispatch:
             case do.Copy():
                 self._bugs.note(error)
                 self.tell(on.NoSlot(command.ticket, a_bug(error)))
-            case do.FindSlot() | do.Free() | do.Fill() | do.MeasureRows() | do.WriteRows() | do.PoolRows():
+            case do.FindSlot() | do.Free() | do.Fill() | do.MeasureRows() | do.WriteRows():
+                self.stream_failed(command.ticket, error)
+            case do.PoolRows() | do.TransformRows():
                 self.stream_failed(command.ticket, error)
             case do.StartRun() | do.DropRun() | do.ListSplits():
                 self.stream_failed(command.run, error)

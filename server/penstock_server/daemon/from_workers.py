@@ -269,5 +269,7 @@ class FromWorkers:
         splits = SplitsInfo(number, message.count, message.digest)
         for text in (*message.warnings, *(message.first.warnings if message.first is not None else ())):
             self._feeds.warn_once(text)
-        event = on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)
+        event = on.SplitsListed(
+            message.run, splits, message.spec, message.sample_nbytes, message.first, message.sample_spec
+        )
         self._dispatch.tell(event)

@@ -86,11 +86,11 @@ class Feed(FeedOptions, FromFiles, Combining):
             the sample out, and a generator function yields any number of samples for one. (For an indexable object see
             `drops`.) `rng` is a `numpy.random.Generator` for this sample alone. For a function without `rng`, `random`
             and `numpy.random` are seeded for each sample. With `batch_size` None, the function gets whole batches.
-        batch_transform: for an indexable object: a function `f(batch)` or `f(batch, rng)` of a whole batch (arrays
-            whose first dimension is the row, in the structure of a sample) that returns the batch to serve, with as
-            many rows and perhaps another structure, or a list of such functions. It runs in the workers, after
-            `transform`. `rng` is a `numpy.random.Generator` for this batch alone. The function gets the same arrays
-            with each batch, so it may change them, but not keep them. `spec` describes a row of its result.
+        batch_transform: a function `f(batch)` or `f(batch, rng)` of a whole batch (arrays whose first dimension is the
+            row, in the structure of a sample) that returns the batch to serve, with as many rows and perhaps another
+            structure, or a list of such functions. It runs in the workers, after `transform`, once for each batch, also
+            if its rows come from several workers. `rng` is a `numpy.random.Generator` for this batch alone. The
+            function may change the arrays that it gets, but not keep them. `spec` describes a row of its result.
         batch_size: samples in a batch. None: `generate` yields whole batches (or the items of the indexable object are
             whole batches), whose numbers of rows may differ.
         shuffle: number of samples to mix (batches if `batch_size` is None), or a `Shuffle`, which also says how. 0, the

@@ -193,7 +193,9 @@ class InProcess:
         for text in (*message.warnings, *(message.first.warnings if message.first is not None else ())):
             _warn_once(text)
         splits = SplitsInfo(number, message.count, message.digest)
-        return on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)
+        return on.SplitsListed(
+            message.run, splits, message.spec, message.sample_nbytes, message.first, message.sample_spec
+        )
 
     def _check(self, check: m.SpotCheck) -> None:
         """Make samples again, unless the user debugs the feed. This process is the only worker, so it sees only what
@@ -279,6 +281,9 @@ class InProcess:
                 sources = [ticket for ticket, _ in command.sources]
                 nbytes = self._nbytes(command.ticket)
                 self._tasks.take(worker_messages.pool_rows(command, command.ticket, nbytes, sources, self.info.spec))
+            case do.TransformRows():
+                nbytes = self._nbytes(command.ticket)
+                self._tasks.take(worker_messages.transform_rows(command, command.ticket, nbytes, self.info.spec))
             case do.DropRun():
                 self._tasks.take(m.DropRun(command.run))
             case do.ListSplits():

@@ -12,7 +12,7 @@ from penstock_proto.batches.layout import HEADER, LeafPlace, SlotLayout, is_fixe
 from penstock_proto.spec import Spec
 from penstock_proto.status.figures import size
 
-from ..feed.options.plan_sizes import fixed_slots
+from ..feed.options.plan_sizes import fixed_slots, pooled_lanes, sample_slots
 from ..shared_memory.arena import Arena, Memfd
 
 
@@ -95,13 +95,22 @@ class Regions:
     Args:
         plan: the feed's plan.
         spec: the feed's spec.
+        sample_spec: as in messages.StartRun. Visits of pools, and leftover rows, are as before `batch_transform`.
     """
 
-    def __init__(self, plan: m.FeedPlan, spec: Spec) -> None:
-        self._columns = Columns(spec, plan.batch_size, plan.buckets)
-        self._fixed = None
-        if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
-            self._fixed = fixed_slots(plan, spec, plan.batch_size)
+    def __init__(self, plan: m.FeedPlan, spec: Spec, sample_spec: Spec | None = None) -> None:
+        rows = plan.batch_size
+        self._columns = self._sample_columns = Columns(spec, rows, plan.buckets)
+        self._fixed = self._sample_fixed = None
+        if rows is not None and is_fixed(spec, rows):
+            self._fixed = self._sample_fixed = fixed_slots(plan, spec, rows)
+        if sample_spec is not None:
+            self._columns, self._sample_columns = Columns(spec, rows), Columns(sample_spec, rows, plan.buckets)
+            self._sample_fixed = None
+            if rows is not None and is_fixed(sample_spec, rows):
+                self._sample_fixed = sample_slots(sample_spec, rows, self._fixed)
+            if pooled_lanes(plan, spec, sample_spec) > 1:
+                self._fixed = self._sample_fixed
 
     def of_batches(self, first: int, batches: int, shapes: m.Shapes, step: int = 1) -> list[tuple[int, int]]:
         """Return the regions of `batches` batches from place `first` on, each `step` places after the one before, as
@@ -113,9 +122,9 @@ class Regions:
 
     def of_rows(self, message: m.WriteRows) -> list[tuple[int, int]]:
         """Return the regions of the rows that `message` asked for, and of the header of their batch."""
-        places = self._layout(message.shapes).places
-        found = [(0, HEADER)]
-        if self._fixed is not None:
+        layout = self._sample_fixed or lay_out(self._sample_columns.dtypes, message.shapes)
+        places, found = layout.places, [(0, HEADER)]
+        if self._sample_fixed is not None:
             found += [_part(place, message.row, message.count, place.shape[0]) for place in places]
         else:
             found += self._of_columns(message, iter(places))
@@ -124,7 +133,7 @@ class Regions:
     def _of_columns(self, message: m.WriteRows, places: Iterator[LeafPlace]) -> Iterator[tuple[int, int]]:
         """Yield the regions of the rows, as worker/batch/variable_rows.py writes them."""
         row, count = message.row, message.count
-        for column, before, own in zip(self._columns.columns, message.before, message.sizes, strict=True):
+        for column, before, own in zip(self._sample_columns.columns, message.before, message.sizes, strict=True):
             place = next(places)
             if column.kind not in (RAGGED, TEXT):
                 yield _part(place, row, count, message.rows)

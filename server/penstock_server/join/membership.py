@@ -308,7 +308,7 @@ class Membership:
                 raise ProtocolError(
                     f"a run of feed {message.feed!r}, which this host does not serve, or without a spec"
                 )
-            self._of_feeds[message.feed] = Regions(plan, message.spec)
+            self._of_feeds[message.feed] = Regions(plan, message.spec, message.sample_spec)
         return self._of_feeds[message.feed]
 
     # --- what workers say ---

@@ -46,6 +46,11 @@ class OwnWorkers(LocalWorkers):
         numbers = [source.number for source in sources]
         self.say(command.worker, worker_messages.pool_rows(command, memfd.number, memfd.nbytes, numbers, spec))
 
+    def transform_rows(self, command: do.TransformRows, memfd: Memfd, spec: Spec) -> None:
+        """Tell a worker to transform the merged batch in `memfd`, of a feed with this spec."""
+        self.show_memfd(command.worker, memfd)
+        self.say(command.worker, worker_messages.transform_rows(command, memfd.number, memfd.nbytes, spec))
+
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
         """Tell a worker to start a run of a feed with this spec."""
         self.show_list(command.worker, command.splits)

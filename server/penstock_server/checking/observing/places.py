@@ -78,7 +78,7 @@ class SplitPlaces:
         split = self._open.get(place)
         if split is None:
             split = self._open[place] = self._opener.open(self._splits[place], place, 0)
-        return split.read(self._feed.collate, store, 0, rows)
+        return split.read(self._feed.sample_collate, store, 0, rows)
 
     def taken(self, place: int) -> int:
         """Return how many samples of a split were read; 0 if it is not open."""

@@ -191,6 +191,7 @@ class Process:
         self._doing = "looking"
         if self._task.spec is not None:
             feed.learn(self._task.spec)
+        if self._task.spec is not None and not feed.has_lane_batches:
             nbytes = 0
         else:
             probe = Probe(feed, self._randomness, self._page, 0)

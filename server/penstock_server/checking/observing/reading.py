@@ -66,7 +66,7 @@ class Reader:
             self._places = SplitPlaces(feed, splits, randomness, page, self._uneven)
             self._lanes, self._most = min(feed.plan.lanes, len(splits)), _rows_of_a_store(feed)
         self._indexable = feed.plan.length is not None
-        self._store = feed.collate.store(self._most)
+        self._store = feed.sample_collate.store(self._most)
         self._step = self._most if self._indexable else 1
         self._count = 0
         self.seconds = self.cpu_seconds = 0.0

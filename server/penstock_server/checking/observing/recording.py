@@ -111,9 +111,10 @@ class Recorder:
     """
 
     def __init__(self, feed: LoadedFeed, other: Recording | None) -> None:
-        assert feed.spec is not None
-        self.recording = Recording([path for path, _ in leaves(feed.spec)])
-        self._columns = Columns(feed.spec, feed.plan.batch_size).columns
+        spec = feed.sample_spec if feed.has_lane_batches else feed.spec
+        assert spec is not None
+        self.recording = Recording([path for path, _ in leaves(spec)])
+        self._columns = Columns(spec, feed.plan.batch_size).columns
         self._ready = isinstance(feed.collate, ReadyBatches)
         self._other = other
         self._room = KEPT_NBYTES

@@ -20,6 +20,7 @@ from penstock_proto.messages import (
     SentElsewhere,
     Shapes,
 )
+from penstock_proto.spec import Spec
 
 
 class ListSplits(Struct, frozen=True):
@@ -51,7 +52,7 @@ class ForgetSplits(Struct, frozen=True):
 class StartRun(Struct, frozen=True):
     """Start a run in `worker`: one lane of an epoch, or the epoch of an indexable feed (lane 0, splits 0).
 
-    `record`, `skip`, `careful`, `ahead`: as in messages.StartRun.
+    `record`, `skip`, `careful`, `ahead`, `sample_spec`: as in messages.StartRun.
     """
 
     worker: int
@@ -64,6 +65,7 @@ class StartRun(Struct, frozen=True):
     skip: tuple[int, ...] = ()
     careful: int = 0
     ahead: bytes = b""
+    sample_spec: Spec | None = None
 
 
 class FindSlot(Struct, frozen=True):
@@ -146,7 +148,8 @@ class PoolRows(Struct, frozen=True):
     copying rows of the pool's visits. Answered by RowsWritten or RunFailed.
 
     `sources`: the tickets of the pool's visits, by lane, each with the number of its batches. `visit` and `part` name
-    the pool. `index`: the number of the first batch among the pooled batches of the epoch.
+    the pool. `index`: the number of the first batch among the pooled batches of the epoch. `sample_spec`: as in
+    messages.StartRun.
     """
 
     worker: int
@@ -160,6 +163,23 @@ class PoolRows(Struct, frozen=True):
     first: int
     batches: int
     index: int
+    sample_spec: Spec | None = None
+
+
+class TransformRows(Struct, frozen=True):
+    """Have `worker` transform the merged batch in the ticket's slot, whose rows are all written, with the feed's
+    `batch_transform`. The batch has number `index` and `rows` rows; `shapes` and `sample_spec` as in messages.WriteRows
+    and messages.StartRun. Answered by RowsWritten, NeedRoom or RunFailed."""
+
+    worker: int
+    run: int
+    ticket: int
+    feed: str
+    epoch: int
+    rows: int
+    index: int
+    shapes: Shapes
+    sample_spec: Spec
 
 
 class DropRun(Struct, frozen=True):
@@ -325,6 +345,7 @@ Command: TypeAlias = (
     | MeasureRows
     | WriteRows
     | PoolRows
+    | TransformRows
     | DropRun
     | Copy
     | Free

@@ -116,13 +116,14 @@ class Imported(Struct, frozen=True):
 class SplitsListed(Struct, frozen=True):
     """A worker has listed splits. At the start of the daemon the feed is now ready (`FeedReady`). In a stream, the
     coordinator plans the order of the epoch, and its consumers get `Begun`. A feed's first list comes with the feed's
-    spec and the size of a sample."""
+    spec and the size of a sample. `sample_spec`: as in messages.SplitsListed."""
 
     run: int
     splits: SplitsInfo
     spec: Spec | None = None
     sample_nbytes: int = 0
     first: FirstSample | None = None
+    sample_spec: Spec | None = None
 
 
 class RunFailed(Struct, frozen=True):

@@ -35,9 +35,11 @@ def batches_at_stake(plan: FeedPlan) -> int:
 def deadly(plan: FeedPlan, epoch: int, split: int, count: int, how: str, worker: int, name: str) -> WorkerDied:
     """Return the error for a place in an epoch at which the worker died `count` times.
 
-    `split` is -1 if it was outside of user code.
+    `split` is -1 if it was outside of user code, or in that for the batch `name`.
     """
-    if split < 0:
+    if split < 0 and name:  # it was in user code that is not called for a split
+        said = f"batch_transform= ended its worker process {count} times in epoch {epoch}"
+    elif split < 0:
         said = (
             f"the worker process died {count} times in a row at one place of epoch {epoch}, outside of the feed's code"
         )

@@ -14,7 +14,7 @@ from penstock_proto.batches.layout import ALIGN, HEADER, SlotLayout, is_fixed, l
 from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
 from penstock_proto.spec import Spec
 
-from ...feed.options.plan_sizes import block_samples, fixed_slots, pooled_lanes, turn_of
+from ...feed.options.plan_sizes import block_samples, fixed_slots, pooled_lanes, sample_slots, turn_of
 from .known_lists import KnownLists, SplitsInfo
 from .memory import least_slots
 from .turn import Part
@@ -53,6 +53,8 @@ class ServedFeed:
         spec: of one sample, or of one ready batch where the plan has no batch size.
         sample_nbytes: bytes of one sample (or ready batch), measured or declared.
         static_splits: the list of splits for all epochs; None if each epoch has a list of its own.
+        sample_spec: of one sample before the feed's `batch_transform`, if it has one and is read in lanes. `spec` is
+            then that of a row after it, and leftover rows and the visits of pools are as before it.
         lists: those lists that are known now.
 
     Attributes:
@@ -63,11 +65,19 @@ class ServedFeed:
         replays: how often a run began at a restart record: a worker died, a lane moved, or a consumer resumed.
     """
 
-    def __init__(self, plan: FeedPlan, spec: Spec, sample_nbytes: int, static_splits: SplitsInfo | None) -> None:
+    def __init__(
+        self,
+        plan: FeedPlan,
+        spec: Spec,
+        sample_nbytes: int,
+        static_splits: SplitsInfo | None,
+        sample_spec: Spec | None = None,
+    ) -> None:
         self.plan = plan
         self.name = plan.name
         self.sample_nbytes = sample_nbytes
         self.static_splits = static_splits
+        self.sample_spec = sample_spec
         self.lists = KnownLists()
         self.skipped: deque[Skipped] = deque(maxlen=100)
         self.skipped_count = 0
@@ -75,7 +85,7 @@ class ServedFeed:
         self.sent = SentTotals()
         self.errors = 0
         self.replays = 0
-        self.columns = Columns(spec, plan.batch_size, plan.buckets)
+        self.columns = Columns(spec, plan.batch_size, plan.buckets if sample_spec is None else ())
         self._layout: SlotLayout | None = None
         if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
             self._layout = fixed_slots(plan, spec, plan.batch_size)
@@ -86,6 +96,12 @@ class ServedFeed:
             self.slot_nbytes = whole_pages(
                 HEADER + (plan.batch_size or 1) * sample_nbytes + ALIGN * len(self.columns.arrays)
             )
+        self.sample_columns, self._sample_layout = self.columns, self._layout
+        if sample_spec is not None:
+            self.sample_columns, self._sample_layout = Columns(sample_spec, plan.batch_size, plan.buckets), None
+            if plan.batch_size is not None and is_fixed(sample_spec, plan.batch_size):
+                self._sample_layout = sample_slots(sample_spec, plan.batch_size, self._layout)
+                self.slot_nbytes = max(self.slot_nbytes, whole_pages(self._sample_layout.nbytes))
         self.info = FeedInfo(
             name=plan.name,
             spec=spec,
@@ -101,7 +117,7 @@ class ServedFeed:
             shuffle=plan.shuffle,
             interleave=plan.interleave,
             segment=plan.segment,
-            pool=pooled_lanes(plan, spec),
+            pool=pooled_lanes(plan, spec, sample_spec),
             parameters=plan.params or UNSET,
             stripe=self._layout.batches if self._layout is not None and self._layout.batches > self.turn else 1,
         )
@@ -140,8 +156,13 @@ class ServedFeed:
 
     @property
     def varies(self) -> bool:
-        """Whether samples vary in size, so that leftover rows must be measured before they can be merged."""
+        """Whether batches vary in size."""
         return self._layout is None
+
+    @property
+    def leftovers_vary(self) -> bool:
+        """Whether samples vary in size, so that leftover rows must be measured before they can be merged."""
+        return self._sample_layout is None
 
     def nbytes_of(self, part: Part) -> int:
         """Return the bytes that a part of a turn takes in its slot."""
@@ -151,6 +172,10 @@ class ServedFeed:
         """Return the layout of a slot. If samples vary in size, it is that of one batch whose arrays have these
         shapes."""
         return self._layout or lay_out(self.columns.dtypes, shapes)
+
+    def leftovers_layout(self, shapes: Shapes) -> SlotLayout:
+        """Return the layout of a merged batch while its rows are written: before the feed's `batch_transform`."""
+        return self._sample_layout or lay_out(self.sample_columns.dtypes, shapes)
 
     def _samples(self) -> int | None:
         return self.plan.length if self.plan.length is not None else self.plan.samples

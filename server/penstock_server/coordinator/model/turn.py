@@ -71,7 +71,7 @@ TURN_STATES: Table[TurnState] = {
     FILLING: {
         IDLE: "its worker died or is lost, its run was dropped or failed, or RowsMeasured tells the last sizes",
         WAITING: "NeedRoom, or the last RowsMeasured: the slot is too small",
-        COMPLETE: "Made (last), or the last RowsWritten, or a worker could not mix the rows",
+        COMPLETE: "Made (last), or the last RowsWritten, or a worker could not mix or transform rows",
         ABANDONED: "its epoch is closed",
     },
     COMPLETE: {
@@ -139,6 +139,8 @@ class Turn:
         sizes: for a merged batch whose samples vary in size: the sizes of the leftovers that are measured.
         shapes: for such a batch: the shapes of its stored arrays, once all leftovers are measured.
         measuring: for such a batch: whether its fillers measure rows, and do not write them.
+        transforming: for a merged batch: whether its rows are written, and its filler applies the `batch_transform`.
+        failures: how often the filler of this batch, or of batches of a pool, has failed or died in user code.
         paused: for a merged batch: the leftovers that nobody writes before the pause of their lane is over.
         parts: batches that are made and not delivered.
         ended: whether it ended its lane.
@@ -180,6 +182,8 @@ class Turn:
     sizes: dict[Leftover, Sizes] = field(default_factory=dict)
     shapes: Shapes = ()
     measuring: bool = False
+    transforming: bool = False
+    failures: int = 0
     paused: set[Leftover] = field(default_factory=set)
     pool: VisitPool | None = None
     place: int = 0

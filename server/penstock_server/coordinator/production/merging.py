@@ -2,6 +2,7 @@
 
 Each run writes the rows of its lane to their place in the batch. If samples vary in size, the places and the size of
 the batch depend on all of its rows. Then the rows are measured first, and the batch gets a larger slot if it needs one.
+If the feed has a `batch_transform`, it runs when all rows are written (pooling.py says where).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock_proto import PenstockError, ProtocolError
-from penstock_proto.messages import RowsMeasured
+from penstock_proto.messages import RowsMeasured, Shapes
 
 from ..model import commands as do
 from ..model.feeds import ServedFeed
@@ -28,6 +29,7 @@ class Merging:
         turns: the stream's turns in production.
         slots: the stream's slots.
         start: starts a run for a lane without one.
+        transform: has a batch transformed whose rows are all written.
         out: where commands go.
     """
 
@@ -38,18 +40,21 @@ class Merging:
         slots: Leases,
         *,
         start: Callable[[Epoch, int, Lane], Filler],
+        transform: Callable[[Epoch, Turn], None],
         out: Callable[[do.Command], None],
     ) -> None:
         self._feed = feed
         self._turns = turns
         self._slots = slots
         self._start = start
+        self._transform = transform
         self._do = out
 
     def fill(self, epoch: Epoch, turn: Turn, wanted: set[Leftover]) -> None:
         """Tell runs to write the leftovers `wanted` of a merged batch (again), or to measure them if that comes
         first. Rows of a lane that is paused have to wait."""
-        turn.measuring = self._feed.varies and not turn.shapes
+        turn.measuring = self._feed.leftovers_vary and not turn.shapes
+        turn.transforming = False
         may_fill = turn.state is not WAITING
         row = 0
         for leftover in turn.leftovers:
@@ -98,7 +103,7 @@ class Merging:
         epoch, turn = self._turns.by_ticket.get(said.ticket, (None, None))
         if epoch is None or turn is None or turn.left_order or turn.shapes:
             return 0
-        columns = self._feed.columns
+        columns = self._feed.sample_columns
         for leftover in turn.leftovers:
             run = epoch.lane(leftover.lane).run
             if run is not None and run[1] == said.run and run in turn.fillers:
@@ -109,11 +114,12 @@ class Merging:
         if turn.error is not None or len(turn.sizes) < len(turn.leftovers):
             return 0
         turn.shapes = columns.shapes(turn.rows, columns.joined(turn.sizes.values()))
-        return self._feed.layout(turn.shapes).nbytes
+        return self._feed.leftovers_layout(turn.shapes).nbytes
 
-    def on_answered(self, epoch: Epoch, turn: Turn, run: int) -> None:
-        """Note that a run has written or measured its rows of the turn. Go on with the turn after the last of them.
-        Ignore a run that has failed: it answers for rows that it was told to write before the coordinator knew."""
+    def on_answered(self, epoch: Epoch, turn: Turn, run: int, shapes: Shapes = ()) -> None:
+        """Note that a run has written or measured its rows of the turn, or has transformed it to `shapes`. Go on with
+        the turn after the last of them. Ignore a run that has failed: it answers for rows that it was told to write
+        before the coordinator knew."""
         others = [filler for filler in turn.fillers if filler[1] != run]
         if len(others) == len(turn.fillers):
             return
@@ -126,10 +132,12 @@ class Merging:
             self._turns.complete(epoch, turn, COMPLETE)
         elif turn.paused:
             turn.become(IDLE)
+        elif not turn.measuring and self._feed.sample_spec is not None and not turn.transforming:
+            self._transform(epoch, turn)
         elif not turn.measuring:
-            turn.parts.append(Part(0, 1, turn.rows, turn.shapes))
+            turn.parts.append(Part(0, 1, turn.rows, shapes if turn.transforming else turn.shapes))
             self._turns.complete(epoch, turn, COMPLETE)
-        elif turn.shapes and self._feed.layout(turn.shapes).nbytes > turn.slot.nbytes:
+        elif turn.shapes and self._feed.leftovers_layout(turn.shapes).nbytes > turn.slot.nbytes:
             turn.become(WAITING)
             self._slots.enlarge(turn.slot)
         else:
@@ -155,7 +163,7 @@ class Merging:
                 rows=turn.rows,
                 index=turn.index,
                 shapes=turn.shapes,
-                before=self._feed.columns.joined(turn.sizes[other] for other in before) if turn.shapes else (),
+                before=self._feed.sample_columns.joined(turn.sizes[other] for other in before) if turn.shapes else (),
                 sizes=turn.sizes.get(leftover, ()),
             )
         )

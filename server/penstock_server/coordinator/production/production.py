@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from msgspec.structs import replace
 
 from penstock_proto import GeneratorError, PenstockError, ProtocolError
-from penstock_proto.messages import Made
+from penstock_proto.messages import Made, Shapes
 
 from ..model import commands as do
 from ..model import failures
@@ -55,7 +55,7 @@ class Production(ABC):
     Attributes:
         turns: the turns that are being made, or wait until the order comes to them.
         merging: has the merged batches among them made.
-        pooling: has those with rows of pools made.
+        pooling: has those with rows of pools made, and merged batches transformed.
     """
 
     def __init__(
@@ -85,8 +85,10 @@ class Production(ABC):
         self._may_stay = may_stay and can_be_made_again(feed)
         self._later = later
         self._do = out
-        self.merging = Merging(feed, self.turns, slots, start=self._start, out=out)
-        self.pooling = Pooling(feed, self.turns, workers=workers, ids=ids, singly=singly, out=out)
+        self.pooling = Pooling(
+            feed, self.turns, workers=workers, ids=ids, singly=singly, fill=self._fill_again, later=later, out=out
+        )
+        self.merging = Merging(feed, self.turns, slots, start=self._start, transform=self.pooling.transform, out=out)
 
     def close_epoch(self, epoch: Epoch) -> None:
         """Drop the runs and the turns of an epoch that is closed."""
@@ -96,6 +98,7 @@ class Production(ABC):
         if epoch.order is not None:
             for turn in epoch.order.drop():
                 turn.parts.clear()
+                self.pooling.drop(turn)
                 self.turns.on_left_order(epoch, turn)
 
     # --- slots that are found, and reports from workers ---
@@ -194,16 +197,18 @@ class Production(ABC):
             rows = made.rows // made.batches
             turn.parts.append(Part(turn.place + number * turn.step, 1, rows, (), record))
 
-    def on_rows_answered(self, ticket: int, run: int) -> None:
-        """Note that a run has written or measured its rows of a merged batch, or has copied the rows of pooled
-        batches."""
+    def on_rows_answered(self, ticket: int, run: int, shapes: Shapes = ()) -> None:
+        """Note that a run has written or measured its rows of a merged batch, or has transformed it (to `shapes`, if
+        batches vary in size), or has copied the rows of pooled batches."""
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
+            return
+        if self.pooling.on_revoked(epoch, turn, run):
             return
         if turn.pooled:
             self.pooling.on_written(epoch, turn, run)
             return
-        self.merging.on_answered(epoch, turn, run)
+        self.merging.on_answered(epoch, turn, run, shapes)
         for leftover in turn.leftovers:
             self._consider_moving(epoch, epoch.lane(leftover.lane))
 
@@ -258,6 +263,7 @@ class Production(ABC):
                     lane.end_pause()
                     self._fill(epoch, key)
                     self.merging.resume(epoch, key)
+        self.pooling.retry(run)
 
     def on_workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
         """Reassign the work of workers whose processes are gone, with all of their runs. Others go on from the last
@@ -287,12 +293,21 @@ class Production(ABC):
                     lost.add(key)
             self._reassign(epoch, *sorted(lost))
             for turn in self.turns.merged(epoch):
-                lanes = {writers[run] for writer, run in turn.fillers if writer in workers}
+                writing = [] if turn.transforming else turn.fillers
+                lanes = {writers[run] for writer, run in writing if writer in workers}
                 if lanes:  # only these: a run that writes its rows twice might do so when the slot has another use
                     self.turns.take_from(turn, lambda filler: filler[0] in workers)
                     self.merging.fill(epoch, turn, {one for one in turn.leftovers if one.lane in lanes})
-            self.pooling.on_workers_gone(epoch, workers)
+            self.pooling.on_workers_gone(epoch, workers, how, blamed)
         self.turns.complete_abandoned(lambda filler: filler[0] in workers)
+
+    def _fill_again(self, epoch: Epoch, turn: Turn) -> None:
+        """Have a turn made that one of the daemon's own workers has not finished: a merged batch from the start, since
+        the worker may have written to it."""
+        if turn.pooled:
+            self.pooling.fill(epoch, turn)
+        else:
+            self.merging.fill(epoch, turn, set(turn.leftovers))
 
     # --- workers come and go ---
 
@@ -492,6 +507,7 @@ class Production(ABC):
                 skip=lane.skip,
                 careful=failures.ALL if self._singly else lane.careful,
                 ahead=lane.ahead,
+                sample_spec=self.feed.sample_spec,
             )
         )
         return run

@@ -208,6 +208,7 @@ class Remaking:
                 lane=recipe.lane,
                 splits=recipe.splits,
                 record=recipe.record,
+                sample_spec=self._feed.sample_spec,
             )
         )
         self._do(do.Fill(worker, run, slot.lease.ticket, recipe.index, slot.lease.made, 0))

@@ -37,7 +37,8 @@ def _staff(stream: Stream, workers: Workers) -> Iterator[str]:
             yield f"worker {worker} is to make batches again"
     for epoch, turn in stream.production.turns.by_ticket.values():
         for worker, _ in turn.fillers:
-            if worker not in (own if turn.pooled else makers) or (turn.left_order and worker == VACANT):
+            may = own if turn.pooled or turn.transforming else makers
+            if worker not in may or (turn.left_order and worker == VACANT):
                 yield f"epoch {epoch.number}: worker {worker} is to fill a turn that is {turn.state.name}"
 
 
@@ -95,7 +96,7 @@ def _counts(counted: Counter[int], workers: list[int]) -> bool:
 
 def _head(epoch: Epoch, head: Turn) -> Iterator[str]:
     """Check the next turn in the order: it can be delivered, or it has failed, or somebody is working towards it."""
-    if head.shows or head.state is not TurnState.IDLE:
+    if head.shows or head.state is not TurnState.IDLE or head.failures:  # it may wait for another attempt
         return
     if head.pooled:
         yield f"epoch {epoch.number}: the next turn (of a pool) has its slot, and nobody copies its rows"

@@ -46,6 +46,11 @@ def mixed(feeds: Any, weights: Any, stop: str, options: Mapping[str, Any]) -> di
     for refused in _OWN:
         if refused in options:
             raise ValueError(f"{refused}= belongs to the feeds that Feed.mix combines: give it to those that need it")
+    if options.get("batch_transform") is not None:
+        raise ValueError(
+            "batch_transform= is not for Feed.mix: let its feeds yield whole batches, with batch_size=None, and give "
+            "the function as transform=. Then each batch comes from one of the feeds"
+        )
     for label, feed in feeds.items():
         counted = isinstance(feed, FeedOptions) and (feed.segment is not None or is_mix(feed))
         check_component(label, feed, NAME, also=("samples", *_OWN) if counted else _OWN)

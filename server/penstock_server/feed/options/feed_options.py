@@ -23,7 +23,7 @@ from .generator_call import GeneratorCall
 from .old_spellings import refuse_old_spellings
 from .plan_sizes import ENDLESS
 from .short_repr import arguments, call
-from .transforms import checked_batch_transforms, checked_transforms
+from .transforms import checked_batch_transforms
 from .values import FAIL, NO_SHUFFLE, Cache, OnError, Pad, Shuffle, Weights, batching_of
 
 TORCH_LOADER = (
@@ -146,27 +146,14 @@ class FeedOptions:
         Raises:
             TypeError, ValueError: it is no function of a batch, or this feed cannot have one.
         """
-        transforms = checked_batch_transforms(self.batch_transform)
+        checked_batch_transforms(self.batch_transform)
         if self.batch_size is None or self.rebatch is not None:
             raise ValueError(
                 "batch_transform= gets batches that Penstock has made, and with batch_size=None the source makes them: "
                 "transform= gets these whole batches"
             )
-        if not is_indexable(self.generate):
-            raise ValueError(
-                f"batch_transform= ({transforms[0].name if transforms else 'an empty list'}) is for indexable objects: "
-                "of other sources, the last rows of several workers are merged into batches that no worker has as a "
-                "whole. Let the generator yield whole batches, with batch_size=None: then transform= gets these"
-            )
         if self.batching == "ragged":
             raise ValueError("batch_transform= gets arrays, which ragged batches are not: give batching='pad' instead")
-        if self.drops or OnError.of(self.on_error).action == "skip":
-            raise ValueError(
-                "drops=True and on_error='skip' merge the last rows of several workers into batches that no worker has "
-                "as a whole, so batch_transform= cannot be given with them: leave out one of them"
-            )
-        if any(one.yields for one in checked_transforms(self.transform)):
-            raise ValueError("batch_transform= cannot be given with a transform that yields: leave out one of them")
 
     def _check_rebatch(self) -> None:
         whole("rebatch", self.rebatch, 1, 2**31, optional=True)

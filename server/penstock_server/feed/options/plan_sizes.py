@@ -68,6 +68,12 @@ def fixed_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
     return fixed_layout(spec, batch_size, max(1, min(most, (about + one.nbytes // 2) // one.nbytes)))
 
 
+def sample_slots(sample_spec: Spec, batch_size: int, slot: SlotLayout | None) -> SlotLayout:
+    """Return the layout of batches whose rows have the fixed `sample_spec`, before the feed's `batch_transform`, in
+    such slots: as many batches as those have after it."""
+    return fixed_layout(sample_spec, batch_size, 1 if slot is None else slot.batches)
+
+
 def turn_of(plan: FeedPlan, slot: SlotLayout) -> int:
     """Return the most batches of a lane in a row, for a feed with such slots."""
     return 1 if plan.turn is None and _may_have_stripes(plan) else slot.batches
@@ -83,25 +89,28 @@ def _has_pools(plan: FeedPlan) -> bool:
     return plan.shuffle > 0 and plan.order == "exact" and plan.length is None and plan.lanes > 1
 
 
-def pooled_lanes(plan: FeedPlan, spec: Spec) -> int:
-    """Return how many lanes mix their rows with each other, or 1 if none do.
+def pooled_lanes(plan: FeedPlan, spec: Spec, sample_spec: Spec | None = None) -> int:
+    """Return how many lanes mix their rows with each other, or 1 if none do. `sample_spec`: that of a sample before the
+    feed's `batch_transform`, if it has one.
 
     Lanes do so if the feed shuffles its splits, its order is exact, and its batches have a fixed size.
     """
-    if plan.batch_size is None or not _has_pools(plan) or not is_fixed(spec, plan.batch_size):
+    rows = plan.batch_size
+    if rows is None or not _has_pools(plan) or not is_fixed(spec, rows) or not is_fixed(sample_spec or spec, rows):
         return 1
-    nbytes = fixed_slots(plan, spec, plan.batch_size).nbytes
+    slot = fixed_slots(plan, spec, rows)
+    nbytes = max(slot.nbytes, sample_slots(sample_spec or spec, rows, slot).nbytes)
     return max(1, min(plan.lanes, MAX_POOLED, (_POOL + nbytes // 2) // nbytes))
 
 
-def blocks_fill_slots(plan: FeedPlan, spec: Spec, lanes: int) -> bool:
+def blocks_fill_slots(plan: FeedPlan, spec: Spec, lanes: int, sample_spec: Spec | None = None) -> bool:
     """Return whether a visit of a pool is one whole shuffle block. Pools put their rows into a random order, so such a
     block needs no order of its own, and is filled directly in its slot.
 
-    `lanes` counts the lanes that have any splits.
+    `lanes` counts the lanes that have any splits. `sample_spec`: as in `pooled_lanes`.
     """
     rows = plan.batch_size
-    if rows is None or pooled_lanes(plan, spec) == 1:
+    if rows is None or pooled_lanes(plan, spec, sample_spec) == 1:
         return False
     return fixed_slots(plan, spec, rows).batches * rows == block_samples(plan.shuffle, lanes, rows)
 

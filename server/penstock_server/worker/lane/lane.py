@@ -127,6 +127,7 @@ class LaneRun:
         self._taken = 0  # rows of the block
         self._again = False  # a block that was delivered in part is read again
         self._failed = False
+        self._before: tuple[RestartRecord, RestartRecord | None] | None = None  # the records before the last batch
         self._record = self._decoded(record) if record else splits.record(0, 0)
         self._first = self._record.taken - self._record.open_samples  # the samples that it does not read
         self._ahead = self._decoded(ahead) if ahead else None
@@ -221,11 +222,19 @@ class LaneRun:
         try:
             rows = self._from_block(target) if self._block_rows else self._in_order(target)
             if rows:
+                self._before = self._record, self._ahead
                 self._advance()
         except BaseException:
             self._failed = True
             raise
         return rows
+
+    def take_back(self) -> None:
+        """Take back the last batch, which could not be transformed: the record is that of the batch before it. The lane
+        cannot go on."""
+        assert self._before is not None
+        self._record, self._ahead = self._before
+        self._failed = True
 
     def record(self) -> bytes:
         """Return the restart record, from which a later `LaneRun` goes on after the last full batch.

@@ -1,7 +1,9 @@
-"""Applies a feed's `batch_transform=` to whole batches of an indexable object.
+"""Applies a feed's `batch_transform=` to whole batches.
 
 A batch is collated from its samples in memory of its own, then transformed, and the result is copied to its slot. The
-random numbers depend on the seed, the epoch and the number of the batch alone, so any worker makes the same batch.
+random numbers depend on the seed, the epoch and the place of the batch alone, so any worker makes the same batch. The
+place is the number of the batch in the epoch of an indexable object. In lanes it is the lane and the number there, as
+in the header of the batch: merged batches, and those of pools, count as lanes of their own.
 
 This file knows nothing of slots or runs.
 """
@@ -10,13 +12,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import GeneratorError, SpecError
 from penstock_proto.batches.inferring import as_array, infer
+from penstock_proto.batches.layout import POOL_LANE, TAIL_LANE
 from penstock_proto.spec import Leaf, Spec, flatten, leaves, map_leaves, numpy_dtype, unflatten
 from penstock_proto.value_text import shown
 
@@ -26,6 +29,9 @@ from ..batch.collate import Rows
 from ..batch.variable_rows import VariableRows
 from ..failures import describe
 from ..isolation.randomness import GlobalRandomness, seeds
+
+Place: TypeAlias = tuple[int] | tuple[int, int]
+"""The place of a batch in its epoch: its number, or its lane and its number there."""
 
 
 class BatchTransform:
@@ -82,9 +88,9 @@ class BatchTransform:
         if self._store is None or isinstance(self.rows, VariableRows):
             self._store = self.rows.store(self._batch_rows)
         run(self.rows.timed_fill, self._store, 0, rows, samples)
-        return self._arrays(self._store, rows)
+        return self.arrays(self._store, rows)
 
-    def _arrays(self, store: list[Any], rows: int) -> list[npt.NDArray[Any]]:
+    def arrays(self, store: list[Any], rows: int) -> list[npt.NDArray[Any]]:
         """Return the first rows of a store as arrays, padded if they differ in shape."""
         if isinstance(self.rows, Rows):
             return [leaf[:rows] for leaf in store]
@@ -93,7 +99,7 @@ class BatchTransform:
         self.rows.write(store, rows, arrays)
         return arrays
 
-    def put(self, batch: Sequence[npt.NDArray[Any]], epoch: int, number: int, target: Sequence[Any]) -> None:
+    def put(self, batch: Sequence[npt.NDArray[Any]], epoch: int, place: Place, target: Sequence[Any]) -> None:
         """Transform a batch, and copy the result to the first rows of `target`, a store for rows of the spec `served`.
 
         The caller must then restore the source's own settings.
@@ -101,7 +107,7 @@ class BatchTransform:
         Args:
             batch: an array for each leaf.
             epoch: from 0.
-            number: of the batch in its epoch.
+            place: of the batch in its epoch.
             target: the arrays of a slot's batch, or lists of arrays where rows differ in shape.
 
         Raises:
@@ -109,9 +115,30 @@ class BatchTransform:
             SpecError: what it returned does not fit the spec.
         """
         rows = len(batch[0])
-        made = self(unflatten(self._spec, batch), epoch, number)
+        made = self(unflatten(self._spec, batch), epoch, place)
         assert self.served is not None
-        found = flatten(self.served, made)
+        try:
+            self._copy(made, rows, target)
+        except SpecError as error:
+            error.split = error.split or named(place)
+            raise
+        except Exception as error:  # an array's own conversion is user code as well
+            raise GeneratorError(
+                f"what {self._name} returned {describe(error)}",
+                split=named(place),
+                remote_traceback=user_traceback(error),
+            ) from error
+
+    def _copy(self, made: Any, rows: int, target: Sequence[Any]) -> None:
+        """Copy a transformed batch to `target`; see `put`."""
+        assert self.served is not None
+        try:
+            found = flatten(self.served, made)
+        except SpecError as error:
+            raise SpecError(
+                f"{self._name} returned {shown(made)}, and the feed's spec has {self.served} for a row of it: "
+                f"{error.message}"
+            ) from None
         for value, (path, leaf), into in zip(found, leaves(self.served), target, strict=True):
             array = as_array(value, path)
             same = len(array.shape) == len(leaf.shape) + 1 and all(
@@ -119,7 +146,7 @@ class BatchTransform:
             )
             if array.dtype.name != leaf.dtype or not same:
                 raise SpecError(
-                    f"batch_transform= returned {shown(value)} for batch{path} of {rows} rows, and the feed's spec has "
+                    f"{self._name} returned {shown(value)} for batch{path} of {rows} rows, and the feed's spec has "
                     f"{leaf} for a row of it: return arrays of one dtype and shape, with as many rows as the batch has"
                 )
             into[:rows] = list(np.array(array)) if isinstance(into, list) else array
@@ -134,12 +161,12 @@ class BatchTransform:
         """
         store: list[Any] = self.rows.store(rows)
         self.rows.fill(store, 0, rows, itertools.repeat(sample))
-        made = self(unflatten(self._spec, self._arrays(store, rows)), 0, 0)
+        made = self(unflatten(self._spec, self.arrays(store, rows)), 0, (0,))
         spec = infer(made)
         for (path, leaf), value in zip(leaves(spec), flatten(spec, made), strict=True):
             if leaf.text or not leaf.shape or leaf.shape[0] != rows:
                 raise SpecError(
-                    f"batch_transform= returned {shown(value)} for batch{path} of {rows} rows: it must return arrays "
+                    f"{self._name} returned {shown(value)} for batch{path} of {rows} rows: it must return arrays "
                     "of numbers with as many rows as the batch has"
                 )
         nbytes = sum(as_array(value).nbytes for value in flatten(spec, made)) // rows
@@ -147,7 +174,11 @@ class BatchTransform:
             lambda leaf: Leaf(leaf.dtype, (None,) if varies and len(leaf.shape) == 2 else leaf.shape[1:]), spec
         ), nbytes
 
-    def __call__(self, batch: Any, epoch: int, number: int) -> Any:
+    @property
+    def _name(self) -> str:
+        return f"batch_transform {self._transforms[-1].name}"
+
+    def __call__(self, batch: Any, epoch: int, place: Place) -> Any:
         """Return the transformed batch.
 
         Raises:
@@ -155,8 +186,8 @@ class BatchTransform:
         """
         rng = None
         if any(transform.takes_rng for transform in self._transforms):
-            rng = np.random.default_rng(seeds("batch transform rng", self._seed, epoch, number))
-        self._randomness.seed_for_call(seeds("batch transform", self._seed, epoch, number))
+            rng = np.random.default_rng(seeds("batch transform rng", self._seed, epoch, *place))
+        self._randomness.seed_for_call(seeds("batch transform", self._seed, epoch, *place))
         for transform, (settings, variables) in zip(self._transforms, self._own, strict=True):
             self._randomness.use_settings(settings)
             keywords = {"rng": rng} if transform.takes_rng else {}
@@ -165,12 +196,22 @@ class BatchTransform:
             except BaseException as error:
                 raise GeneratorError(
                     f"batch_transform {transform.name} {describe(error)}",
-                    split=f"batch {number}",
+                    split=named(place),
                     remote_traceback=user_traceback(error),
                 ) from error
             if batch is None:
                 raise GeneratorError(
                     f"batch_transform {transform.name} returned None: did you forget to `return` the batch?",
-                    split=f"batch {number}",
+                    split=named(place),
                 )
         return batch
+
+
+def named(place: Place) -> str:
+    """Return a short text for the place of a batch, for errors."""
+    if len(place) == 1:
+        return f"batch {place[0]}"
+    lane, number = place
+    if lane == POOL_LANE:
+        return f"batch {number}"
+    return f"merged batch {number}" if lane == TAIL_LANE else f"batch {number} of lane {lane}"

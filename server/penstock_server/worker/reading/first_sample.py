@@ -12,7 +12,7 @@ from penstock_proto.messages import FirstSample
 from penstock_proto.spec import Spec
 
 from ...feed.feed_warnings import batch_warning, names_warning
-from ...feed.options.transforms import checked_batch_transforms
+from ...feed.options.plan_sizes import ENDLESS
 from ...targets.importing import user_traceback
 from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import digests_of, infer_spec, nbytes_of
@@ -25,6 +25,7 @@ from . import returned_iterator
 from .batch_transforming import BatchTransform
 from .indexed import enter_epoch, item_failed
 from .keras_items import KerasItems
+from .lane_batches import batch_transform_of
 from .loaded_feed import LoadedFeed
 from .opening import opener_of
 from .transforming import one_sample, transform_of
@@ -168,15 +169,9 @@ class Probe:
 
     def _batches_of(self, sample: Any) -> BatchTransform | None:
         feed = self._feed
-        transforms = checked_batch_transforms(feed.declared.batch_transform)
-        if not transforms:
-            return None
-        if feed.sample_spec is None:
+        if feed.declared.batch_transform is not None and feed.sample_spec is None:
             feed.sample_spec = infer_spec(sample, feed.plan.batch_size, feed.plan.batching)
-        rows, spec = feed.plan.batch_size or 1, feed.sample_spec
-        made = BatchTransform(transforms, feed.plan.seed, self._randomness, spec, rows, feed.rows_of(spec))
-        made.served = feed.spec
-        return made
+        return batch_transform_of(feed, self._randomness)
 
     def _shared(self, settings: dict[str, Any], state: dict[str, bytes]) -> tuple[str, ...]:
         """Return warnings about what the generator has changed and all generators share."""
@@ -194,9 +189,16 @@ class Probe:
         try:
             batches = self._batches_of(sample)
             if batches is not None:
-                rows = min(plan.batch_size or 1, plan.length or 1)
-                found, nbytes = batches.look(sample, rows, varies=plan.batching == "pad")
+                rows = min(plan.batch_size or 1, max(1, plan.length or plan.samples or ENDLESS))
+                self._page.enter(self._run, -1, "batch_transform= of the first sample")
+                try:
+                    found, nbytes = batches.look(sample, rows, varies=plan.batching == "pad")
+                finally:
+                    self._page.leave()
                 spec = feed.spec or found
+                if feed.has_lane_batches:  # slots and shuffle blocks also hold samples
+                    assert feed.sample_spec is not None
+                    nbytes = max(nbytes, nbytes_of(feed.sample_spec, sample))
             else:
                 spec = feed.spec or infer_spec(sample, plan.batch_size, plan.batching)
                 nbytes = nbytes_of(spec, sample)

@@ -121,7 +121,7 @@ class IndexRun:
                 self._variables.run(self._collate.timed_fill, target, 0, rows, items)
             else:
                 batch = self._batches.collated(rows, items, self._variables.run)
-                self._batches.put(batch, self._epoch, self.index, target)
+                self._batches.put(batch, self._epoch, (self.index,), target)
                 self._randomness.use_settings(self._state)
         except BadSample as error:
             raise SpecError(error.message, split=self._place()) from None

@@ -17,7 +17,7 @@ from penstock_proto.spec import Spec, leaf_list, numpy_dtype, unflatten
 from ...feed.combined.mixed import Mixed, part_plan
 from ...feed.feed import Feed
 from ...feed.objects.endless_items import EndlessItems, VaryingItems
-from ...feed.options.plan_sizes import fixed_slots
+from ...feed.options.plan_sizes import fixed_slots, pooled_lanes, sample_slots
 from ...feed.options.transforms import Transform, checked_transforms
 from ...feed.options.values import Pad
 from ...sources.reader import Reader
@@ -68,6 +68,8 @@ class LoadedFeed:
         self.first_split = FirstSplit()
         self._items: Items | None = None
         self._collate: Collate | None = None
+        self._sample_collate: Collate | None = None
+        self._sample_layout: layout.SlotLayout | None = None
         self.parts: dict[str, LoadedFeed] = {}
         if isinstance(declared.generate, Mixed):
             self.parts = {
@@ -82,15 +84,19 @@ class LoadedFeed:
         if plan.spec is not None:
             self.learn(plan.spec)
 
-    def learn(self, spec: Spec) -> None:
-        """Set the spec, which was declared, or inferred here or in another worker."""
-        if spec == self.spec:
-            return
-        self.spec = spec
-        self._collate = None
-        self.layout = None
-        if self.plan.batch_size is not None and layout.is_fixed(spec, self.plan.batch_size):
-            self.layout = fixed_slots(self.plan, spec, self.plan.batch_size)
+    def learn(self, spec: Spec, sample_spec: Spec | None = None) -> None:
+        """Set the spec, which was declared, or inferred here or in another worker, and that before `batch_transform`
+        if it is known."""
+        if spec != self.spec:
+            self.spec = spec
+            self._collate = None
+            self.layout = None
+            if self.plan.batch_size is not None and layout.is_fixed(spec, self.plan.batch_size):
+                self.layout = fixed_slots(self.plan, spec, self.plan.batch_size)
+            self._sample_layout = None
+        if sample_spec is not None and sample_spec != self.sample_spec:
+            self.sample_spec = sample_spec
+            self._sample_collate = self._sample_layout = None
 
     def set_first(self, first: FirstSample | None) -> None:
         """Keep the report on the first sample, or forget it."""
@@ -111,8 +117,16 @@ class LoadedFeed:
 
     @property
     def needs_a_look(self) -> bool:
-        """Whether a first sample is needed to know the spec or the size of a batch."""
-        return self.spec is None or (self.plan.spec is not None and not self._is_sized(self.plan.spec))
+        """Whether a first sample is needed to know the spec, or that before `batch_transform`, or the size of a
+        batch."""
+        if self.spec is None or (self.plan.spec is not None and not self._is_sized(self.plan.spec)):
+            return True
+        return self.has_lane_batches and self.sample_spec is None
+
+    @property
+    def has_lane_batches(self) -> bool:
+        """Whether it has a `batch_transform`, and is read in lanes."""
+        return self.declared.batch_transform is not None and self.plan.length is None
 
     @property
     def declared_nbytes(self) -> int:
@@ -141,6 +155,44 @@ class LoadedFeed:
         return self._collate
 
     @property
+    def sample_layout(self) -> layout.SlotLayout | None:
+        """The layout of a slot with rows before `batch_transform`: of the visits of pools, and of merged batches while
+        their rows are written. None if samples vary in size. Without `batch_transform`, the same as `layout`."""
+        rows = self.plan.batch_size
+        if not self.has_lane_batches or rows is None:
+            return self.layout
+        if self._sample_layout is None and self.sample_spec is not None and layout.is_fixed(self.sample_spec, rows):
+            self._sample_layout = sample_slots(self.sample_spec, rows, self.layout)
+        return self._sample_layout
+
+    @property
+    def visits_layout(self) -> layout.SlotLayout | None:
+        """The layout of a slot that a lane fills: that of samples if its rows are mixed in a pool before they are
+        transformed."""
+        return self.sample_layout if self.has_lane_batches and self.has_pools else self.layout
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether the feed's lanes mix their rows in pools. The spec must be known."""
+        assert self.spec is not None
+        return self.plan.length is None and pooled_lanes(self.plan, self.spec, self.sample_spec) > 1
+
+    @property
+    def sample_collate(self) -> Collate:
+        """Checks and stacks the samples of lanes: as `collate`, but before `batch_transform`, if there is one.
+
+        Raises:
+            FeedError: the spec is not known.
+        """
+        if not self.has_lane_batches:
+            return self.collate
+        if self._sample_collate is None:
+            if self.sample_spec is None:
+                raise FeedError("the daemon started to read the feed before it knew what a sample looks like")
+            self._sample_collate = self.rows_of(self.sample_spec)
+        return self._sample_collate
+
+    @property
     def collate_alone(self) -> CollateAlone:
         """`collate` of a feed whose batches vary in size."""
         collate = self.collate
@@ -149,12 +201,12 @@ class LoadedFeed:
 
     @property
     def collate_variable(self) -> VariableRows:
-        """`collate` of a feed whose samples vary in size.
+        """`sample_collate` of a feed whose samples vary in size.
 
         Raises:
             ProtocolError: they do not vary, so nobody may ask for their sizes.
         """
-        collate = self.collate
+        collate = self.sample_collate
         if not isinstance(collate, VariableRows):
             raise ProtocolError(
                 f"the daemon asked for sizes of samples, but those of feed {self.plan.name} do not vary"
@@ -165,20 +217,20 @@ class LoadedFeed:
         plan = self.plan
         if plan.batch_size is None:
             return ReadyBatches(spec, copy=plan.shuffle > 0, one_length=plan.spec is None)
-        pad = self._pad
         if self.declared.batch_transform is not None:  # its batches are padded already
-            pad = Pad(value=unflatten(spec, [numpy_dtype(leaf.dtype).type(0) for leaf in leaf_list(spec)]))
-        return self._variable_rows(spec, plan.batch_size, pad)
+            zeros = unflatten(spec, [numpy_dtype(leaf.dtype).type(0) for leaf in leaf_list(spec)])
+            return VariableRows(spec, Columns(spec, plan.batch_size), pad_value=zeros)
+        return self._variable_rows(spec, plan.batch_size)
 
     def rows_of(self, spec: Spec) -> Rows | VariableRows:
         """Return what checks and copies samples of this spec to batches with `batch_size` rows."""
         if all(leaf.sized for leaf in leaf_list(spec)):
             return Rows(spec)
-        return self._variable_rows(spec, self.plan.batch_size or 1, self._pad)
+        return self._variable_rows(spec, self.plan.batch_size or 1)
 
-    def _variable_rows(self, spec: Spec, batch_rows: int, pad: Pad) -> VariableRows:
+    def _variable_rows(self, spec: Spec, batch_rows: int) -> VariableRows:
         columns = Columns(spec, batch_rows, self.plan.buckets)
-        return VariableRows(spec, columns, pad_value=pad.value, cut=pad.too_long == "cut")
+        return VariableRows(spec, columns, pad_value=self._pad.value, cut=self._pad.too_long == "cut")
 
     @property
     def _pad(self) -> Pad:
@@ -188,7 +240,7 @@ class LoadedFeed:
     @property
     def drops(self) -> Callable[[Any], bool] | None:
         """A function that returns whether to leave a sample out, or None to keep all."""
-        collate = self.collate
-        if isinstance(collate, VariableRows) and self._pad.too_long == "drop":
-            return collate.is_too_long
-        return None
+        if self._pad.too_long != "drop":
+            return None
+        collate = self.sample_collate
+        return collate.is_too_long if isinstance(collate, VariableRows) else None

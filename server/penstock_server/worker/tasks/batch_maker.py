@@ -19,6 +19,7 @@ from penstock_proto.batches import layout
 from ..lane.lane import LaneRun
 from ..lane.restart_record import SAME_AGAIN
 from ..reading.indexed import IndexRun
+from ..reading.lane_batches import LaneBatches
 from .memfds import Memfds
 from .run import Run
 from .scheduler import Job
@@ -45,12 +46,12 @@ class BatchMaker:
     def turn(self, fill: m.Fill, job: Job[Run], slot_layout: layout.SlotLayout) -> Iterator[None]:
         """Make a turn of a feed whose batches have one size; report it in parts if it takes long."""
         run = job.run
-        source = run.batches
+        source, transforms = run.batches, run.transforms
         if fill.first + (fill.batches - 1) * fill.step >= slot_layout.batches:
             raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit into a slot")
         slot = self._memfds.batches(slot_layout, fill.memfd)
         full = run.feed.plan.batch_size
-        if isinstance(source, LaneRun) and fill.step == 1:
+        if isinstance(source, LaneRun) and fill.step == 1 and transforms is None:
             source.offer(lambda: slot.rows(fill.first, fill.batches), fill.batches)
         at = rows = 0
         ended = False
@@ -67,15 +68,18 @@ class BatchMaker:
         while at < fill.batches:
             place = fill.first + at * fill.step
             target = [leaf[place] for leaf in slot.leaves]
+            store = target if transforms is None else transforms.store()
             try:
                 if isinstance(source, LaneRun):
-                    yield from _pass_over(source, run.lane, fill.index + at, target)
+                    yield from _pass_over(source, run.lane, fill.index + at, store)
                 _go_to(source, fill.index + at)  # an older turn may have come in between
                 while not source.prepare():
                     if takes_long():
                         report()
                     yield
-                made = source.next_batch(target)
+                made = source.next_batch(store)
+                if made and transforms is not None:
+                    _transform(run, transforms, store, made, target)
             except Exception:
                 if at > job.reported and source.replayed:
                     report()  # the batches made before are not lost
@@ -108,10 +112,13 @@ class BatchMaker:
             while not source.prepare():
                 yield
             store = collate.store(run.feed.plan.batch_size or 1)
-            made = source.next_batch(store)
+            samples = store if run.transforms is None else run.transforms.store()
+            made = source.next_batch(samples)
             if not made:
                 self._report(run, fill, 0, 0, 0, last=True, ended=True)
                 return
+            if run.transforms is not None:
+                _transform(run, run.transforms, samples, made, store)
         else:
             (store, made), run.held = run.held, None
         shapes = collate.shapes(store, made)
@@ -145,7 +152,7 @@ class BatchMaker:
             run.read_again = True
             while not lane.prepare():
                 yield
-            if lane.next_batch(run.feed.collate.store(run.feed.plan.batch_size or 1)):
+            if lane.next_batch(run.feed.sample_collate.store(run.feed.plan.batch_size or 1)):
                 raise ProtocolError(
                     f"leftover rows were requested of a lane that has a full batch, number {lane.index - 1}"
                 )
@@ -161,8 +168,8 @@ class BatchMaker:
 
     def _write_leftover(self, message: m.WriteRows, run: Run) -> None:
         start, count, stored = message.start, message.count, run.batches.leftover_rows
-        if run.feed.layout is not None:
-            slot = self._memfds.batches(run.feed.layout, message.memfd)
+        if run.feed.sample_layout is not None:
+            slot = self._memfds.batches(run.feed.sample_layout, message.memfd)
             for target, rows in zip(slot.leaves, stored, strict=True):
                 target[0, message.row : message.row + count] = rows[start : start + count]
         else:
@@ -211,6 +218,21 @@ class BatchMaker:
                 dropped=source.dropped if tells else 0,
             )
         )
+
+
+def _transform(run: Run, transforms: LaneBatches, store: list[Any], rows: int, target: list[Any]) -> None:
+    """Transform the lane's last batch, whose samples are in `store`, to `target`.
+
+    Raises:
+        GeneratorError, SpecError: as `LaneBatches.put`. The lane's record is then that of the batch before.
+    """
+    lane = run.batches
+    assert isinstance(lane, LaneRun)
+    try:
+        transforms.put(store, rows, run.epoch, run.lane, lane.index - 1, target)
+    except Exception:
+        lane.take_back()
+        raise
 
 
 def nothing_made(run: int, ticket: int, first: int = 0) -> m.Made:

@@ -48,7 +48,8 @@ def answer_listing(
         count = segment_count(plan)
         spec, nbytes = probe.look_at_splits(range(count), message.epoch)
         identity = f"segments {plan.segment} {plan.samples}"
-        send(_without_list(message.run, count, identity, spec, nbytes, feed.first), None)
+        answer = _without_list(message.run, count, identity, spec, nbytes, feed.first)
+        send(structs.replace(answer, sample_spec=_sample_spec(feed)), None)
         return
     if feed.cache is not None:
         feed.cache.tidy()
@@ -63,8 +64,14 @@ def answer_listing(
         sample_nbytes=nbytes,
         first=feed.first,
         warnings=zip_warnings(feed.declared, plan.name),
+        sample_spec=_sample_spec(feed),
     )
     _send_list(answer, splits, page, send)
+
+
+def _sample_spec(feed: LoadedFeed) -> Spec | None:
+    """Return the spec of a sample before `batch_transform`, if there is one in lanes."""
+    return feed.sample_spec if feed.has_lane_batches else None
 
 
 def _answer_mixed(

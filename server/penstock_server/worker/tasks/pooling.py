@@ -1,4 +1,5 @@
-"""Copies rows of a pool, which lie in the slots of its visits, into new batches."""
+"""Copies rows of a pool, which lie in the slots of its visits, into new batches, and applies `batch_transform` to
+batches with rows of several lanes: to those of pools, and to merged ones."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import numpy.typing as npt
 
 from penstock_proto import ProtocolError
 from penstock_proto import messages as m
-from penstock_proto.batches.layout import POOL_LANE
+from penstock_proto.batches.layout import POOL_LANE, TAIL_LANE, lay_out
 
 from ...shuffling.pool_order import source_rows
+from ..reading.lane_batches import LaneBatches
 from ..reading.loaded_feed import LoadedFeed
 from .memfds import Memfds
 
@@ -21,15 +23,16 @@ _LARGE = 16384
 as items of one dtype: NumPy copies those faster than rows of an array."""
 
 
-def pool_rows(message: m.PoolRows, feed: LoadedFeed, memfds: Memfds) -> None:
-    """Copy the rows that the message asks for.
+def pool_rows(message: m.PoolRows, feed: LoadedFeed, memfds: Memfds, transforms: LaneBatches | None = None) -> None:
+    """Copy the rows that the message asks for, and transform their batches with `transforms`.
 
     Raises:
         ProtocolError: it does not fit the feed or the pool.
+        GeneratorError, SpecError: as `LaneBatches.put`.
     """
-    layout, batch_rows = feed.layout, feed.plan.batch_size
+    layout, from_layout, batch_rows = feed.layout, feed.sample_layout, feed.plan.batch_size
     counts = [visit.batches for visit in message.sources]
-    if layout is None or batch_rows is None or max(message.batches, *counts) > layout.batches:
+    if layout is None or from_layout is None or batch_rows is None or max(message.batches, *counts) > layout.batches:
         raise ProtocolError(f"rows of a pool of feed {feed.plan.name}, which has no such slots")
     if message.first + message.batches > sum(counts):
         raise ProtocolError(f"batches from {message.first} on of a pool of {sum(counts)}")
@@ -47,15 +50,58 @@ def pool_rows(message: m.PoolRows, feed: LoadedFeed, memfds: Memfds) -> None:
     rows = wanted[to]
     starts = [count * batch_rows for count in accumulate(counts, initial=0)]
     cuts = np.searchsorted(rows, starts).tolist()
-    into = [_rows(leaf) for leaf in target.leaves]
+    leaves = target.leaves
+    if transforms is not None:
+        leaves = [np.empty((message.batches, *place.shape), place.dtype) for place in from_layout.places]
+    into = [_rows(leaf) for leaf in leaves]
     for visit, start, first, stop in zip(message.sources, starts, cuts, cuts[1:], strict=False):
         if first < stop:
-            source = memfds.batches(layout, visit.memfd)
+            source = memfds.batches(from_layout, visit.memfd)
             for leaf, target_leaf in zip(source.leaves, into, strict=True):
                 _copy(_rows(leaf), rows[first:stop] - start, target_leaf, to[first:stop])
+    if transforms is not None:
+        for place in range(message.batches):
+            made = [leaf[place] for leaf in target.leaves]
+            number = message.index + place
+            transforms.put_arrays([leaf[place] for leaf in leaves], message.epoch, POOL_LANE, number, made)
     headers = target.headers[: message.batches]
     headers[:, :3] = batch_rows, message.epoch, POOL_LANE
     headers[:, 3] = np.arange(message.index, message.index + message.batches)
+
+
+def transform_rows(
+    message: m.TransformRows, feed: LoadedFeed, memfds: Memfds, transforms: LaneBatches
+) -> m.RowsWritten | m.NeedRoom:
+    """Transform the merged batch whose rows are in the slot. The result takes their place, unless it is too large.
+    Return the answer.
+
+    Raises:
+        ProtocolError: the slot is smaller than the message says.
+        GeneratorError, SpecError: as `LaneBatches.put`.
+    """
+    number = message.epoch, TAIL_LANE, message.index
+    if feed.sample_layout is not None:
+        stored = [leaf[0, : message.rows] for leaf in memfds.batches(feed.sample_layout, message.memfd).leaves]
+    else:
+        written = lay_out(feed.collate_variable.dtypes, message.shapes)
+        stored = [leaf[0, ...] for leaf in memfds.batches(written, message.memfd).leaves]
+    arrays = [leaf.copy() for leaf in stored]
+    shapes: m.Shapes = ()
+    if feed.layout is not None:
+        slot = memfds.batches(feed.layout, message.memfd)
+        transforms.put_arrays(arrays, *number, [leaf[0] for leaf in slot.leaves])
+    else:
+        collate = feed.collate_alone
+        store = collate.store(message.rows)
+        transforms.put_arrays(arrays, *number, store)
+        shapes = collate.shapes(store, message.rows)
+        made = lay_out(collate.dtypes, shapes)
+        if made.nbytes > message.nbytes:
+            return m.NeedRoom(run=message.run, ticket=message.ticket, nbytes=made.nbytes)
+        slot = memfds.batches(made, message.memfd)
+        collate.write(store, message.rows, [leaf[0, ...] for leaf in slot.leaves])
+    slot.headers[0, :4] = message.rows, *number
+    return m.RowsWritten(run=message.run, ticket=message.ticket, shapes=shapes)
 
 
 def _rows(leaf: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -23,6 +23,7 @@ from ..lane.mixed_lane import Component, MixedLane, live_lanes
 from ..reading.first_sample import Probe
 from ..reading.first_split import SLOW
 from ..reading.indexed import IndexRun
+from ..reading.lane_batches import LaneBatches
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.opening import RunSplits
 from ..reading.split_list import SharedSplits, SplitSequence
@@ -41,6 +42,7 @@ class Run:
         epoch: from 0.
         lane: number of the lane, 0 for an indexable feed.
         batches: makes the batches.
+        transforms: transforms the batches of a lane, if the feed has a `batch_transform` and no pools.
         careful: each batch before this one is reported at once.
         read_again: whether it was read again only for its leftover.
         closed: whether it was dropped or has failed, so that it makes no more batches.
@@ -55,6 +57,7 @@ class Run:
     epoch: int
     lane: int
     batches: LaneRun | IndexRun
+    transforms: LaneBatches | None = None
     careful: int = 0
     read_again: bool = False
     closed: bool = False
@@ -117,8 +120,9 @@ class RunOpener:
             ProtocolError: its restart record or its list of splits is not of this feed.
         """
         if message.spec is not None:
-            feed.learn(message.spec)
+            feed.learn(message.spec, message.sample_spec)
         batches: LaneRun | IndexRun
+        transforms = None
         if feed.plan.length is not None:
             batches = IndexRun(
                 feed.plan,
@@ -135,10 +139,12 @@ class RunOpener:
             )
         else:
             batches = self._lane(message, feed)
+            if feed.has_lane_batches and not feed.has_pools:
+                transforms = LaneBatches(feed, self._randomness, self._page, message.run)
         careful = message.careful
         if feed.first is not None and feed.first.seconds > SLOW and not message.record and not message.ahead:
             careful = max(careful, 1)  # so the lane's first batch does not wait for the next slow sample
-        return Run(message.run, feed, message.epoch, message.lane, batches, batches.index + careful)
+        return Run(message.run, feed, message.epoch, message.lane, batches, transforms, batches.index + careful)
 
     def _lane(self, message: m.StartRun, feed: LoadedFeed) -> LaneRun:
         segmented = feed.plan.segment is not None and not feed.parts
@@ -153,7 +159,7 @@ class RunOpener:
             epoch=message.epoch,
             lane=message.lane,
             n_splits=len(splits),
-            collate=feed.collate,
+            collate=feed.sample_collate,
             open_split=source.open,
             record=message.record,
             ahead=message.ahead,
@@ -201,4 +207,4 @@ class RunOpener:
 
 
 def _in_slots(feed: LoadedFeed, lanes: int) -> bool:
-    return feed.spec is not None and blocks_fill_slots(feed.plan, feed.spec, lanes)
+    return feed.spec is not None and blocks_fill_slots(feed.plan, feed.spec, lanes, feed.sample_spec)

@@ -22,6 +22,7 @@ from ..failures import describe, memory_advice
 from ..isolation import helpers
 from ..isolation.randomness import GlobalRandomness
 from ..lane.lane import LaneRun
+from ..reading.lane_batches import LaneBatches
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.reproducibility import check_reproducibility
 from ..reading.split_list import SharedSplits
@@ -31,14 +32,16 @@ from .listing import answer_listing
 from .making_again import make_again
 from .memfds import Memfds
 from .mixed_feed import check_mixed
-from .pooling import pool_rows
+from .pooling import pool_rows, transform_rows
 from .run import Run, RunOpener
 from .scheduler import Job, Scheduler
 
 TELL_AGAIN = 1.0
 """Seconds between a busy worker's reports on the use of caches."""
 
-_OfARun: TypeAlias = m.ListSplits | m.StartRun | m.Fill | m.MeasureRows | m.WriteRows | m.PoolRows | m.DropRun
+_OfARun: TypeAlias = (
+    m.ListSplits | m.StartRun | m.Fill | m.MeasureRows | m.WriteRows | m.PoolRows | m.TransformRows | m.DropRun
+)
 """The messages about a run. The run fails if one of them cannot be carried out."""
 
 
@@ -186,6 +189,8 @@ class Tasks:
                 self._drop(message.run)
             case m.PoolRows():
                 self._pool_rows(message)
+            case m.TransformRows():
+                self._transform_rows(message)
             case m.ListSplits():
                 answer_listing(message, self._feeds[message.feed], self.randomness, self._page, self._daemon.send)
             case m.Compare():
@@ -208,11 +213,25 @@ class Tasks:
 
     def _pool_rows(self, message: m.PoolRows) -> None:
         feed = self._feeds[message.feed]
-        if feed.layout is None and message.spec is not None:
-            feed.learn(message.spec)
+        if message.spec is not None:
+            feed.learn(message.spec, message.sample_spec)
         if message.run not in self._revoked:  # otherwise the daemon only waits until nothing writes to the slot
-            pool_rows(message, feed, self._memfds)
+            pool_rows(message, feed, self._memfds, self._transforms(feed, message.run))
         self._daemon.send(m.RowsWritten(run=message.run, ticket=message.ticket))
+
+    def _transform_rows(self, message: m.TransformRows) -> None:
+        feed = self._feeds[message.feed]
+        if message.spec is not None:
+            feed.learn(message.spec, message.sample_spec)
+        answer: m.RowsWritten | m.NeedRoom = m.RowsWritten(run=message.run, ticket=message.ticket)
+        transforms = self._transforms(feed, message.run)
+        if transforms is not None and message.run not in self._revoked:
+            answer = transform_rows(message, feed, self._memfds, transforms)
+        self._daemon.send(answer)
+
+    def _transforms(self, feed: LoadedFeed, run: int) -> LaneBatches | None:
+        """Return what transforms the feed's batches of rows from several lanes, for the daemon's run `run`."""
+        return LaneBatches(feed, self.randomness, self._page, run) if feed.has_lane_batches else None
 
     def _compare(self, message: m.Compare) -> None:
         feed = self._feeds[message.feed]
@@ -257,10 +276,8 @@ class Tasks:
         if run is None or run.closed:
             return  # it failed before the daemon knew
         job = Job(run, fill.ticket, fills=True, stripe=fill.stripe, place=fill.first)
-        if run.feed.layout is None:
-            job.steps = self._maker.one(fill, job)
-        else:
-            job.steps = self._maker.turn(fill, job, run.feed.layout)
+        layout = run.feed.visits_layout
+        job.steps = self._maker.one(fill, job) if layout is None else self._maker.turn(fill, job, layout)
         waited = run.waiting == fill.ticket
         if waited:
             run.waiting = None
