@@ -123,7 +123,10 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     except ValueError as error:
         if not isinstance(value, list):
             raise
-        hint = "a list is read as one array: yield a tuple, such as (X, y), and pad parts of different lengths"
+        hint = (
+            "a list is read as one array: yield a tuple, such as (X, y), and pad parts of different lengths, or "
+            f"np.concatenate() them, with their lengths as another leaf. {_TRANSFORM}"
+        )
         why = "its lists differ in length" if "inhomogeneous" in str(error) else error
         raise SpecError(f"sample{path} is not an array ({why}); {hint}") from None
     if _can_be_served(array.dtype):

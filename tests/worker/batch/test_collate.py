@@ -117,7 +117,7 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (Leaf("float32", ()), -3.41e38, "too large for float32"),
         (Leaf("float32", (2,)), [1.0, 1e300], "too large for float32"),
         (Leaf("float32", ()), 1j, "with one type"),
-        (Leaf("int64", ()), np.int32(1), "yield it with .astype\\('int64'\\), or declare"),
+        (Leaf("int64", ()), np.int32(1), "yield it with .astype\\('int64'\\), which a transform= can do too"),
         (Leaf("float32", ()), np.float64(1), "yield it with .astype\\('float32'\\)"),
         (
             Leaf("float32", (2, 3)),
@@ -129,7 +129,7 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (Leaf("float32", ()), IMAGE, "if samples differ in shape"),
         (Leaf("float32", (2, 3)), np.ma.array(IMAGE), "masked array, whose mask would be lost"),
         (Leaf("float32", (2,)), np.array([None, 1]), "dtype object, which cannot be served; None has no dtype"),
-        (Leaf("float32", (2,)), [[1], [1, 2]], "pad parts of different lengths"),
+        (Leaf("float32", (2,)), [[1], [1, 2]], "pad parts of different lengths, or np.concatenate\\(\\) them"),
         (Leaf("int64", ()), "text", "dtype <U4, which cannot be served; this leaf holds numbers"),
         (Leaf("int64", ()), None, "dtype object"),
         (Leaf("int64", (2,)), (1, 2), "same structure"),

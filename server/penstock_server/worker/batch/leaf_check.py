@@ -49,7 +49,9 @@ class LeafCheck:
         if array.dtype.name != self._leaf.dtype:
             if kind not in (bool, int, float, complex, list):
                 raise self._error(
-                    value, f"yield it with .astype({self._leaf.dtype!r}), or declare its dtype with Feed(spec=...)"
+                    value,
+                    f"yield it with .astype({self._leaf.dtype!r}), which a transform= can do too, or declare its dtype "
+                    "with Feed(spec=...)",
                 )
             array = self._from_python(value, array)
         if not self._has_shape(array.shape):
