@@ -248,7 +248,7 @@ def connect(
     group: str = "",
     last_round: str = "drop",
     share: bool = True,
-    start: Start = "beginning",
+    start: Literal["beginning", "latest", "next_epoch"] = "beginning",
     keys: str | os.PathLike[str] | None = None,
     daemon_user: str | int | None = None,
 ) -> Connection:
@@ -388,7 +388,7 @@ def dataset(
     group: str = "",
     last_round: str = "drop",
     share: bool = True,
-    start: Start = "beginning",
+    start: Literal["beginning", "latest", "next_epoch"] = "beginning",
     keys: str | os.PathLike[str] | None = None,
     daemon_user: str | int | None = None,
 ) -> tf.data.Dataset:
