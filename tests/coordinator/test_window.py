@@ -13,6 +13,7 @@ from penstock_proto.messages import LaneEnded, LanePlace
 from penstock_server.coordinator.delivery.shared_delivery import SharedDelivery
 from penstock_server.coordinator.delivery.window import Entry, EpochEnd, LeftEarly, Window, cut
 from penstock_server.coordinator.model.consumer import Consumer
+from penstock_server.coordinator.model.known_lists import SplitsInfo
 from penstock_server.coordinator.model.leases import Leases
 from penstock_server.coordinator.model.memory import Share
 from penstock_server.coordinator.model.stripe import Stripe
@@ -133,3 +134,19 @@ def test_a_job_that_joins_within_a_slab_gets_the_rest_of_it(batches: int, skip: 
     assert sum(part.batches for what, part in said if what == "slab") == sent
     if sent:
         assert said[-1][1].first == 5 - sent
+
+
+def test_a_stream_that_is_abandoned_releases_the_lists_of_splits_that_its_window_needs() -> None:
+    slots = new_slots()
+    released: list[Any] = []
+    splits = SplitsInfo(7, 4, bytes(32))
+    feed = SimFeed().served()
+    outlet = SimpleNamespace(
+        slots=slots, feed=feed, consumers=[], hold_list=lambda *held: None, release_list=released.append
+    )
+    shared = SharedDelivery(cast(Any, outlet), lambda: (1 << 30, 100), lambda epoch, splits: None)
+    shared.keep_for_others(True)
+    shared.window.append(Entry(0, 0, Part(0, 2, 8, ()), a_turn(slots)))
+    shared.forget(cast(Any, SimpleNamespace(number=0, batches=2, splits=splits)))
+    shared.abandon()
+    assert released == [splits]

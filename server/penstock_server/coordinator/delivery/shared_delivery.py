@@ -297,6 +297,7 @@ class SharedDelivery(SingleDelivery):
         """See Delivery."""
         self._behind.clear()
         self.window.forget()
+        self._release_lists()
 
     def give_up_window(self) -> None:
         """Drop the window, because others need its memory: consumers that are behind move."""
