@@ -1569,7 +1569,7 @@ class World:
         for stream in coordinator.streams.values():
             # Old slots may exist beside the larger ones that replace them, and slots of consumers that left a group.
             if not (self.feeds[stream.feed.name].growth or stream._delivery.shared):
-                most = stream.share.slots + (stream.sharing.window.slots if stream.sharing else 0)
+                most = stream.taken()[1] + (stream.sharing.window.slots if stream.sharing else 0)
                 hold(len(stream.slots) <= most, f"stream {stream.number} holds {len(stream.slots)} slots of {most}")
 
     # --- what the host does for the coordinator ---
@@ -1875,7 +1875,7 @@ class World:
         consumer, slot = self.consumers.get(command.consumer), self.arena.used[command.ticket]
         if consumer is None:
             return  # the slot may belong to another stream by now
-        stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
+        feed = self.feeds[consumer.stream.feed.name]
         first = command.first
         places = range(first, first + command.batches)
         batches = {place: slot.lost.get(place) or slot.read(command.ticket, place) for place in places}
@@ -1888,7 +1888,8 @@ class World:
         shared = command.lane < 0 or command.repeat or feed.striped or feed.ranges_vary
         hold(shared or command.index % feed.turn >= first, "a slab has the wrong index")
         slabs, nbytes = consumer.under_way
-        hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
+        credit = consumer.reader.share.credit
+        hold(slabs <= credit, f"{slabs} slabs are under way with a credit of {credit}")
         hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")
         slot.sent.update(batches)
         if not (consumer.gone or consumer.lost or command.consumer in self._muted):

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from penstock_proto import MemoryBound
 from penstock_proto.batches.position import Position, pack, unpack
+from penstock_server.coordinator.model import events as on
+from penstock_server.coordinator.model.memory import Share
 from tests.client.state.test_simulated_clients import faults, habits
 from tests.coordinator.test_coordinator import (
     PAGE,
@@ -44,9 +46,11 @@ roomy = st.sampled_from((0, 2, 8, 100))
 """How many slots windows may take."""
 
 
-def _read_by_all(case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]) -> World:
+def _read_by_all(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int], memory: int = 0
+) -> World:
     """Let each job read its stream, and check it."""
-    memory = case.memory * len(jobs) * 2 + room * 2 * PAGE
+    memory = memory or case.memory * len(jobs) * 2 + room * 2 * PAGE
     world = World(case.feed, workers=case.workers, memory=memory, seed=case.seed, looks=20, **faults)
     clients: list[Client] = []
     for habit, later in jobs:
@@ -72,12 +76,62 @@ def _read_by_all(case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, 
     return world
 
 
+def _jobs_let_in(feed: SimFeed, memory: int, shares: bool, ask: dict[str, Any], most: int = 40) -> list[Share]:
+    """Open one job after another, and return the shares of those that there is memory for."""
+    world = World(feed, memory=memory)
+    jobs: list[Share] = []
+    with contextlib.suppress(MemoryBound):
+        for _ in range(most):
+            jobs.append(world.open(shares=shares, **ask).reader.share)
+    assert world.coordinator.check() == []
+    return jobs
+
+
+def test_a_job_that_joins_gets_what_it_asks_for_or_half_of_what_is_free_or_the_least() -> None:
+    ask = {"credit": 4, "quota": 8}
+    jobs = _jobs_let_in(SimFeed(), 64 * PAGE, True, ask)
+    assert [(job.credit, job.quota) for job in jobs] == [(4, 8)] * 3 + [(3, 7), (2, 4), (1, 2), (1, 1)]
+    assert len(_jobs_let_in(SimFeed(), 64 * PAGE, False, ask)) == 6
+    asks = [{"credit": 4, "quota": 8}, {"credit": 2, "quota": 0}, {"credit": 6, "quota": 9}]
+    world = World(SimFeed(), memory=1 << 30)
+    shares = [world.open(shares=True, **ask).reader.share for ask in asks]
+    assert [(one.credit, one.quota) for one in shares] == [(4, 8), (2, 0), (6, 9)]
+    assert world.coordinator.streams[1].reserved == (5 + 12 + 2 + 15) * PAGE
+
+
+def test_memory_is_left_for_each_job_that_shares_to_go_on_in_a_stream_of_its_own() -> None:
+    for gone in range(7):
+        world = World(SimFeed(), memory=64 * PAGE)
+        jobs = [world.open(shares=True, credit=4, quota=8).reader for _ in range(7)]
+        with pytest.raises(MemoryBound):
+            world.open(shares=False, credit=4, quota=8)
+        world.handle(on.Lost(jobs[gone].number, 0))
+        assert world.open(shares=False, credit=4, quota=8).reader.share.credit >= 1
+
+
+@quick
+@given(any_feeds, st.integers(3, 60), st.integers(1, 9), st.integers(0, 9))
+def test_sharing_lets_no_fewer_jobs_in(feed: SimFeed, slots: int, credit: int, quota: int) -> None:
+    memory = Case(feed, 2, slots, 0, {}).memory
+    ask = {"credit": credit, "quota": quota}
+    alone, together = (len(_jobs_let_in(feed, memory, shares, ask)) for shares in (False, True))
+    assert together >= alone
+
+
 @settings(quick, max_examples=30)
 @given(cases(any_feeds), jobs, roomy, faults)
 def test_each_job_reads_the_stream_that_it_would_read_alone(
     case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
 ) -> None:
     _read_by_all(case, jobs, room, faults)
+
+
+@settings(quick, max_examples=25)
+@given(cases(any_feeds), jobs, roomy, faults)
+def test_jobs_that_get_less_memory_than_they_ask_for_read_on(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
+) -> None:
+    _read_by_all(case, jobs, 0, faults, case.memory + room * PAGE)
 
 
 def _resumed_by_all(case: Case, wide: bool, count: int, room: int, faults: dict[str, int], seed: int) -> None:

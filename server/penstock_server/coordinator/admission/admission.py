@@ -144,7 +144,7 @@ class Admission:
         late = self.sharing.find_late(feed, ask)
         stream = self.sharing.find(feed, ask) if late is None else late[0]
         self._joining = stream
-        share = None if stream is None else self._budget.with_one_more_job(stream, ask.credit, ask.quota)
+        share = None if stream is None else self._budget.share_of_job(stream, ask, self._feeds.values())
         if stream is not None and share is not None:
             consumer = _consumer(number, stream, ask, share)
             if late is None:
@@ -234,17 +234,18 @@ class Admission:
 
 
 def _consumer(number: int, stream: Stream, ask: OpenRequest, share: Share | None = None) -> Consumer:
+    share = share or stream.share
     return Consumer(
         number,
         stream.number,
         stream.feed.name,
-        share or stream.share,
+        share,
         credit_bytes=ask.credit_bytes,
         holds_handed=ask.quota > 0,
         rank=ask.rank,
         identity=ask.identity,
         machine=ask.machine,
-        asked=(ask.credit, ask.quota) if ask.shares else (MANY, MANY),
+        most=(MANY, MANY) if stream.sharing is None else (share.credit, share.quota),
     )
 
 

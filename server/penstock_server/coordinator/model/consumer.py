@@ -66,7 +66,7 @@ class Consumer:
         rank: its rank, which is the number of its batch in each round.
         identity: stays the same when the client comes back, as another consumer.
         machine: the machine on which it runs; "": that of the daemon.
-        asked: the most `credit` and `quota` that it takes, whatever its stream's share is.
+        most: the most `credit` and `quota` that it takes, whatever its stream's share is.
 
     Attributes:
         state: whether it reads an epoch, or is gone.
@@ -94,13 +94,13 @@ class Consumer:
         rank: int = 0,
         identity: bytes = b"",
         machine: str = "",
-        asked: tuple[int, int] = (MANY, MANY),
+        most: tuple[int, int] = (MANY, MANY),
     ) -> None:
         self.number = number
         self.identity = identity
         self.machine = machine
         self.stream = stream
-        self._asked = asked
+        self._most = most
         self.share = self._taken(share)
         self.rank = rank
         self.epoch = 0
@@ -203,6 +203,12 @@ class Consumer:
         if not self.gone:
             self.become(GONE)
 
+    @property
+    def may_hold(self) -> int:
+        """How many slots are reserved for it: if it is gone, those that it still has."""
+        most = self.share.credit + self.share.quota
+        return min(len(self.out), most) if self.gone else most
+
     def has_credit_for(self, nbytes: int) -> bool:
         """Whether a slab of this many bytes may be sent now."""
         if len(self.out) - self._out_before >= self.share.credit + self.share.quota:
@@ -290,7 +296,7 @@ class Consumer:
         self._resized_at, self._out_before = self.sent, len(self.out)
 
     def _taken(self, share: Share) -> Share:
-        credit, quota = self._asked
+        credit, quota = self._most
         return replace(share, credit=min(share.credit, credit), quota=min(share.quota, quota))
 
     def _take_slot(self, seq: int) -> Lease:

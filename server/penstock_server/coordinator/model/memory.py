@@ -23,7 +23,9 @@ _MANY_AHEAD = 48
 class Share:
     """The limits of a stream: slots in each place, and `nbytes` in total, including shuffle blocks.
 
-    `credit` and `quota` are for each consumer. `round` is for a round of ranks: one slot for each of them.
+    `credit` and `quota` are for each consumer. `round` is for a round of ranks: one slot for each of them. Jobs that
+    share a stream have shares of their own, each for its credit and quota. That of the stream has no `consumers` then,
+    and its `credit` and `quota` are the most that one of the jobs has.
     """
 
     production: int
@@ -114,6 +116,21 @@ def with_consumers(old: Share, consumers: int, *, free: int, slot: int, most: in
     new = replace(old, consumers=consumers)
     more = new.slots - old.slots
     return None if more * slot > free or more > max(0, most) else replace(new, nbytes=old.nbytes + more * slot)
+
+
+def share_of_job(*, free: int, kept: int, slot: int, credit: int, quota: int, most: int) -> Share | None:
+    """Return what a job gets that joins a stream of others, and asks for `credit` and `quota` slots of `slot` bytes;
+    None if `free` bytes, or `most` further slots, are too few.
+
+    Like a new stream it gets at most half of what is free, and leaves `kept` bytes, unless it needs them for its
+    minimum.
+    """
+    least, wanted = (2 if quota else 1), credit + quota
+    if least * slot > free or least > most:
+        return None
+    slots = max(least, min(wanted, most // 2, min(free // 2, free - kept) // slot))
+    dealt = _dealt(slots, wanted, credit, quota, 1, 0, production=0)
+    return replace(dealt, production=0, nbytes=(dealt.credit + dealt.quota) * slot)
 
 
 def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Share | None:

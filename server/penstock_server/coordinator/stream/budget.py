@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from penstock_proto import MemoryBound
 from penstock_proto.status.figures import size
 
 from ..model.feeds import ServedFeed, whole_pages
-from ..model.memory import Share, least_slots, regrown, share, with_consumers, with_workers
+from ..model.memory import Share, least_slots, regrown, share, share_of_job, with_consumers, with_workers
+from ..model.open_request import OpenRequest
 from .stream import Stream
 
 
@@ -49,8 +49,7 @@ class Budget:
         Raises:
             MemoryBound: says how much it needs, and how much others hold.
         """
-        reading = {stream.feed for stream in self._streams.values()}
-        kept = sum(other.least_nbytes for other in feeds if other not in reading | {feed})
+        kept = self._kept_for(other for other in feeds if other is not feed)
         while True:
             granted = share(
                 free=self.memory - self.reserved,
@@ -109,19 +108,22 @@ class Budget:
             )
         return larger
 
-    def with_one_more_job(self, stream: Stream, credit: int, quota: int) -> Share | None:
-        """Return the share of a stream that one more job reads, which asks for this credit and quota; None if there is
-        too little left. (Its window takes memory and slots that are free.)"""
-        old = stream.share
-        larger = replace(old, credit=max(old.credit, credit), quota=max(old.quota, quota))
-        larger = replace(larger, nbytes=old.nbytes + (larger.slots - old.slots) * stream.slots.slot_nbytes)
-        return with_consumers(
-            larger,
-            len(stream.consumers) + 1,
-            free=self.memory - self.reserved - (larger.nbytes - old.nbytes),
-            slot=stream.slots.slot_nbytes,
-            most=self.slots - self.slots_reserved - (larger.slots - old.slots),
-        )
+    def share_of_job(self, stream: Stream, ask: OpenRequest, feeds: Iterable[ServedFeed]) -> Share | None:
+        """Return the share of one more job that reads this stream; None if there is too little left. It leaves room for
+        those of `feeds` that nobody reads."""
+        kept, slot = self._kept_for(feeds), stream.slots.slot_nbytes
+        while True:
+            free, most = self.memory - self.reserved, self.slots - self.slots_reserved
+            nbytes, slots = stream.needs()
+            least = 1, min(1, ask.quota)
+            for (credit, quota), part in (((ask.credit, ask.quota), 2), (least, 1)):
+                granted = share_of_job(free=free, kept=kept, slot=slot, credit=credit, quota=quota, most=most)
+                if granted is not None:
+                    more_nbytes, more_slots = stream.needs(granted)
+                    if more_nbytes - nbytes <= free // part and more_slots - slots <= most // part:
+                        return granted
+            if not self._take_windows(but=stream):
+                return None
 
     def room_for_window(self, number: int) -> tuple[int, int]:
         """Return the most bytes and the most slots that the window of this stream may hold now: half of what is free
@@ -129,21 +131,30 @@ class Budget:
         stream = self._streams.get(number)
         if stream is None or stream.sharing is None:
             return 0, 0
-        window = stream.sharing.window
-        nbytes = self.memory - self.reserved + min(window.nbytes, stream.reserved - stream.share.nbytes)
-        slots = self.slots - self.slots_reserved + min(window.slots, stream.slots_reserved - stream.share.slots)
+        window, (needed_nbytes, needed_slots) = stream.sharing.window, stream.needs()
+        nbytes = self.memory - self.reserved + min(window.nbytes, stream.reserved - needed_nbytes)
+        slots = self.slots - self.slots_reserved + min(window.slots, stream.slots_reserved - needed_slots)
         return max(0, nbytes // 2), max(0, slots // 2)
 
-    def _take_windows(self) -> bool:
-        """Take the memory of all windows for something that needs it more. Return whether there was any."""
-        found = [stream.sharing for stream in self._streams.values() if stream.sharing is not None]
+    def _kept_for(self, feeds: Iterable[ServedFeed]) -> int:
+        """Return the bytes that are kept for those of these feeds that nobody reads."""
+        reading = {stream.feed for stream in self._streams.values()}
+        return sum(feed.least_nbytes for feed in feeds if feed not in reading)
+
+    def _take_windows(self, but: Stream | None = None) -> bool:
+        """Take the memory of all windows, except that of a stream, for something that needs it more. Return whether
+        there was any."""
+        streams = [stream for stream in self._streams.values() if stream is not but]
+        found = [stream.sharing for stream in streams if stream.sharing is not None]
         held = [shared for shared in found if shared.window]
         for shared in held:
             shared.give_up_window()
         return bool(held)
 
     def with_those_left(self, stream: Stream, consumers: int) -> Share:
-        """Return the share of a group's stream that has only `consumers` consumers left."""
+        """Return the share of a stream that has only `consumers` consumers left."""
+        if stream.sharing is not None:
+            return stream.share  # each job has its own
         free, slot = self.memory - self.reserved, stream.slots.slot_nbytes
         smaller = with_consumers(stream.share, consumers, free=free, slot=slot)
         assert smaller is not None, "it needs less"
@@ -178,7 +189,7 @@ class Budget:
         while True:
             for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
                 larger = regrown(
-                    stream.share,
+                    stream.whole_share,
                     free=self.memory - self.reserved,
                     held=stream.slots.nbytes,
                     blocks=stream.feed.blocks_nbytes,
@@ -189,9 +200,10 @@ class Budget:
                     return None
             if not self._take_windows():
                 break
-        least = least_slots(stream.share.quota, stream.share.consumers)
+        old = stream.whole_share
+        least = least_slots(old.quota, old.consumers)
         needed = least * whole_pages(nbytes) + stream.slots.nbytes + stream.feed.blocks_nbytes
-        missing = needed - stream.share.nbytes - (self.memory - self.reserved)
+        missing = needed - old.nbytes - (self.memory - self.reserved)
         return MemoryBound(
             f"a batch of {size(nbytes)} came. With such batches the stream needs {size(needed)}, {size(missing)} more "
             f"than it can have. Give --memory {enough(2 * (self.memory + missing))}, or make the batches smaller",

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from penstock_proto import DaemonStopped, FeedError, PenstockError
 from penstock_proto import messages as m
@@ -34,7 +35,7 @@ from ..model.feeds import ServedFeed
 from ..model.group_log import GroupLog
 from ..model.known_lists import SplitsInfo
 from ..model.leases import Leases
-from ..model.memory import Share
+from ..model.memory import Share, least_slots
 from ..model.workers import Workers
 from ..order.epoch import Epoch
 from ..production.granting import Granting
@@ -110,6 +111,8 @@ class Stream:
             out=out,
         )
         self._delivery = delivery(self.outlet)
+        if self.sharing is not None:
+            self.share = self._without_jobs(share)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
         one_by_one = self._delivery.singly or self._delivery.shared
         self._opening = OpenEpochs(feed, self._epochs, self._lists, workers, singly=one_by_one)
@@ -143,20 +146,22 @@ class Stream:
         self.outlet.join(consumer)
 
     def join(self, consumer: Consumer, position: Position | None, share: Share) -> None:
-        """Add a job to a stream that several jobs read. It goes on at its position, which `sharing.covers` accepts."""
+        """Add a job with this share to a stream that several jobs read. It goes on at its position, which
+        `sharing.covers` accepts."""
         assert self.sharing is not None
         self._add_job(consumer, position.epoch if position else 0, share)
         self.sharing.join(consumer, position)
 
     def join_front(self, consumer: Consumer, position: Position, share: Share) -> None:
-        """Add a job to a stream that several jobs read. It begins where the stream is: at `sharing.front_position`, or
-        at the start of a later epoch."""
+        """Add a job with this share to a stream that several jobs read. It begins where the stream is: at
+        `sharing.front_position`, or at the start of a later epoch."""
         assert self.sharing is not None
         self._add_job(consumer, position.epoch, share)
         self.sharing.join_front(consumer)
 
     def _add_job(self, consumer: Consumer, epoch: int, share: Share) -> None:
-        self.share = share
+        credit, quota = max(self.share.credit, share.credit), max(self.share.quota, share.quota)
+        self.share = replace(self.share, credit=credit, quota=quota)
         consumer.epoch = epoch
         self.outlet.join(consumer)
 
@@ -232,7 +237,7 @@ class Stream:
         if self.outlet.closed or self.error is not None:
             return self.slots.nbytes
         window = 0 if self.sharing is None else self.sharing.window.nbytes
-        return max(self.slots.nbytes, self.share.nbytes + window)  # consumers that have left may still hold slots
+        return max(self.slots.nbytes, self.needs()[0] + window)  # consumers that have left may still hold slots
 
     @property
     def slots_reserved(self) -> int:
@@ -240,7 +245,52 @@ class Stream:
         if self.outlet.closed or self.error is not None:
             return len(self.slots)
         window = 0 if self.sharing is None else self.sharing.window.slots
-        return max(len(self.slots), self.share.slots + window)
+        return max(len(self.slots), self.needs()[1] + window)
+
+    def taken(self, *more: Share) -> tuple[int, int]:
+        """Return the most bytes and slots that it takes besides its window, with `more` jobs that share it."""
+        share, slot = self.share, self.slots.slot_nbytes
+        if self.sharing is None:
+            return share.nbytes, share.slots
+        slots = sum(one.may_hold for one in self._there) + sum(job.credit + job.quota for job in more)
+        return share.nbytes + slots * slot, share.slots + slots
+
+    def needs(self, *more: Share) -> tuple[int, int]:
+        """Return the bytes and the slots that are reserved besides its window, with `more` jobs that share it.
+
+        For each job, except one that stays, they are enough for a stream of its own. So each of them can move to one.
+        (That is not so if sizes of batches vary: then nobody knows yet what such a stream will need.)
+        """
+        nbytes, slots = self.taken(*more)
+        feed, slot = self.feed, self.slots.slot_nbytes
+        jobs = [*(one.share for one in self._there if not one.gone), *more]
+        if self.sharing is None or feed.varies or not jobs:
+            return nbytes, slots
+        spare_nbytes, spare_slots = [], []
+        for job in jobs:
+            least, own = least_slots(job.quota, pool=feed.info.pool, stripe=feed.info.stripe), job.credit + job.quota
+            spare_nbytes.append(max(0, feed.blocks_nbytes + (least - own) * slot))
+            spare_slots.append(max(0, least - own))
+        return nbytes + sum(spare_nbytes) - min(spare_nbytes), slots + sum(spare_slots) - min(spare_slots)
+
+    @property
+    def whole_share(self) -> Share:
+        """Its share with its consumers. Jobs that share it count as if all had as much as the one with the most."""
+        if self.sharing is None:
+            return self.share
+        jobs = [one.share for one in self._there if not one.gone]
+        credit, quota = max((job.credit for job in jobs), default=1), max((job.quota for job in jobs), default=0)
+        return replace(self.share, credit=credit, quota=quota, nbytes=self.taken()[0], consumers=len(jobs))
+
+    @property
+    def _there(self) -> list[Consumer]:
+        """Its consumers, also before it begins."""
+        return self.consumers or self.outlet.waiting
+
+    def _without_jobs(self, share: Share) -> Share:
+        """Return the part of a share that is not of the consumers: each job that shares the stream has its own."""
+        left = replace(share, consumers=0, round=0)
+        return replace(left, nbytes=share.nbytes - (share.slots - left.slots) * self.slots.slot_nbytes)
 
     @property
     def delivered(self) -> bool:
@@ -414,8 +464,8 @@ class Stream:
         """Give the stream this share, of slots of `slot_nbytes` bytes. Its old slots keep their size until they are
         free."""
         limits = self.share.credit, self.share.quota
-        self.share = share
         self.slots.resize(slot_nbytes)
+        self.share = share if self.sharing is None else self._without_jobs(share)
         for consumer in self.consumers:
             consumer.resize(share)
             if (share.credit, share.quota) != limits:
