@@ -21,7 +21,9 @@ from penstock.commands.top_history import Looks
 from penstock.commands.top_screen import _name_of, as_json, screen
 from penstock_proto.status.feed_status import Feed, Sent
 from penstock_proto.status.status_shape import Status
+from penstock_proto.status.stream_status import Stream
 from penstock_proto.status.worker_status import Worker
+from penstock_server.cli.status_lines import status_lines
 from tests.conftest import Daemon, Serve
 from tests.fakes.statuses import of
 
@@ -123,6 +125,26 @@ def test_the_screen_says_what_was_left_out() -> None:
     assert "val: 1 sample dropped\n" in said
     assert "whole:" not in said
     assert as_json(looks)["feeds"][0]["dropped"] == 1204
+
+
+def test_status_and_top_say_which_jobs_share_and_why_one_does_not() -> None:
+    feed = of(Feed, name="train", url="tcp://loader:5555/train", made=12000, sent=of(Sent, batches=35900))
+    jobs = [of(Stream, stream=1, feed="train", client=f"gpu:{pid}", jobs=2) for pid in (1, 2)]
+    why = "it reads epoch 3, and the others read epoch 1"
+    jobs.append(of(Stream, stream=2, feed="train", client="gpu:3", jobs=1, apart_because=why))
+    status, looks = of(Status, feeds=[feed], streams=jobs), Looks()
+    looks.add(status)
+    console = Console(width=80, file=io.StringIO())
+    console.print(screen(looks))
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]
+    shared = "train: 2 of 3 jobs share: 12,000 batches made, 35,900 sent"
+    assert shared in drawn
+    assert f"gpu:3: shares with no other: {why}" in drawn.replace("\n", " ")
+    assert f"shared   {shared}" in list(status_lines(status))
+    together = of(Status, feeds=[feed], streams=jobs[:2])
+    assert "shared   train: 2 jobs share: 12,000 batches made, 35,900 sent" in list(status_lines(together))
+    alone = of(Status, feeds=[feed], streams=[of(Stream, stream=1, feed="train", client="gpu:1", jobs=1)])
+    assert not any("share" in line for line in status_lines(alone))
 
 
 def test_a_long_name_of_a_host_leaves_room_for_the_figures() -> None:

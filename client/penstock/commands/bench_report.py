@@ -45,6 +45,8 @@ def rows(seen: Figures) -> Iterator[tuple[str, str]]:
         yield "its host", f"{seen.machine.idle:.1f} of {count(seen.machine.count, 'CPU')} idle, {other}{stolen}"
     if seen.others:
         yield "others", f"{count(seen.others, 'other consumer')} of this daemon: its figures include them"
+    if seen.jobs > 1:
+        yield "shared", f"by {seen.jobs} jobs: the speed is that of what is made for all of them"
     if seen.cached is not None:
         yield (
             "cached",

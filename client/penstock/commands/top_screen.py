@@ -16,6 +16,7 @@ from rich.text import Text
 from penstock_proto import PenstockError
 from penstock_proto.status.feed_status import Feed
 from penstock_proto.status.figures import count, number, percent, size
+from penstock_proto.status.sharing import what_is_shared
 from penstock_proto.status.status_shape import Status
 from penstock_proto.status.worker_status import Shares, Worker
 
@@ -87,7 +88,15 @@ def screen(looks: Looks, unicode: bool = True) -> RenderableType:
     if status.hosts:
         parts += [_hosts(status), ""]
     parts += [_workers(status, unicode), "", _consumers(status)]
+    for feed in status.feeds:
+        if shared := what_is_shared(status, feed):
+            parts += ["", Text.assemble((f"{feed.name}: ", "bold"), shared)]
     for stream in status.streams:
+        if stream.apart_because:
+            parts += [
+                "",
+                Text.assemble((f"{stream.client}: ", "bold"), f"shares with no other: {stream.apart_because}"),
+            ]
         if stream.verdict:
             parts += ["", Text.assemble((f"{stream.client}: ", "bold"), stream.verdict)]
     return Group(*parts)

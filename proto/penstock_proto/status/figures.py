@@ -89,6 +89,7 @@ class Figures:
         cpus: CPUs that the daemon, and hosts that have joined it, may use.
         lanes: how many workers can work on an epoch at once; None: any number.
         others: other consumers that the daemon had at the end.
+        jobs: how many jobs shared the stream at the end.
         cached: batches/s of the same consumer from memory, if that was measured.
         machine: the CPUs of the daemon's host; None if unknown.
         fast: whether the feed has `order="fast"`.
@@ -141,6 +142,7 @@ class Figures:
     cpus: int
     lanes: int | None
     others: int = 0
+    jobs: int = 1
     cached: float | None = None
     machine: CpuUse | None = None
     fast: bool = False

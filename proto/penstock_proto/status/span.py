@@ -198,6 +198,7 @@ def figures_of(span: Span, key: Key, least: float = LEAST) -> Figures | None:
         cpus=last.cpus + sum(host.cpus or 0 for host in last.hosts),
         lanes=lanes_of(feed),
         others=len(last.streams) + last.more_streams - 1,
+        jobs=stream.jobs,
         machine=span.cpu_use(first.machine, last.machine, last.cpus),
         fast=feed.order == "fast",
         whole_batches=feed.batch_size is None,

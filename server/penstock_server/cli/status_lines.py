@@ -8,6 +8,7 @@ from penstock_proto.messages import Doing
 from penstock_proto.status.feed_status import Cache
 from penstock_proto.status.figures import count, percent, size
 from penstock_proto.status.host_status import Host
+from penstock_proto.status.sharing import what_is_shared
 from penstock_proto.status.status_shape import Status
 from penstock_proto.status.stream_status import Stream
 from penstock_proto.status.worker_status import Worker
@@ -44,6 +45,8 @@ def status_lines(state: Status) -> Iterator[str]:
             epoch += f", segments of {count(feed.segment, 'sample')}{'' if epoch else ', endless'}"
         params = f"({_word(feed.params)})" if feed.params else ""
         yield f"feed     {feed.url}{params}  {feed.spec}, batch size {feed.batch_size}{epoch}"
+        if shared := what_is_shared(state, feed):
+            yield f"shared   {feed.name}: {shared}"
         if feed.cache is not None:
             yield f"cache    {feed.name}: {_cache(feed.cache)}"
         for part, cache in feed.part_caches.items():

@@ -37,7 +37,8 @@ function update(element, item) {
   const wait = item.reading ? item.waiting : null;
   setText(name, item.rank === null ? item.client : `${item.client}, rank ${item.rank}`);
   const epoch = item.epoch === null ? "not begun" : item.reading ? `epoch ${item.epoch}` : `epoch ${item.epoch} is over`;
-  const shared = item.jobs > 1 ? `, shared by ${item.jobs} jobs` : "";
+  const apart = item.apart_because ? `, shared with no other job (${item.apart_because})` : "";
+  const shared = item.jobs > 1 ? `, shared by ${item.jobs} jobs` : apart;
   setText(about, `${item.feed}, ${item.transport}, ${epoch}, ${item.sent - item.handed} queued${shared}`);
   setText(waits, wait === null ? "" : `waits ${percent(wait)}`);
   element.dataset.state = wait === null ? "" : wait >= 0.5 ? "bad" : wait >= 0.1 ? "fair" : "good";

@@ -1,0 +1,17 @@
+"""What jobs of one feed share, in a line for people."""
+
+from __future__ import annotations
+
+from .feed_status import Feed
+from .status_shape import Status
+
+
+def what_is_shared(status: Status, feed: Feed) -> str:
+    """Return how many jobs share what is made for a feed, and how much was made and sent in all; "" if none share."""
+    jobs = {stream.stream: stream.jobs for stream in status.streams if stream.feed == feed.name}
+    sharing = sum(there for there in jobs.values() if there > 1)
+    if not sharing:
+        return ""
+    every = sum(jobs.values())
+    who = f"{sharing} jobs share" if sharing == every else f"{sharing} of {every} jobs share"
+    return f"{who}: {feed.made:,} batches made, {feed.sent.batches:,} sent"
