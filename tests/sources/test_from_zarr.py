@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from penstock_command import main
 from penstock_server import Feed
 from penstock_server.sources import bounds
+from penstock_server.sources.zarr_stores import reader
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream
 
@@ -94,6 +95,21 @@ def test_splits_follow_the_chunks_of_large_arrays_and_are_many() -> None:
         group.create_array(name, shape=(3000, 40), chunks=(chunk, 40), dtype="u1")
     listed: Any = Feed.from_zarr("odd.zarr", ("image", "mask"), batch_size=4).splits
     assert len(listed()) >= 16, "not one, though their chunks meet only after 1517 rows"
+
+
+@pytest.mark.parametrize("few", [1, 400, 1 << 16])
+@pytest.mark.parametrize("slab", [1, 2000, 4 << 20])
+def test_samples_are_the_same_however_much_is_read_at_once(
+    slab: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_SLAB", slab)
+    monkeypatch.setattr(reader, "_FEW", few)
+    write("d.zarr", {"x": IMAGES})
+    labels = zarr.open_group(store="d.zarr", mode="a").create_array("y", shape=(ROWS,), chunks=(7,), dtype=IDS.dtype)
+    labels[:] = IDS
+    images, ids = zip(*rows("d.zarr", ("x", "y"), rows=(13, 290), split_rows=100), strict=True)
+    np.testing.assert_array_equal(images, IMAGES[13:290])
+    assert [*ids] == IDS[13:290].tolist()
 
 
 def test_text_is_served_as_text() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from penstock_command import main
 from penstock_server import Feed
-from penstock_server.sources.hdf5 import reader
+from penstock_server.sources.hdf5 import reader, views
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream
 
@@ -88,9 +88,10 @@ def test_sparse_rows_are_served_dense_with_any_workers_through_a_kill_and_a_resu
 
 
 @pytest.mark.parametrize("rows", [None, (3, 17), (0, 1)])
-@pytest.mark.parametrize("slab", [1, 1 << 20])
-def test_sparse_rows_are_those_of_the_matrix(rows: Any, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("slab", "dense"), [(1, 1), (1 << 20, 100), (1 << 20, 256 << 10)])
+def test_sparse_rows_are_those_of_the_matrix(rows: Any, slab: int, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_SLAB", slab)
+    monkeypatch.setattr(views, "_DENSE", dense)
     found = read(cells(), ("X", "obs/kind"), rows=rows)
     start, stop = rows or (0, ROWS)
     np.testing.assert_array_equal([row for row, _ in found], DENSE[start:stop])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from penstock_proto.value_text import shown
@@ -34,16 +35,20 @@ class Columns:
 
     def samples(self, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
         """Yield one sample for each row. `columns` has one iterable for each of `names`, all of one length."""
-        rows = zip(*columns, strict=True)
+        rows, make = zip(*columns, strict=True), self.maker()
+        return rows if make is tuple else map(make, rows)
+
+    def maker(self) -> Callable[[Sequence[Any]], Any]:
+        """Return a function that makes a sample of a row: of the values for `names`."""
         leaves = self._leaves
         if isinstance(leaves, str):
-            return (row[0] for row in rows)
+            return itemgetter(0)
         if isinstance(leaves, tuple) and all(isinstance(item, str) for item in leaves):
-            return rows
+            return tuple
         if isinstance(leaves, dict) and all(isinstance(item, str) for item in leaves.values()):
             keys = tuple(leaves)
-            return (dict(zip(keys, row, strict=True)) for row in rows)
-        return (_built(leaves, iter(row)) for row in rows)
+            return lambda row: dict(zip(keys, row, strict=True))
+        return lambda row: _built(leaves, iter(row))
 
 
 def _copied(leaves: Any, what: str) -> Any:

@@ -6,7 +6,6 @@ A view has the attributes of a dataset that readers use, and `stored`: the datas
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -19,6 +18,9 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _LEAST, _MOST = 1 << 20, 64 << 20
 """Bytes of a sparse matrix that are read together."""
+
+_DENSE = 256 << 10
+"""Bytes of rows that become dense together, unless a row has more: they stay in the caches of a core."""
 
 _SPARSE_DATASETS = ("data", "indices", "indptr")
 
@@ -113,10 +115,10 @@ class CsrRows:
 
 
 class _SparseSlab:
-    """Rows of a sparse matrix, which become dense one by one."""
+    """Rows of a sparse matrix, which become dense a few at a time."""
 
     def __init__(self, starts: Array, columns: Array, values: Array, width: int) -> None:
-        self._starts, self._columns, self._values = starts.tolist(), columns, values
+        self._starts, self._columns, self._values = starts, columns, values
         self._width = width
         self.dtype = values.dtype
         ascends = np.diff(columns) > 0
@@ -124,13 +126,18 @@ class _SparseSlab:
         self._once = bool(ascends.all())
 
     def __iter__(self) -> Iterator[Any]:
-        for start, stop in itertools.pairwise(self._starts):
-            dense = np.zeros(self._width, self.dtype)
+        many = max(1, _DENSE // max(1, self._width * self.dtype.itemsize))
+        for first in range(0, len(self._starts) - 1, many):
+            starts = self._starts[first : first + many + 1]
+            begins = np.arange(len(starts) - 1) * self._width  # of the rows, in all dense values
+            columns, values = (part[starts[0] : starts[-1]] for part in (self._columns, self._values))
+            places = np.repeat(begins, np.diff(starts)) + columns.astype(np.int64, copy=False)
+            dense = np.zeros((len(starts) - 1, self._width), self.dtype)
             if self._once:
-                dense[self._columns[start:stop]] = self._values[start:stop]
+                dense.reshape(-1)[places] = values
             else:  # values of one place are added
-                np.add.at(dense, self._columns[start:stop], self._values[start:stop])
-            yield dense
+                np.add.at(dense.reshape(-1), places, values)
+            yield from dense
 
 
 def view_of(h5: Any, name: str) -> Any:

@@ -77,8 +77,7 @@ class FolderImages:
         """
         index = range(len(self))[index]
         columns, path = self._columns, self.listing.path(index)
-        row = [[self._value(name, index, path)] for name in columns.names]
-        return next(columns.samples(row))
+        return columns.maker()([self._value(name, index, path) for name in columns.names])
 
     @cached_property
     def _columns(self) -> Columns:

@@ -91,13 +91,11 @@ class JsonRows(Reader):
             OSError: the file cannot be read, or has changed since its splits were listed.
             ValueError: a line is no JSON object, or lacks a key; the message has the file and the line's first byte.
         """
+        make = None if self._columns is None else self._columns.maker()
         for place, value in objects(split):
             names = [*value] if self._columns is None else self._columns.names
-            row = {name: self._value(place, value, name) for name in names}
-            if self._columns is None:
-                yield row
-            else:
-                yield next(self._columns.samples([[row[name]] for name in names]))
+            row = [self._value(place, value, name) for name in names]
+            yield dict(zip(names, row, strict=True)) if make is None else make(row)
 
     def _value(self, place: str, value: dict[str, Any], name: str) -> Any:
         found: Any = value

@@ -173,13 +173,15 @@ class LmdbRows(Reader):
             ValueError: a value cannot be decoded, or is too large; or the store has fewer keys than before.
         """
         stores, left = self._stores, split.count
+        make = stores.columns.maker()
         with opened(split.file) as transaction, damage_of(split.file):
             for key, part in stores.keys(transaction, split.first):
-                row = [
-                    [key if name == KEY else self._value(transaction, split.file, name, part)]
-                    for name in stores.columns.names
-                ]
-                yield from stores.columns.samples(row)
+                yield make(
+                    [
+                        key if name == KEY else self._value(transaction, split.file, name, part)
+                        for name in stores.columns.names
+                    ]
+                )
                 left -= 1
                 if not left:
                     return

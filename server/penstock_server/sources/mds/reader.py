@@ -145,19 +145,19 @@ class MdsRows(Reader):
             shard = Shard(split.file, source, split.nbytes)
             columns = self._columns or Columns({name: name for name in shard.names}, "column")
             read = shard.readers(columns.names, self._decode)
+            readers, make = [(name, *read[name]) for name in columns.names], columns.maker()
             for number, values in shard.samples(split.start, split.stop):
                 row = []
-                for name in columns.names:
-                    place, function = read[name]
+                for name, place, function in readers:
                     try:
-                        row.append([function(values[place])])
+                        row.append(function(values[place]))
                     except MemoryError:
                         raise
                     except Exception as error:
                         raise ValueError(
                             f"{split.file} sample {number}: {name!r} cannot be decoded: {type(error).__name__}: {error}"
                         ) from error
-                yield from columns.samples(row)
+                yield make(row)
 
     def _compare(self, split: ShardRange, opened: Any) -> None:
         """Compare the hashes of a file that is not compressed, once in each worker."""
@@ -240,10 +240,12 @@ class Shard:
             raise self._damaged(f"it has {len(self._offsets) - 1} samples, fewer than the index says")
         varying = self._sizes.count(None) + self._sizes.count(0)
         self._opened.seek(int(self._offsets[start]))
-        for number in range(start, stop):
-            nbytes = int(self._offsets[number + 1] - self._offsets[number])
+        none: Iterator[int] = iter(())
+        for number, nbytes in enumerate(np.diff(self._offsets[start : stop + 1]).tolist(), start):
             data = self._read(nbytes)
-            lengths = iter(np.frombuffer(data[: 4 * varying], "<u4").tolist()) if nbytes >= 4 * varying else iter(())
+            lengths = none
+            if varying and nbytes >= 4 * varying:
+                lengths = iter(np.frombuffer(data[: 4 * varying], "<u4").tolist())
             at, values = 4 * varying, []
             for fixed in self._sizes:
                 length = fixed or next(lengths, -1)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ _DTYPES = {
     65: "<i8",
     66: "<f8",
 }
+_INTEGER = np.dtype("<i8")
 _PIXELS = {
     "L": ("u1", ()),
     "RGB": ("u1", (3,)),
@@ -72,17 +73,16 @@ def _text(data: bytes) -> str:
 
 def _scalar(data: bytes, dtype: np.dtype[Any]) -> Any:
     (value,) = np.frombuffer(data, dtype)
-    return value.astype(dtype.newbyteorder("="))
+    return value if dtype.isnative else value.astype(dtype.newbyteorder("="))
 
 
 def _integer(data: bytes) -> int:
-    return int(_scalar(data, np.dtype("<i8")))
+    return int(_scalar(data, _INTEGER))
 
 
 def _array(data: bytes, dtype: str, shape: tuple[int, ...] | None) -> Any:
-    at = 0
-    kind = np.dtype(dtype).newbyteorder("<") if dtype else np.dtype(_DTYPES[data[0]])
-    at += not dtype
+    kind = _stored(dtype or _DTYPES[data[0]])
+    at = int(not dtype)
     if shape is None:
         ndim, width = data[at] >> 2, 1 << (data[at] & 3)
         shape = tuple(np.frombuffer(data, f"<u{width}", ndim, at + 1).tolist())
@@ -90,7 +90,13 @@ def _array(data: bytes, dtype: str, shape: tuple[int, ...] | None) -> Any:
     array = np.frombuffer(data, kind, offset=at)
     if array.size != math.prod(shape):
         raise ValueError(f"{array.size} numbers for an array of shape {[*shape]}")
-    return array.reshape(shape).astype(kind.newbyteorder("="), copy=False)
+    array = array.reshape(shape)
+    return array if kind.isnative else array.astype(kind.newbyteorder("="))
+
+
+@cache
+def _stored(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
 
 
 def _pixels(data: bytes) -> Any:

@@ -69,8 +69,7 @@ class TableRows:
         """
         index = range(len(self))[index]
         columns = self._columns
-        row = [[self._value(name, index)] for name in columns.names]
-        return next(columns.samples(row))
+        return columns.maker()([self._value(name, index) for name in columns.names])
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:

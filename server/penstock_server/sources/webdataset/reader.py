@@ -99,12 +99,12 @@ class TarSamples(Reader):
             if name is None:
                 raise LookupError(f"{where} has no .{' and no .'.join(names)} file{why_missing(file, key, names)}")
             try:
-                values.append([self._decoded(name, members[name])])
+                values.append(self._decoded(name, members[name]))
             except MemoryError:
                 raise
             except Exception as error:
                 raise ValueError(f"{where}: cannot decode its .{name} file: {type(error).__name__}: {error}") from error
-        return next(self._columns.samples(values))
+        return self._columns.maker()(values)
 
     def _decoded(self, name: str, data: bytes) -> Any:
         for ending in (name, name.rpartition(".")[2]):  # "npy" of "left.npy"

@@ -22,8 +22,11 @@ from ..remote import stores, urls
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
 
-_SLAB = 1 << 20
+_SLAB = 4 << 20
 """Bytes that are read at once, unless the chunks have more."""
+
+_FEW = 64 << 10
+"""Bytes of an array that are read at once, at least: a read takes about a millisecond, however few they are."""
 
 _MOST = 16 << 20
 """Bytes that are read at once so that no chunk is read twice, at most."""
@@ -146,13 +149,7 @@ class ZarrRows(Reader):
             if unit * nbytes > _MOST:  # chunks seldom meet
                 unit = chunk
             rows = unit * max(1, _SLAB // (unit * nbytes))
-            start = split.start
-            while start < split.stop:
-                stop = min(split.stop, (start // rows + 1) * rows)
-                slabs = [_slab(array, split.file, start, stop) for array in found]
-                yield from columns.samples(slabs)
-                del slabs  # before the next ones are read
-                start = stop
+            yield from columns.samples([_rows(array, split, rows) for array in found])
 
 
 @contextmanager
@@ -266,6 +263,18 @@ def chunk_rows(found: list[Any]) -> tuple[int, int, int, bool]:
     large = [(rows, nbytes) for rows, nbytes in large if nbytes * _SMALL >= most]
     cheap = all(rows * nbytes <= _CHEAP for rows, nbytes in large)
     return math.lcm(*(rows for rows, _ in large)), math.lcm(*read), max(rows for rows, _ in large), cheap
+
+
+def _rows(array: Any, split: RowRange, rows: int) -> Iterator[Any]:
+    """Yield the rows of an array in a split. Read slabs of so many rows, or of more if these are few bytes."""
+    rows *= max(1, _FEW // (rows * max(1, row_nbytes(array))))
+    start = split.start
+    while start < split.stop:
+        stop = min(split.stop, (start // rows + 1) * rows)
+        slab = _slab(array, split.file, start, stop)
+        yield from slab
+        del slab  # before the next one is read
+        start = stop
 
 
 def _slab(array: Any, file: str, start: int, stop: int) -> Any:
