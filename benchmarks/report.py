@@ -19,6 +19,7 @@ import cache
 import compare
 import coordinator
 import first_batch
+import formats
 import gil
 import gpu
 import hosts_tables
@@ -207,6 +208,10 @@ def cache_text(result: dict[str, Any]) -> str:
     return code([cache.table(result["rounds"])])
 
 
+def formats_text(result: dict[str, Any]) -> str:
+    return code([formats.table(result["cases"])])
+
+
 def stages_text(result: dict[str, Any]) -> str:
     return code([f"  now     {result['now']}\n  before  {result['before']}", compare.table(result)])
 
@@ -302,6 +307,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "workers": (workers_text, None, ""),
     "gil": (gil_text, None, ""),
     "cache": (cache_text, None, ""),
+    "formats": (formats_text, None, ""),
     "stages": (stages_text, None, ""),
     "page": (page_text, None, ""),
     "sharing": (sharing_text, None, ""),
