@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock_proto import MemoryBound
+from penstock_proto import IncompleteEpoch, MemoryBound
 from penstock_proto.batches.position import Position, pack, unpack
 from penstock_server.coordinator.model import events as on
 from penstock_server.coordinator.model.memory import Share
@@ -25,6 +25,7 @@ from tests.coordinator.test_coordinator import (
     cases,
     endless_feeds,
     index_feeds,
+    lane_feeds,
     pooled_feeds,
     quick,
     ragged_feeds,
@@ -237,6 +238,84 @@ def test_jobs_begin_with_the_next_batch_in_thousands_of_worlds(
     case: Case, lates: list[tuple[int, int]], room: int, faults: dict[str, int]
 ) -> None:
     _begun_late(case, lates, room, faults)
+
+
+skipping = cases(st.one_of(lane_feeds, pooled_feeds, uneven_feeds, ragged_feeds)), jobs, roomy, faults, seeds
+
+
+def _read_in_spite_of_errors(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int], seed: int
+) -> None:
+    """Let samples raise once or twice, and splits end there (on_error="skip"), so that streams of the same feed differ.
+    Check that each job reads one stream from its beginning to its end."""
+    dice = random.Random(seed)
+    samples = [sample for epoch in range(3) for sample in case.feed.samples_of(epoch)]
+    raising = tuple((dice.choice(samples), frozenset(range(dice.randint(1, 2)))) for _ in range(dice.randint(1, 3)))
+    feed = replace(case.feed, transient=raising, on_error="skip")
+    memory = case.memory * len(jobs) * 2 + room * 2 * PAGE
+    world = World(feed, workers=case.workers, memory=memory, seed=case.seed, looks=20, **faults)
+    clients: list[Client] = []
+    for habit, later in jobs:
+        for _ in range(later):
+            world.step()
+        with contextlib.suppress(MemoryBound):
+            client = world.open(made=Client, shares=True, **habit, **case.asks)
+            assert isinstance(client, Client)
+            clients.append(client)
+    world.run()
+    for number, client in enumerate(clients):
+        start = client.began or Position(client.stream.feed.info, 0)
+        for epoch, read in client.read.items():
+            first = start.batches + start.skip if epoch == start.epoch else 0
+            streams = [list(feed.expected(epoch, cuts))[first:] for cuts in _possible_cuts(feed, epoch)]
+            ended = epoch in client.ended
+            assert any(read == (stream if ended else stream[: len(read)]) for stream in streams), f"job {number}"
+        assert all(isinstance(error, IncompleteEpoch) for error in client.failures)
+
+
+def _possible_cuts(feed: SimFeed, epoch: int) -> list[dict[int, int]]:
+    """Return where splits of the epoch may have been cut short: at none or one of their raising samples each."""
+    found: list[dict[int, int]] = [{}]
+    for at in range(len(feed.splits)):
+        split = (at + epoch) % len(feed.splits)
+        numbers = {sample[2] for sample, _ in feed.transient if sample[:2] == (epoch, split)}
+        found += [{**cuts, at: number} for cuts in found for number in numbers]
+    return found
+
+
+@settings(quick, max_examples=15)
+@example(  # a job comes back in the middle of an epoch, in which only the others' stream has left out a split
+    Case(
+        SimFeed(splits=(18, 24, 24, 24, 2, 24, 2, 13, 3), lanes=9, batch_size=5, turn=2, room=3),
+        5,
+        34,
+        17149,
+        {"credit_bytes": 255, "hoards": False, "quota": 4, "credit": 3},
+    ),
+    [
+        ({"leaves": [None] * 5, "impatient": 0.0, "breaks": 0}, 0),
+        ({"leaves": [None], "impatient": 0.3, "breaks": 2}, 0),
+        ({"leaves": [None], "impatient": 0.0, "breaks": 1}, 0),
+        ({"leaves": [None], "impatient": 0.0, "breaks": 0}, 3),
+    ],
+    0,
+    {"restarts": 0, "kills": 0, "cuts": 3, "scales": 0},
+    2,
+)
+@given(*skipping)
+def test_each_job_reads_one_stream_though_splits_are_left_out_in_some_of_them(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int], seed: int
+) -> None:
+    _read_in_spite_of_errors(case, jobs, room, faults, seed)
+
+
+@pytest.mark.soak
+@soak
+@given(*skipping)
+def test_each_job_reads_one_stream_in_thousands_of_worlds_with_errors(
+    case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int], seed: int
+) -> None:
+    _read_in_spite_of_errors(case, jobs, room, faults, seed)
 
 
 with_hosts = st.fixed_dictionaries(

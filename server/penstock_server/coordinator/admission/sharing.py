@@ -105,6 +105,8 @@ class Sharing:
             return ""
         if stream.feed.plan.order != "exact":
             return f'the order is "{stream.feed.plan.order}", so each job has its own'
+        if stream.feed.plan.on_error == "skip":
+            return 'with on_error="skip" jobs come together only where an epoch begins'
         if stream.sharing is None:
             return "it was opened with share=False, or by an older client"
         own = stream.sharing.front

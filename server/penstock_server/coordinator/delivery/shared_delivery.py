@@ -115,6 +115,8 @@ class SharedDelivery(SingleDelivery):
         """Whether a consumer can join that has read everything before this place, of an epoch whose splits have this
         digest (if it knows that)."""
         outlet = self._outlet
+        if not self._is_common(place):
+            return False
         if not outlet.live or (outlet.first_epoch is not None and outlet.first_epoch.skip):
             return False
         if digest and ((splits := self.list_of(place[0])) is None or splits.digest != digest):
@@ -124,8 +126,9 @@ class SharedDelivery(SingleDelivery):
     def reaches(self, place: Place) -> bool:
         """Whether a consumer that joins before this place comes beyond it, and does not have to move before."""
         front = self.front
-        return (front is not None and place[0] == front[0] and place[1] >= front[1]) or (
-            bool(self.window) and self.window.find(*place) is not None
+        return self._is_common(place) and (
+            (front is not None and place[0] == front[0] and place[1] >= front[1])
+            or (bool(self.window) and self.window.find(*place) is not None)
         )
 
     def begin_at(self, position: Position | None) -> None:
@@ -307,6 +310,11 @@ class SharedDelivery(SingleDelivery):
         self._release_lists()
 
     # --- helpers ---
+
+    def _is_common(self, place: Place) -> bool:
+        """Whether all streams of the feed have the same batches before this place. With `on_error="skip"` that is so
+        only where an epoch begins: one stream may have left out a split that another has."""
+        return self._outlet.feed.plan.on_error != "skip" or not place[1]
 
     def _at_front(self, epoch: Epoch) -> list[Consumer]:
         """Return the consumers that read the epoch, and have been sent everything that the stream has delivered."""
