@@ -9,12 +9,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import events  # noqa: E402
 import figures  # noqa: E402
-import formats  # noqa: E402
+import format_table  # noqa: E402
 import metrics  # noqa: E402
 import rooms  # noqa: E402
 import states  # noqa: E402
 
-for made in (rooms, events, states, formats, figures, metrics):  # pages include what they make from the code
+for made in (rooms, events, states, format_table, figures, metrics):  # pages include what they make from the code
     (HERE / f"_{made.__name__}.md").write_text(made.page())
 
 project = "Penstock"

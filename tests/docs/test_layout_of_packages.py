@@ -178,7 +178,7 @@ def test_the_formats_in_the_help_of_serve_and_in_the_docs_are_those_of_the_regis
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    table = importlib.import_module("formats").page()
+    table = importlib.import_module("format_table").page()
     for one in BUILT_IN:
         assert all(f"`{ending}`" in table for ending in one.endings)
         assert one.facts is not None, one.name
