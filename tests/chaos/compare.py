@@ -200,7 +200,7 @@ def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
 
 
 def single(job: Job, turn: int, log: list[Event]) -> list[str]:
-    """Compare the log of a consumer that has its own stream."""
+    """Compare the log of a consumer that gets the whole stream."""
     return _walk(job, Known(job.feed, turn), log, lambda epoch: epoch)[0]
 
 

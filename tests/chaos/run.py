@@ -472,7 +472,7 @@ class Run:
             elif job.together:
                 differences = compare.ranks(job, turn, logs)
             else:
-                differences = compare.single(job, turn, logs[0])
+                differences = [text for log in logs for text in compare.single(job, turn, log)]
             found += [name + text for text in differences]
             if not found and (job.feed.shuffle or job.feed.draws != "none") and any(map(len, logs)):
                 found += [name + text for text in self._quiet(number, job, logs)]

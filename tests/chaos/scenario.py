@@ -105,7 +105,7 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Job:
-    """A feed and its consumers. `together`: "" (each has its own stream), "drop" or "pad" (ranks), or "group"."""
+    """A feed and its consumers. `together`: "" (each gets the whole stream), "drop" or "pad" (ranks), or "group"."""
 
     feed: FeedCase
     consumers: tuple[Consumer, ...]
@@ -167,7 +167,23 @@ def scenario(seed: int) -> Scenario:
     faults = _faults(chance, jobs, mode, kept, hang_timeout)
     if any(fault.what.startswith("kill") or fault.what.startswith("stop") for fault in faults):
         jobs = [replace(job, feed=replace(job.feed, attempts=1000)) for job in jobs]
+    if mode == "single" and memory is None:
+        jobs[-1] = _with_others(random.Random(~seed), jobs[-1])  # older seeds keep the rest of their scenarios
     return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults))
+
+
+def _with_others(chance: random.Random, job: Job) -> Job:
+    """Return the job, in half of the cases with up to three other consumers, which share what is made."""
+    (first,) = job.consumers
+    if first.private or chance.random() < 0.5:
+        return job
+    others = []
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        reader = _reader(chance, job.feed, first.epochs)
+        transport = "local" if reader.private else reader.transport
+        joins = chance.choice([0, 0, chance.randint(0, 40)])
+        others.append(replace(reader, private=False, transport=transport, joins=joins))
+    return replace(job, consumers=(first, *others))
 
 
 def _lives_on_the_least(job: Job) -> bool:
