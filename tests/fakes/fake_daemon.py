@@ -384,8 +384,16 @@ class FakeDaemon:
         self.do(command)
 
     def say(self, message: Message) -> None:
-        """Send a message to every session now, out of turn."""
-        self.do(lambda: [self._send(session, message) for session in self._sessions if not session.gone])  # type: ignore[func-returns-value]
+        """Send a message to every session now, out of turn. After `Failed` it sends nothing more."""
+
+        def command() -> None:
+            for session in self._sessions:
+                if not session.gone:
+                    self._send(session, message)
+                    if isinstance(message, Failed):
+                        session.todo.clear()
+
+        self.do(command)
 
     def count(self, kind: type[Message]) -> int:
         return sum(isinstance(message, kind) for message in self.got)
