@@ -173,7 +173,7 @@ def scenario(seed: int) -> Scenario:
 
 
 def _with_others(chance: random.Random, job: Job) -> Job:
-    """Return the job, in half of the cases with up to three other consumers, which share what is made."""
+    """In half of the cases, add up to three other consumers of the same feed. They share its batches."""
     (first,) = job.consumers
     if first.private or chance.random() < 0.5:
         return job

@@ -165,7 +165,7 @@ def test_the_table_shows_the_figures_and_then_the_verdict() -> None:
     ]
     assert empty == ""
     assert text.startswith("The generator is the limit")
-    shared = "shared       by 3 jobs: the speed is that of what is made for all of them"
+    shared = "shared       by 3 jobs: each batch is made once for all of them"
     assert shared in lines(dataclasses.replace(FIGURES, jobs=3))
     over_tcp = dataclasses.replace(FIGURES, transport="tcp", sending_share=0.25)
     assert "consumer     90 % waiting (25 % of that while a batch is coming), 10 % receiving, 0 % in its step" in lines(

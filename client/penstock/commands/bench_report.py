@@ -46,7 +46,7 @@ def rows(seen: Figures) -> Iterator[tuple[str, str]]:
     if seen.others:
         yield "others", f"{count(seen.others, 'other consumer')} of this daemon: its figures include them"
     if seen.jobs > 1:
-        yield "shared", f"by {seen.jobs} jobs: the speed is that of what is made for all of them"
+        yield "shared", f"by {seen.jobs} jobs: each batch is made once for all of them"
     if seen.cached is not None:
         yield (
             "cached",

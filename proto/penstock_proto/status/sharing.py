@@ -7,7 +7,7 @@ from .status_shape import Status
 
 
 def what_is_shared(status: Status, feed: Feed) -> str:
-    """Return how many jobs share what is made for a feed, and how much was made and sent in all; "" if none share."""
+    """Return how many jobs of a feed share its batches, and how many batches were made and sent; "" if none share."""
     jobs = {stream.stream: stream.jobs for stream in status.streams if stream.feed == feed.name}
     sharing = sum(there for there in jobs.values() if there > 1)
     if not sharing:

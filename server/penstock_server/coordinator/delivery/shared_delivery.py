@@ -88,7 +88,7 @@ class SharedDelivery(SingleDelivery):
 
     @property
     def next_epoch(self) -> int | None:
-        """The first epoch of which all batches are still to come; None if that is not known yet."""
+        """The next epoch that begins with its first batch; None if that is not known yet."""
         epoch = self._outlet.first_epoch
         if epoch is None or epoch.order is None:
             return None

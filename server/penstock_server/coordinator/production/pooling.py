@@ -219,5 +219,5 @@ class Pooling:
 
 
 def _is_local(turn: Turn) -> bool:
-    """Whether one of the daemon's own workers makes the turn, any of which can."""
+    """Whether the turn can be made by any of the daemon's own workers."""
     return turn.pooled or turn.transforming

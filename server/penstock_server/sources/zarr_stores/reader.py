@@ -266,7 +266,7 @@ def chunk_rows(found: list[Any]) -> tuple[int, int, int, bool]:
 
 
 def _rows(array: Any, split: RowRange, rows: int) -> Iterator[Any]:
-    """Yield the rows of an array in a split. Read slabs of so many rows, or of more if these are few bytes."""
+    """Yield the rows of an array in a split. Read `rows` rows at a time, or more if they are small."""
     rows *= max(1, _FEW // (rows * max(1, row_nbytes(array))))
     start = split.start
     while start < split.stop:
