@@ -345,10 +345,13 @@ def test_a_merged_batch_whose_transform_raises_fails_the_stream_or_is_tried_agai
     assert kinds(writes) == [do.WriteRows, do.WriteRows]
 
 
-def test_an_epoch_that_is_left_spares_the_function_a_batch_that_nobody_wants() -> None:
+@pytest.mark.parametrize("fits", [True, False])
+def test_an_epoch_that_is_left_spares_the_function_a_batch_that_nobody_wants(fits: bool) -> None:
     machine, merged, transform = merged_batch_to_transform()
     assert do.DropRun(transform.worker, transform.run) in machine.tell(on.Close(1, 0))
-    assert do.Free(merged.slot.ticket) in machine.tell(m.RowsWritten(transform.run, merged.slot.ticket))
+    ticket, nbytes = merged.slot.ticket, 2 * merged.slot.nbytes
+    answer = m.RowsWritten(transform.run, ticket) if fits else m.NeedRoom(transform.run, ticket, nbytes)
+    assert do.Free(ticket) in machine.tell(answer)
 
 
 @pytest.mark.parametrize("ragged", [False, True])

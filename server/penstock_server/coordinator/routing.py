@@ -101,6 +101,7 @@ class Routing:
             stream.remaking.on_need_room(event.run)
             return
         if not stream.production.needs(event.ticket, event.run):
+            stream.production.on_unwanted(event.ticket, event.run)
             return
         if self._has_room(stream, event.nbytes):
             stream.production.enlarge(event.ticket)

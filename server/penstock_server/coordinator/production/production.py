@@ -217,6 +217,13 @@ class Production(ABC):
         _, turn = self._turn_of(ticket)
         return turn is not None and not turn.left_order and any(filler[1] == run for filler in turn.fillers)
 
+    def on_unwanted(self, ticket: int, run: int) -> None:
+        """Free the slot of a merged batch that has left the order if it does not fit: its worker keeps nothing of it, and
+        gives no other answer. (The run of a lane keeps its batch, and answers once it is dropped.)"""
+        epoch, turn = self._turn_of(ticket)
+        if epoch is not None and turn is not None and turn.transforming:
+            self.merging.on_answered(epoch, turn, run)
+
     def enlarge(self, ticket: int) -> None:
         """Exchange the slot of the ticket's turn for a larger one, because the next batch does not fit. New slots
         already have the larger size."""
