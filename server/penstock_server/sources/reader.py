@@ -1,4 +1,4 @@
-"""The base class of readers of data files, which yield the samples of a split."""
+"""The base classes of readers of data files, which yield the samples of a split."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from . import files as fs
+from .row_stacks import RowStack
 
 
 class Reader(ABC):
@@ -36,3 +37,26 @@ class Reader(ABC):
         """Return the paths of the split's files and the times of their last changes. A cached split is served only
         while all of them stay the same."""
         return fs.stamp_of(*self.files_of(split))
+
+
+class StackReader(Reader):
+    """Reads the rows of a split column by column."""
+
+    @abstractmethod
+    def stacks(self, split: Any) -> Iterator[RowStack]:
+        """Yield the rows of a split, many at once.
+
+        Raises:
+            OSError, LookupError, TypeError, ValueError: as for `Reader`.
+        """
+
+    @final
+    def __call__(self, split: Any) -> Iterator[Any]:
+        """Yield one sample for each row.
+
+        Raises:
+            OSError, LookupError, TypeError, ValueError: as for `Reader`.
+        """
+        for stack in self.stacks(split):
+            yield from stack.samples()
+            del stack  # before the next rows are read

@@ -191,6 +191,12 @@ class ActivityPage:
         self._words[_SAMPLES] += 1
         self._words[_CHANGED] = time.monotonic_ns()
 
+    def count(self, samples: int) -> None:
+        """Count samples that were made together, if samples are counted."""
+        if self._ticks:
+            self._words[_SAMPLES] += samples
+            self._words[_CHANGED] = time.monotonic_ns()
+
     def counting(self, samples: Iterator[T]) -> Iterator[T]:
         """Return `samples`. If samples are counted, each one makes a tick."""
         return map(self._ticked, samples) if self._ticks else samples

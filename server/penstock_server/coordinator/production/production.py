@@ -218,8 +218,8 @@ class Production(ABC):
         return turn is not None and not turn.left_order and any(filler[1] == run for filler in turn.fillers)
 
     def on_unwanted(self, ticket: int, run: int) -> None:
-        """Free the slot of a merged batch that has left the order if it does not fit: its worker keeps nothing of it, and
-        gives no other answer. (The run of a lane keeps its batch, and answers once it is dropped.)"""
+        """Free the slot of a merged batch that has left the order, and does not fit: its worker keeps nothing of it,
+        and gives no other answer. (The run of a lane keeps its batch, and answers once it is dropped.)"""
         epoch, turn = self._turn_of(ticket)
         if epoch is not None and turn is not None and turn.transforming:
             self.merging.on_answered(epoch, turn, run)

@@ -9,7 +9,7 @@ another way than NumPy.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from penstock_proto import distribution
 from penstock_proto.value_text import shown
 
 from ...sources.arrow_columns import Place, rows_of
+from ...sources.row_stacks import IndexedRows, RowStack
+from ...sources.structure import Columns
 
 
-class Table:
+class Table(IndexedRows):
     """The rows of a table.
 
     Args:
@@ -42,6 +44,13 @@ class Table:
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {name: column[index] for name, column in self._items}
 
+    def rows_at(self, indices: Sequence[int]) -> RowStack | None:
+        """See `IndexedRows`."""
+        if not self._items:
+            return None
+        columns = Columns({name: name for name in self._columns}, "column")
+        return RowStack(columns, [_at(column, indices) for _, column in self._items], len(indices))
+
     def __repr__(self) -> str:
         return f"<{self._kind} of {self._rows} rows: {shown(list(self._columns))[1:-1]}>"
 
@@ -58,6 +67,13 @@ def as_indexable(source: Any) -> Any:
         if make is not None:
             return make(source)
     return source
+
+
+def _at(column: Any, indices: Sequence[int]) -> Any:
+    """Return these values of a column."""
+    if isinstance(column, np.ndarray | _Categories | _Texts):
+        return column[indices]
+    return [column[index] for index in indices]
 
 
 # --- NumPy ---
@@ -96,7 +112,7 @@ class _Categories:
     def __init__(self, codes: npt.NDArray[Any], categories: npt.NDArray[Any]) -> None:
         self._codes, self._categories = codes, categories
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         return self._categories[self._codes[index]]
 
 
@@ -107,7 +123,7 @@ class _Texts:
         self._series = series
         self._values: Any = None
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if self._values is None:
             self._values = self._series.to_numpy(object)
         return self._values[index]

@@ -17,7 +17,8 @@ from penstock_proto import distribution
 from .. import files as fs
 from ..arrow_columns import Place, rows_of
 from ..names_on_disk import on_disk_as
-from ..reader import Reader
+from ..reader import StackReader
+from ..row_stacks import RowStack
 from ..structure import Columns
 
 _MAGIC = b"ARROW1"
@@ -71,7 +72,7 @@ class ArrowSplits:
 
 
 @on_disk_as("penstock_server.sources.arrow.reader.ArrowRows")
-class ArrowRows(Reader):
+class ArrowRows(StackReader):
     """Yields the rows of record batches."""
 
     def __init__(self, leaves: Any) -> None:
@@ -83,8 +84,8 @@ class ArrowRows(Reader):
         """See `Reader`."""
         return self._columns
 
-    def __call__(self, split: RecordBatches) -> Iterator[Any]:
-        """Yield one sample for each row.
+    def stacks(self, split: RecordBatches) -> Iterator[RowStack]:
+        """Yield the rows of record batches; see `StackReader`.
 
         Raises:
             LookupError, TypeError, ValueError: a column is missing, cannot be served, or holds nulls.
@@ -103,7 +104,8 @@ class ArrowRows(Reader):
                 with _readable(where):
                     batch = batch.select([*dict.fromkeys(columns.names)])
                     batch.validate(full=True)  # pyarrow trusts offsets, and would read anywhere in memory
-                yield from columns.samples([rows_of(batch.column(name), _place(where, name)) for name in columns.names])
+                rows = [rows_of(batch.column(name), _place(where, name)) for name in columns.names]
+                yield RowStack(columns, rows, batch.num_rows)
 
 
 class OpenedArrow:

@@ -16,12 +16,13 @@ from typing import Any
 from .. import files as fs
 from ..bounds import check_at_once
 from ..names_on_disk import on_disk_as
-from ..reader import Reader
+from ..reader import StackReader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
+from ..row_stacks import RowStack, joined
 from ..structure import Columns
 from .opening import opened
 from .outside import OutsideFiles
-from .views import CsrRows, Field, Records, fields_of, view_of
+from .views import CsrRows, Field, Records, SparseSlab, fields_of, view_of
 
 _SLAB = 1 << 20
 """Bytes of a dataset that are read at once, unless a row of chunks has more."""
@@ -120,7 +121,7 @@ class Hdf5Splits:
 
 
 @on_disk_as("penstock_server.sources.hdf5.Hdf5Rows")
-class Hdf5Rows(Reader):
+class Hdf5Rows(StackReader):
     """Yields the rows of a range, read in slabs."""
 
     def __init__(self, source: Hdf5Source) -> None:
@@ -136,8 +137,8 @@ class Hdf5Rows(Reader):
         """See `Reader`."""
         return self._source.files_of(split.file)
 
-    def __call__(self, split: RowRange) -> Iterator[Any]:
-        """Yield one sample for each row.
+    def stacks(self, split: RowRange) -> Iterator[RowStack]:
+        """Yield the rows of a split; see `StackReader`.
 
         Raises:
             OSError: the file cannot be read, or has changed since its splits were listed.
@@ -145,12 +146,12 @@ class Hdf5Rows(Reader):
         source = self._source
         fs.check_size(split.file, split.size)
         with source.open(split.file) as found:
-            rows = [_rows(dataset, split, name) for name, dataset in zip(source.columns.names, found, strict=True)]
-            yield from source.columns.samples(rows)
+            slabs = [_slabs(dataset, split, name) for name, dataset in zip(source.columns.names, found, strict=True)]
+            yield from joined(source.columns, slabs)
 
 
-def _rows(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
-    """Yield the rows of a dataset in a split. Read slabs that end where chunks do."""
+def _slabs(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
+    """Yield the rows of a dataset in a split, in slabs that end where chunks do."""
     row = max(1, getattr(dataset, "slab_row_nbytes", 0) or row_nbytes(dataset))
     chunk = dataset.chunks[0] if is_compressed(dataset) else 1
     rows = chunk * max(1, _SLAB // (chunk * row))
@@ -166,7 +167,10 @@ def _rows(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
                 f"{split.file}: rows {start} to {stop - 1} of {name!r} cannot be read ({error}). The file is damaged, "
                 "or a writer changes it: copy it again, or leave these rows out with rows="
             ) from None
-        yield from slab
+        if isinstance(slab, SparseSlab):
+            yield from slab.dense()
+        else:
+            yield slab
         del slab  # before the next one is read
         start = stop
 

@@ -95,7 +95,7 @@ class CsrRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> _SparseSlab:
+    def __getitem__(self, rows: slice) -> SparseSlab:
         if self._starts.shape != (self.shape[0] + 1,):
             raise ValueError(f"indptr has {self._starts.shape[0]} numbers, not {self.shape[0] + 1}")
         starts = self._starts[rows.start : rows.stop + 1].astype(np.int64)
@@ -109,12 +109,10 @@ class CsrRows:
             raise ValueError("data and indices have fewer values than indptr says")
         if len(columns) and (columns.min() < 0 or columns.max() >= width):
             raise ValueError(f"an index is not a column from 0 to {width - 1}")
-        return _SparseSlab(
-            starts - starts[0], columns, values.astype(values.dtype.newbyteorder("="), copy=False), width
-        )
+        return SparseSlab(starts - starts[0], columns, values.astype(values.dtype.newbyteorder("="), copy=False), width)
 
 
-class _SparseSlab:
+class SparseSlab:
     """Rows of a sparse matrix, which become dense a few at a time."""
 
     def __init__(self, starts: Array, columns: Array, values: Array, width: int) -> None:
@@ -125,7 +123,8 @@ class _SparseSlab:
         ascends[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] < len(columns))] - 1] = True  # between two rows
         self._once = bool(ascends.all())
 
-    def __iter__(self) -> Iterator[Any]:
+    def dense(self) -> Iterator[Array]:
+        """Yield the rows, some at a time."""
         many = max(1, _DENSE // max(1, self._width * self.dtype.itemsize))
         for first in range(0, len(self._starts) - 1, many):
             starts = self._starts[first : first + many + 1]
@@ -137,7 +136,7 @@ class _SparseSlab:
                 dense.reshape(-1)[places] = values
             else:  # values of one place are added
                 np.add.at(dense.reshape(-1), places, values)
-            yield from dense
+            yield dense
 
 
 def view_of(h5: Any, name: str) -> Any:

@@ -14,8 +14,9 @@ from .. import files as fs
 from ..bounds import check_at_once
 from ..hdf5.outside import OutsideFiles
 from ..names_on_disk import on_disk_as
-from ..reader import Reader
+from ..reader import StackReader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
+from ..row_stacks import RowStack, joined
 from ..structure import Columns
 from .variables import Variable, common_length, native, open_variables, reading
 
@@ -129,7 +130,7 @@ class MatSplits:
 
 
 @on_disk_as("penstock_server.sources.matlab.MatRows")
-class MatRows(Reader):
+class MatRows(StackReader):
     """Yields the samples of a range."""
 
     def __init__(self, found: MatFiles) -> None:
@@ -145,8 +146,8 @@ class MatRows(Reader):
         """See `Reader`."""
         return [split.file, *(self._found.outside.remembered(split.file) or ())]
 
-    def __call__(self, split: RowRange) -> Iterator[Any]:
-        """Yield one sample for each row.
+    def stacks(self, split: RowRange) -> Iterator[RowStack]:
+        """Yield the rows of a split; see `StackReader`.
 
         Raises:
             ImportError, OSError, LookupError, TypeError, ValueError: see `MatFiles.open`.
@@ -155,10 +156,10 @@ class MatRows(Reader):
         with self._found.open(split.file) as (length, variables, h5):
             if h5 is None:
                 arrays = self._found.loaded(split.file, length, variables)
-                rows = [iter(array[split.start : split.stop]) for array in arrays]
+                slabs = [iter([array[split.start : split.stop]]) for array in arrays]
             else:
-                rows = [_rows(h5[one.name], one, one.axis(length, self._found.axis), split) for one in variables]
-            yield from self._found.columns.samples(rows)
+                slabs = [_slabs(h5[one.name], one, one.axis(length, self._found.axis), split) for one in variables]
+            yield from joined(self._found.columns, slabs)
 
 
 def _named(variables: list[Variable], file: str, name: str) -> Variable:
@@ -176,8 +177,8 @@ def _unit(dataset: Any, axis: int) -> int:
     return int(dataset.chunks[-1 if axis == 0 else 0]) if dataset.chunks else 1
 
 
-def _rows(dataset: Any, variable: Variable, axis: int, split: RowRange) -> Iterator[Any]:
-    """Yield samples of a dataset, slab by slab."""
+def _slabs(dataset: Any, variable: Variable, axis: int, split: RowRange) -> Iterator[Any]:
+    """Yield the samples of a dataset, slab by slab."""
     row = max(1, variable.nbytes // variable.shape[axis])
     unit = _unit(dataset, axis)
     rows = unit * max(1, _SLAB // (unit * row))
@@ -193,6 +194,6 @@ def _rows(dataset: Any, variable: Variable, axis: int, split: RowRange) -> Itera
                 "is damaged: copy it again"
             ) from None
         slab = native(slab.astype(bool) if variable.kind == "logical" else slab)
-        yield from variable.by_sample(slab.T, axis)
+        yield variable.by_sample(slab.T, axis)
         del slab
         start = stop

@@ -24,8 +24,9 @@ from penstock_proto.value_text import shown
 from .. import files as fs
 from ..bounds import COLUMNS, check_at_once
 from ..names_on_disk import on_disk_as
-from ..reader import Reader
+from ..reader import StackReader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
+from ..row_stacks import RowStack
 from ..structure import Columns
 
 _SLAB = 1 << 20
@@ -169,7 +170,7 @@ class NumpySplits:
 
 
 @on_disk_as("penstock_server.sources.npy.NumpyRows")
-class NumpyRows(Reader):
+class NumpyRows(StackReader):
     """Yields the rows of a range."""
 
     def __init__(self, source: NumpySource) -> None:
@@ -185,8 +186,8 @@ class NumpyRows(Reader):
         """See `Reader`."""
         return [part.file for part in split]
 
-    def __call__(self, split: tuple[RowRange, ...]) -> Iterator[Any]:
-        """Yield one sample for each row.
+    def stacks(self, split: tuple[RowRange, ...]) -> Iterator[RowStack]:
+        """Yield the rows of a split; see `StackReader`.
 
         Raises:
             OSError: a file cannot be read, or has changed since its splits were listed.
@@ -196,9 +197,10 @@ class NumpyRows(Reader):
         start, stop = split[0].start, split[0].stop
         with ExitStack() as stack:
             arrays, columns = self._source.open(tuple(part.file for part in split), stack)
-            step = max(1, _SLAB // max(1, sum(array.row_nbytes for array in arrays)))
+            step = max(1, _SLAB // max(1, sum(array.row_nbytes for array in arrays if not array.mapped)))
             for low in range(start, stop, step):
-                yield from columns.samples([array.read(low, min(stop, low + step)) for array in arrays])
+                high = min(stop, low + step)
+                yield RowStack(columns, [array.read(low, high) for array in arrays], high - low)
             for array in arrays:
                 array.check_rest()
 
@@ -210,6 +212,7 @@ class NpyArray:
         name: the file's name, with the array's name if the file has several.
         rows, row_nbytes: its length, and the bytes of a row.
         seekable: whether any rows can be read without those before them.
+        mapped: whether the file is mapped into memory, so that any number of rows can be read at once.
     """
 
     def __init__(self, name: str, opened: BinaryIO, place: tuple[str, int] | None, nbytes: int | None = None) -> None:
@@ -246,9 +249,9 @@ class NpyArray:
             self._check_length(os.stat(path).st_size - offset)
             if 0 not in shape:
                 order: Any = "F" if self._fortran else "C"
-                self._array = np.memmap(path, dtype, "r", offset + self._start, shape, order)
-        self._mapped = self._array is not None
-        self.seekable = self._mapped or (place is None and not self._fortran and _is_seekable(opened))
+                self._array = np.memmap(path, dtype, "r", offset + self._start, shape, order).view(np.ndarray)
+        self.mapped = self._array is not None
+        self.seekable = self.mapped or (place is None and not self._fortran and _is_seekable(opened))
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return these rows, in native byte order.
@@ -265,7 +268,7 @@ class NpyArray:
             self._array = np.frombuffer(data, self._dtype).reshape(self._shape, order=order)
             self.check_rest()
         if self._array is not None:
-            rows = self._array[start:stop].view(np.ndarray)
+            rows = self._array[start:stop]
         else:
             with _damage_of(self.name):
                 self._opened.seek(self._start + start * self.row_nbytes)
@@ -279,7 +282,7 @@ class NpyArray:
         Raises:
             OSError: the checksum is wrong.
         """
-        if not self._mapped and isinstance(self._opened, zipfile.ZipExtFile):
+        if not self.mapped and isinstance(self._opened, zipfile.ZipExtFile):
             with _damage_of(self.name):
                 _read_to_the_end(self._opened)
 

@@ -18,7 +18,8 @@ from penstock_proto import distribution
 from .. import files as fs
 from ..arrow_columns import Place, rows_of
 from ..names_on_disk import on_disk_as
-from ..reader import Reader
+from ..reader import StackReader
+from ..row_stacks import RowStack
 from ..structure import Columns
 
 _BATCH = 16 << 20
@@ -124,7 +125,7 @@ def divided(groups: list[tuple[RowGroup, int]]) -> list[RowGroup | RowGroupPart]
 
 
 @on_disk_as("penstock_server.sources.parquet.ParquetRows")
-class ParquetRows(Reader):
+class ParquetRows(StackReader):
     """Yields the rows of a row group."""
 
     def __init__(self, leaves: Any) -> None:
@@ -136,8 +137,8 @@ class ParquetRows(Reader):
         """See `Reader`."""
         return self._columns
 
-    def __call__(self, split: RowGroup | RowGroupPart) -> Iterator[Any]:
-        """Yield one sample for each row.
+    def stacks(self, split: RowGroup | RowGroupPart) -> Iterator[RowStack]:
+        """Yield the rows of a row group, or of a part of it; see `StackReader`.
 
         Raises:
             LookupError, TypeError, ValueError: a column is missing, cannot be served, or holds nulls.
@@ -158,9 +159,10 @@ class ParquetRows(Reader):
                 if first < stop:
                     wanted = table.slice(first, stop - first)
                     places = [_place(split, name, at + first) for name in columns.names]
-                    yield from columns.samples(
-                        [rows_of(wanted.column(name), place) for name, place in zip(columns.names, places, strict=True)]
-                    )
+                    rows = [
+                        rows_of(wanted.column(name), place) for name, place in zip(columns.names, places, strict=True)
+                    ]
+                    yield RowStack(columns, rows, wanted.num_rows)
                 at += table.num_rows
                 if at >= part.stop:
                     break

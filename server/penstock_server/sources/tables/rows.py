@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..dtypes import converted
 from ..images.decoder import ImageDecoder
+from ..row_stacks import IndexedRows, RowStack
 from ..structure import Columns
 from .table import Table, read_table
 
@@ -29,7 +30,7 @@ class _Loaded:
     names: tuple[str, ...]
 
 
-class TableRows:
+class TableRows(IndexedRows):
     """The rows of a CSV file, as samples.
 
     The file is read at the first use.
@@ -70,6 +71,15 @@ class TableRows:
         index = range(len(self))[index]
         columns = self._columns
         return columns.maker()([self._value(name, index) for name in columns.names])
+
+    def rows_at(self, indices: Sequence[int]) -> RowStack | None:
+        """See `IndexedRows`. Images are read one by one."""
+        if self._images:
+            return None
+        columns, values = self._columns, self._loaded.values
+        found = [values[name] for name in columns.names]
+        parts = [part[indices] if isinstance(part, np.ndarray) else [part[one] for one in indices] for part in found]
+        return RowStack(columns, parts, len(indices))
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:

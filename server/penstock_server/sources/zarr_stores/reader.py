@@ -17,9 +17,10 @@ from penstock_proto import distribution
 from .. import files as fs
 from ..bounds import check_at_once
 from ..names_on_disk import on_disk_as
-from ..reader import Reader
+from ..reader import StackReader
 from ..remote import stores, urls
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
+from ..row_stacks import RowStack, joined
 from ..structure import Columns
 
 _SLAB = 4 << 20
@@ -113,7 +114,7 @@ class ZarrSplits:
 
 
 @on_disk_as("penstock_server.sources.zarr_stores.ZarrRows")
-class ZarrRows(Reader):
+class ZarrRows(StackReader):
     """Yields the rows of a range, read in slabs."""
 
     def __init__(self, stores: ZarrStores) -> None:
@@ -136,8 +137,8 @@ class ZarrRows(Reader):
             for name in ("", *(name for name in names if name in ("zarr.json", ".zarray", ".zgroup")))
         )
 
-    def __call__(self, split: RowRange) -> Iterator[Any]:
-        """Yield one sample for each row.
+    def stacks(self, split: RowRange) -> Iterator[RowStack]:
+        """Yield the rows of a split; see `StackReader`.
 
         Raises:
             OSError: the store cannot be read.
@@ -149,7 +150,7 @@ class ZarrRows(Reader):
             if unit * nbytes > _MOST:  # chunks seldom meet
                 unit = chunk
             rows = unit * max(1, _SLAB // (unit * nbytes))
-            yield from columns.samples([_rows(array, split, rows) for array in found])
+            yield from joined(columns, [_slabs(array, split, rows) for array in found])
 
 
 @contextmanager
@@ -265,14 +266,14 @@ def chunk_rows(found: list[Any]) -> tuple[int, int, int, bool]:
     return math.lcm(*(rows for rows, _ in large)), math.lcm(*read), max(rows for rows, _ in large), cheap
 
 
-def _rows(array: Any, split: RowRange, rows: int) -> Iterator[Any]:
-    """Yield the rows of an array in a split. Read `rows` rows at a time, or more if they are small."""
+def _slabs(array: Any, split: RowRange, rows: int) -> Iterator[Any]:
+    """Yield the rows of an array in a split, slab by slab. Read `rows` rows at a time, or more if they are small."""
     rows *= max(1, _FEW // (rows * max(1, row_nbytes(array))))
     start = split.start
     while start < split.stop:
         stop = min(split.stop, (start // rows + 1) * rows)
         slab = _slab(array, split.file, start, stop)
-        yield from slab
+        yield slab
         del slab  # before the next one is read
         start = stop
 

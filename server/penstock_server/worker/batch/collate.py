@@ -20,6 +20,8 @@ import numpy.typing as npt
 from penstock_proto import SpecError
 from penstock_proto.spec import Spec, leaves
 
+from ...sources.row_stacks import RowStack, RowStacks
+from ...sources.structure import Columns
 from .leaf_check import LeafCheck, flattener
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -54,6 +56,8 @@ class Collate(Protocol):
 
     def timed_fill(self, store: Any, row: int, stop: int, samples: Iterator[Any]) -> int: ...
 
+    def fill_stacked(self, store: Any, row: int, stop: int, stacks: RowStacks) -> int: ...
+
     def move(self, store: Any, rows: npt.NDArray[np.int64], target: Any) -> None: ...
 
     def first(self, store: Any, rows: int) -> Any: ...
@@ -81,7 +85,7 @@ class Timed:
     fill if a fill is longer.
 
     Attributes:
-        copying: estimated ns that the last `timed_fill` spent on checking and copying.
+        copying: estimated ns that the last `timed_fill` or `fill_stacked` spent on checking and copying.
     """
 
     fill: Callable[[Any, int, int, Iterator[Any]], int]
@@ -109,6 +113,33 @@ class Timed:
         self.copying = (end - row) * self._each
         return end
 
+    def fill_stacked(self, store: Any, row: int, stop: int, stacks: RowStacks) -> int:
+        """Do what `timed_fill` does, with many rows at once where the store allows it."""
+        self.copying = 0
+        while row < stop:
+            try:
+                stack = stacks.take(stop - row)
+            except BaseException as error:
+                raise Raised(error, row) from error
+            if stack is None:
+                break
+            began = time.monotonic_ns()
+            end = row + stack.rows
+            if not self._put(store, row, stack):
+                self.fill(store, row, end, stack.samples())
+            del stack  # before the next rows are read
+            row = end
+            self.copying += time.monotonic_ns() - began
+        return row
+
+    def _put(self, store: Any, row: int, stack: RowStack) -> bool:
+        """Copy stacked rows to the rows from `row` on, or return False if it takes samples.
+
+        Raises:
+            BadSample: a value does not fit the spec.
+        """
+        return False
+
     def _mark(self, sample: Any) -> Any:
         self._came = time.monotonic_ns()
         return sample
@@ -122,6 +153,7 @@ class Rows(Timed):
         self._flatten = flattener(spec)
         self._leaves = [LeafCheck(path, leaf, ready=False) for path, leaf in leaves(spec)]
         self._checks = [(check.dtype, check.shape, check.scalar, check.fit) for check in self._leaves]
+        self._order: tuple[Columns, list[int] | None] | None = None
 
     def store(self, rows: int) -> list[Array]:
         """Return memory for `rows` samples."""
@@ -161,6 +193,33 @@ class Rows(Timed):
         except BaseException as error:
             raise Raised(error, row) from error
         return row
+
+    def _put(self, store: Sequence[Array], row: int, stack: RowStack) -> bool:
+        order, end = self._order_of(stack.columns), row + stack.rows
+        if order is None:
+            return False
+        for target, number, check in zip(store, order, self._leaves, strict=True):
+            part = stack.parts[number]
+            if type(part) is np.ndarray and part.dtype == check.dtype and part.shape[1:] == check.shape:
+                target[row:end] = part
+                continue
+            for at, value in enumerate(part, row):
+                try:
+                    target[at] = check.fit(value)
+                except SpecError as error:
+                    raise BadSample(error.message, at) from None
+        return True
+
+    def _order_of(self, columns: Columns) -> list[int] | None:
+        """Return which column each leaf of the spec is, or None if a leaf is no column as a whole."""
+        if self._order is None or self._order[0] is not columns:
+            try:
+                flat = list(self._flatten(columns.maker()(range(len(columns.names)))))
+            except SpecError:
+                flat = []
+            order = flat if len(flat) == len(self._leaves) and all(type(one) is int for one in flat) else None
+            self._order = columns, order
+        return self._order[1]
 
     def move(self, store: Sequence[Array], rows: npt.NDArray[np.int64], target: Sequence[Array]) -> None:
         """Copy the given rows of `store`, in this order, to the first rows of `target`."""

@@ -21,6 +21,8 @@ from ...feed.combined.feed_kinds import generator_call
 from ...feed.combined.zipped import Zipped
 from ...feed.options.feed_options import FeedOptions
 from ...feed.options.generator_call import Wants
+from ...sources.reader import StackReader
+from ...sources.row_stacks import RowStacks
 from ..isolation.randomness import GlobalRandomness, GlobalState, generator, seeds
 from .returned_iterator import ReadTwice, ReturnedIterator, held_iterators, is_plain
 
@@ -55,6 +57,7 @@ class OneGenerator:
         feed: the user's object.
         seed: for its random numbers.
         randomness: the random numbers of this process.
+        stacked: whether to return the rows of a `StackReader` as `RowStacks`.
 
     Attributes:
         name: of the function, or of the class and its method.
@@ -62,9 +65,11 @@ class OneGenerator:
         held: the type of the iterator that it returned last, if that is held elsewhere; see `returned_iterator.py`.
     """
 
-    def __init__(self, feed: FeedOptions, seed: int, randomness: GlobalRandomness) -> None:
+    def __init__(self, feed: FeedOptions, seed: int, randomness: GlobalRandomness, *, stacked: bool = False) -> None:
         self._call = generator_call(feed)
         self._generate = feed.generate
+        self._reader = feed.generate if stacked and isinstance(feed.generate, StackReader) else None
+        self._state_of_reader = GlobalState()  # it draws nothing, and holds no settings
         self._seed = seed
         self._randomness = randomness
         self.name = self._call.name
@@ -100,10 +105,12 @@ class OneGenerator:
         arguments = {"split": split, "shard": split, "epoch": epoch}
         if self.wants.rng:
             arguments["rng"] = generator(self._seed, epoch, index)
+        variables = self._randomness.variables.new()
+        if self._reader is not None:
+            return Started(RowStacks(self._reader.stacks(split)), self._state_of_reader, variables)
         if state is None:
             of_split = partial(seeds, "split", self._seed, epoch, index)
             state = GlobalState(of_split() if self.draws_globally else None, of_split)
-        variables = self._randomness.variables.new()
         calling = self._call.constructor or self.name
         before = held_iterators(self._generate)
         self._randomness.use(state)
@@ -259,11 +266,14 @@ class ZippedSamples(Iterator[Any]):
         return True
 
 
-def generator_of(feed: FeedOptions, seed: int, randomness: GlobalRandomness) -> OneGenerator | ZippedGenerators:
-    """Return the generator of a feed that is not indexable, or its generators if it is zipped."""
+def generator_of(
+    feed: FeedOptions, seed: int, randomness: GlobalRandomness, *, stacked: bool = False
+) -> OneGenerator | ZippedGenerators:
+    """Return the generator of a feed that is not indexable, or its generators if it is zipped. `stacked`: see
+    `OneGenerator`."""
     if isinstance(feed.generate, Zipped):
         return ZippedGenerators(feed.generate, seed, randomness)
-    return OneGenerator(feed, seed, randomness)
+    return OneGenerator(feed, seed, randomness, stacked=stacked)
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ from penstock_proto import GeneratorError, SpecError
 from penstock_proto.messages import FeedPlan
 
 from ...feed.options.values import Shuffle, Weights
+from ...sources.row_stacks import RowStacks
 from ...targets.importing import user_traceback
 from ...worker_state.activity import ActivityPage
 from ..batch.collate import BadSample, Collate, Raised
@@ -17,7 +18,7 @@ from ..failures import describe
 from ..isolation.randomness import GlobalRandomness
 from .batch_transforming import BatchTransform
 from .index_order import IndexOrder
-from .items import Items
+from .items import Items, PlainItems
 from .keras_items import KerasItems
 from .spot_checks import SpotOf
 from .transforming import TransformFailed, Transforms, one_sample
@@ -109,8 +110,11 @@ class IndexRun:
         if not self._items.is_at(self._epoch):
             enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
         self._begin(start, start + rows)
-        items = self._page.counting(self._samples())
         spot = self._spot_of(self.index, 0.0)
+        if spot is None and self._is_stacked(target, rows):
+            self.index += 1
+            return rows
+        items = self._page.counting(self._samples())
         if spot is not None:
             items = spot.of(items)
         self._randomness.use_settings(self._state)
@@ -133,6 +137,35 @@ class IndexRun:
                 spot.close()
         self.index += 1
         return rows
+
+    def _is_stacked(self, target: Any, rows: int) -> bool:
+        """Copy the items of `_reads` many at once to `target`, and return True, if that can be done.
+
+        Raises:
+            SpecError: an item does not fit the spec.
+        """
+        items = self._items
+        if self._transform is not None or self._batches is not None:
+            return False
+        if not isinstance(items, PlainItems) or not items.stackable:
+            return False
+        self._page.enter(self._run, self.index, f"batch {self.index}")
+        try:
+            try:
+                stack = items.stack(self._reads)
+            except BaseException as error:
+                raise Raised(error, 0) from error
+            if stack is None:
+                return False
+            self._collate.fill_stacked(target, 0, rows, RowStacks(iter((stack,))))
+            self._page.count(rows)
+        except BadSample as error:
+            raise SpecError(error.message, split=f"item {self._reads[error.row]}") from None
+        except Raised as raised:
+            raise item_failed(self._place(), raised.error) from raised.error
+        finally:
+            self._page.leave(self._collate.copying)
+        return True
 
     def item(self, batch: int, number: int) -> int:
         """Return the index of an item by its batch and its number there."""

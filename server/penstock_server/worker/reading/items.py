@@ -6,12 +6,18 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from penstock_proto import FeedError
 
 from ...feed.feed import Feed
 from ...feed.objects.indexables import as_structure, is_keras, is_torch
+from ...sources.row_stacks import IndexedRows, RowStack
+from ...sources.structure import Columns
 from ..isolation.randomness import put_states, seed_all, seeds, take_states
 from .keras_items import KerasItems
+
+_ITEM = Columns("item", "array")
 
 
 class PlainItems:
@@ -27,6 +33,7 @@ class PlainItems:
     Attributes:
         item: the index of the item that was read last, or is being read. None while several are read together.
         several: whether items that are requested together are read together.
+        stackable: whether `stack` may return items.
     """
 
     item: int | None = 0
@@ -36,6 +43,7 @@ class PlainItems:
         self._seed = seed
         self._several = (getattr(source, "__getitems__", None) or None) if batched else None  # torch asks this too
         self.several = self._several is not None
+        self.stackable = batched and (isinstance(source, IndexedRows) or type(source) in (np.ndarray, np.memmap))
         self._convert = is_torch(source)
         self._warm = False
 
@@ -55,6 +63,13 @@ class PlainItems:
             with contextlib.suppress(BaseException):  # it is raised again when the batch of the item is made
                 self._source[0]
             put_states(states, sequence)
+
+    def stack(self, indices: Sequence[int]) -> RowStack | None:
+        """Return these items column by column, or None if they are read one by one. No user code runs."""
+        source = self._source
+        if isinstance(source, IndexedRows):
+            return source.rows_at(indices)
+        return RowStack(_ITEM, [np.asarray(source[indices])], len(indices))
 
     def read(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield these items.

@@ -17,6 +17,7 @@ from penstock_proto.value_text import shown
 from ...feed.combined.feed_kinds import is_shared
 from ...feed.feed import Feed
 from ...feed.options.transforms import Transform
+from ...sources.row_stacks import RowStacks
 from ...targets.importing import user_traceback
 from ...worker_state.activity import ActivityPage
 from ..batch.collate import BadSample, Collate, Raised
@@ -89,12 +90,14 @@ class SplitOpener:
         self._component = component
         self._on_uneven = on_uneven
         self._taken_over = taken_over
+        self._transform = transform_of(feed, plan.seed, randomness, also)
         self._generator: OneGenerator | ZippedGenerators | ItemsGenerator
+        # Whatever looks at single samples needs them one by one.
+        stacked = not (self._transform or cache or drops or feed.rebatch or is_shared(feed) or plan.segment)
         if isinstance(items, PlainItems):
             self._generator = ItemsGenerator(items, feed, plan, randomness, page, run)
         else:
-            self._generator = generator_of(feed, plan.seed, randomness)
-        self._transform = transform_of(feed, plan.seed, randomness, also)
+            self._generator = generator_of(feed, plan.seed, randomness, stacked=stacked)
         self._stretch = stretch if is_shared(feed) else None
         self._yields_batches = feed.rebatch is not None
         self._plan = plan
@@ -260,6 +263,9 @@ class OpenSplit:
         cached = samples if isinstance(samples, CachedSamples) else None
         self._items = samples if isinstance(samples, ItemSamples) else None
         self._seekable = (cached or self._items) if drops is None else None
+        self._stacks = samples if isinstance(samples, RowStacks) and drops is None else None
+        self._singly = len(made)
+        """How many of the first samples are read one by one."""
         samples = chain(made, samples) if made else samples
         if transform:
             samples = page.beating(samples)
@@ -268,7 +274,11 @@ class OpenSplit:
         if share is not None:
             samples = share.of(samples) if cached is None else samples
             self._place_of = share.place_of
-        self._source = self._samples = page.counting(samples)
+        if self._stacks is None:
+            samples = page.counting(samples)
+        else:
+            self._stacks.on_taken = page.count
+        self._source = self._samples = samples
         if self._items is not None:
             assert transform is not None
             numbers, items = self._items.number_of, self._items
@@ -314,7 +324,10 @@ class OpenSplit:
         """
         self._enter()
         try:
-            end = self._run_code(collate.timed_fill, store, row, stop, self._samples)
+            if self._stacks is not None and self._is_at_stacks:
+                end = self._run_code(collate.fill_stacked, store, row, stop, self._stacks)
+            else:
+                end = self._run_code(collate.timed_fill, store, row, stop, self._samples)
         except BadSample as error:
             made, number = "", self.taken + error.row - row
             if self._transformed is not None:
@@ -400,7 +413,7 @@ class OpenSplit:
             finally:
                 self._leave()
         self._generator = self._source = self._samples = iter(())
-        self._transformed = self._seekable = self._items = None
+        self._transformed = self._seekable = self._items = self._stacks = None
         self.variables = Context()
         self._run_code = self.variables.run
         helpers.of_this_process.end_of(self)
@@ -408,11 +421,24 @@ class OpenSplit:
     def _drop(self, until: int, deadline: float) -> bool:
         """Drop samples until `until` samples were read in all, or the split has ended. Return whether the deadline came
         first."""
-        for _ in islice(self._source, until - self.taken):
+        singly = until if self._stacks is None else self._singly
+        for _ in islice(self._source, max(0, singly - self.taken)):
             self.taken += 1
             if time.monotonic() >= deadline:
                 return True
+        while self._stacks is not None and self.taken < until:
+            stack = self._stacks.take(until - self.taken)
+            if stack is None:
+                break
+            self.taken += stack.rows
+            if time.monotonic() >= deadline:
+                return True
         return False
+
+    @property
+    def _is_at_stacks(self) -> bool:
+        """Whether the next samples need not be taken one by one."""
+        return self.taken >= self._singly and (self._spot is None or self._spot.over)
 
     def _error_of(self, error: BaseException) -> PenstockError:
         if isinstance(error, NoRows):
@@ -437,12 +463,16 @@ class OpenSplit:
         return f"sample {self._place_of(number)} of {where}, from 0"
 
     def _enter(self) -> None:
-        self._randomness.use(self.state)
+        if self._stacks is None:
+            self._randomness.use(self.state)
+        else:  # no user code runs
+            self._randomness.use_settings(self.state)
         self._page.enter(self._run, self._number, self._text, self.taken)
 
     def _leave(self, copying: int = 0) -> None:
         self._page.leave(copying)
-        helpers.of_this_process.look(self)
+        if self._stacks is None:
+            helpers.of_this_process.look(self)
 
 
 def _failed(name: str, place: str | None, error: BaseException, sample: str = "") -> GeneratorError:

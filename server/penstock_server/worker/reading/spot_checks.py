@@ -68,6 +68,11 @@ class Spot:
         """Yield `samples`, and note the first ones."""
         return chain(self._noting(samples), samples)
 
+    @property
+    def over(self) -> bool:
+        """Whether it needs no more samples."""
+        return self._over is None
+
     def close(self) -> None:
         """Complete the spot with the samples that it has: no more will come."""
         over, self._over = self._over, None
