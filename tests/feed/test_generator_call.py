@@ -108,6 +108,10 @@ class Sharded(NoSplit):
     def __init__(self, files: Any, shard: Any) -> None: ...
 
 
+def shard_and_shards(shard: Any, shards: int) -> Iterator[Any]:
+    yield shard, shards
+
+
 def rng_and_rest(rng: Any, *rest: Any) -> Iterator[Any]:
     yield rest
 
@@ -217,6 +221,7 @@ def test_of_a_class_each_run_has_an_object_of_its_own_and_arguments_that_it_may_
         (Scenes, {"method": "of_two", "args": (1,), "splits": [1]}, "without an argument: ids. .* for the constructor"),
         (NoSplit, {"method": "generate", "splits": [1]}, "neither NoSplit.generate nor the constructor of NoSplit"),
         (Sharded, {"method": "generate", "splits": [1]}, "Sharded takes shard, which is for generators without splits"),
+        (shard_and_shards, {}, "has parameter shards after shard, which has the number of shards too"),
         (rng_and_rest, {"splits": [1]}, "has parameter rest after rng: only the first one can be the split"),
         (Scenes("a"), {"method": "generate_data"}, "needs the class itself, and got an instance of Scenes"),
         ([1, 2], {"method": "pop"}, "for a generator function or a class, and got an instance of list"),

@@ -56,6 +56,16 @@ def test_a_message_of_a_reader_is_said_once(file: str) -> None:
     assert "Traceback" not in said
 
 
+def test_the_traceback_of_a_feed_that_is_refused_ends_with_the_line_that_declares_it(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("from penstock_server import Feed\nfeed = Feed([], shuffle=-1)\n")
+    with pytest.raises(penstock.StartError) as failed:
+        importing.load(f"{tmp_path}/wrong.py:feed")
+    *_, frame, line = [line for line in (failed.value.remote_traceback or "").splitlines() if line.startswith("  ")][:2]
+    assert frame.endswith('wrong.py", line 2, in <module>')
+    assert line.strip() == "feed = Feed([], shuffle=-1)"
+    assert "penstock_server/" not in (failed.value.remote_traceback or "")
+
+
 def test_an_error_of_the_users_own_function_keeps_its_traceback(file: str) -> None:
     def fails(sample: Any) -> Any:
         return sample["nothing"]

@@ -100,7 +100,8 @@ def is_installed(path: str) -> bool:
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of `error`, from the first frame that belongs neither to Penstock nor to the import
-    system. A long text of an exception keeps both ends, so that it leaves room for the frames.
+    system. A long text of an exception keeps both ends, so that it leaves room for the frames. Where Penstock refuses
+    what user code asks for, it ends with the user's frame.
 
     An error of a data file has none, unless PENSTOCK_DEBUG=1: its message says everything, and the frames would be
     those of a library."""
@@ -112,6 +113,9 @@ def user_traceback(error: BaseException) -> str:
     try:
         told = traceback.TracebackException(type(error), error, frame)
         told.stack[:] = [one for one in told.stack if not one.filename.startswith(_BETWEEN)]
+        if told.stack and (told.stack[-1].line or "").startswith("raise "):
+            while len(told.stack) > 1 and told.stack[-1].filename.startswith((*OURS, "<string>")):  # of a dataclass
+                told.stack.pop()
         return printable("".join(both_ends(part, _MOST_OF_A_PART) for part in told.format()))
     except BaseException:  # the attributes of `error` are user code too
         return ""

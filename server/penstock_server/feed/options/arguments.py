@@ -176,6 +176,11 @@ class Arguments:
         """Check that `parameter`, which is to get the split, is the first free one."""
         free = [p for p in self._parameters if p.name not in self._given]
         if parameter is not free[0]:
+            if free[0].name == "shard":
+                raise TypeError(
+                    f"{self._name} has parameter {parameter.name} after shard, which has the number of shards too: "
+                    f"index, count = shard. Leave {parameter.name} out, or give it a default"
+                )
             raise TypeError(
                 f"{self._name} has parameter {parameter.name} after {free[0].name}: only the first one can be the "
                 f"{what}. Put it first, or, if it is something else, give it a default or bind it with "
