@@ -56,7 +56,7 @@ class LeafCheck:
             array = self._from_python(value, array)
         if not self._has_shape(array.shape):
             if self._what == "batch":
-                hint = "give Feed(spec=...) with None for each dimension that varies"
+                hint = f"give Feed(spec=...) with None for each dimension that varies{self._varying(array.shape)}"
             else:
                 hint = (
                     'if samples differ in shape, give Feed(batching="pad") or Feed(batching="ragged"), with None in '
@@ -73,6 +73,14 @@ class LeafCheck:
     def _has_shape(self, shape: tuple[int, ...]) -> bool:
         wanted = self._leaf.shape
         return len(shape) == len(wanted) and all(w in (None, dim) for w, dim in zip(wanted, shape, strict=True))
+
+    def _varying(self, shape: tuple[int, ...]) -> str:
+        """Return the leaf to declare if batches have both the spec's shape and this one, or ""."""
+        wanted = self._leaf.shape
+        if len(shape) != len(wanted):
+            return ""
+        dims = tuple(dim if dim == has else None for dim, has in zip(wanted, shape, strict=True))
+        return f', here Leaf("{self._leaf.dtype}", {dims})'
 
     def _from_python(self, value: Any, array: Array) -> Array:
         """Convert Python's own numbers, which have no size. They fit if they keep their value (floats may be
