@@ -155,6 +155,19 @@ def test_the_stream_is_that_of_single_samples(
     assert not taken, "a transform takes single samples"
 
 
+@pytest.mark.parametrize("make", [numpy_feed, array_feed], ids=lambda make: make.__name__)
+def test_a_function_of_batches_gets_the_same_batches(make: Callable[..., Feed], tmp_path: Path) -> None:
+    def mixed(batch: Any, rng: np.random.Generator) -> Any:
+        x = batch[0] if isinstance(batch, tuple) else batch
+        return x * rng.random() + x[rng.permutation(len(x))]
+
+    found = [
+        stream(make(tmp_path, batch_size=13, shuffle=50, batch_transform=mixed, name="rows", **more))
+        for more in ({}, {"transform": same})
+    ]
+    assert found[0] == found[1]
+
+
 def same(sample: Any) -> Any:
     return sample
 

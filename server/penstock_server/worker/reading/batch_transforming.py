@@ -11,7 +11,7 @@ This file knows nothing of slots or runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -78,17 +78,11 @@ class BatchTransform:
         self.rows = rows
         self.served: Spec | None = None
 
-    def collated(self, rows: int, samples: Iterator[Any], run: Callable[..., Any]) -> list[npt.NDArray[Any]]:
-        """Return a batch of the next `rows` samples, one array for each leaf. It is valid until the next call. `run`
-        calls a function with the context variables of the source.
-
-        Raises:
-            As `Rows.fill`.
-        """
+    def store(self) -> list[Any]:
+        """Return a store for the samples of a batch. It is valid until the next call."""
         if self._store is None or isinstance(self.rows, VariableRows):
             self._store = self.rows.store(self._batch_rows)
-        run(self.rows.timed_fill, self._store, 0, rows, samples)
-        return self.arrays(self._store, rows)
+        return self._store
 
     def arrays(self, store: list[Any], rows: int) -> list[npt.NDArray[Any]]:
         """Return the first rows of a store as arrays, padded if they differ in shape."""

@@ -111,20 +111,18 @@ class IndexRun:
             enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
         self._begin(start, start + rows)
         spot = self._spot_of(self.index, 0.0)
-        if spot is None and self._is_stacked(target, rows):
-            self.index += 1
-            return rows
-        items = self._page.counting(self._samples())
+        stackable = isinstance(self._items, PlainItems) and self._items.stackable
+        fill = self._fill_stacked if stackable and spot is None and self._transform is None else self._fill
+        samples = self._page.counting(self._samples())
         if spot is not None:
-            items = spot.of(items)
-        self._randomness.use_settings(self._state)
-        self._randomness.seed(self._seed, self._epoch, self.index)
+            samples = spot.of(samples)
+        collate = self._collate if self._batches is None else self._batches.rows
+        store = target if self._batches is None else self._batches.store()
         self._page.enter(self._run, self.index, f"batch {self.index}")
         try:
-            if self._batches is None:
-                self._variables.run(self._collate.timed_fill, target, 0, rows, items)
-            else:
-                batch = self._batches.collated(rows, items, self._variables.run)
+            fill(collate, store, rows, samples)
+            if self._batches is not None:
+                batch = self._batches.arrays(store, rows)
                 self._batches.put(batch, self._epoch, (self.index,), target)
                 self._randomness.use_settings(self._state)
         except BadSample as error:
@@ -132,40 +130,38 @@ class IndexRun:
         except Raised as raised:
             raise item_failed(self._place(), raised.error) from raised.error
         finally:
-            self._page.leave(self._collate.copying if self._batches is None else self._batches.rows.copying)
+            self._page.leave(collate.copying)
             if spot is not None:
                 spot.close()
         self.index += 1
         return rows
 
-    def _is_stacked(self, target: Any, rows: int) -> bool:
-        """Copy the items of `_reads` many at once to `target`, and return True, if that can be done.
+    def _fill(self, collate: Collate, store: Any, rows: int, samples: Iterator[Any]) -> None:
+        """Copy the items of `_reads` to the first rows of a store, one by one.
 
         Raises:
-            SpecError: an item does not fit the spec.
+            As `Rows.fill`.
         """
-        items = self._items
-        if self._transform is not None or self._batches is not None:
-            return False
-        if not isinstance(items, PlainItems) or not items.stackable:
-            return False
-        self._page.enter(self._run, self.index, f"batch {self.index}")
+        self._randomness.use_settings(self._state)
+        self._randomness.seed(self._seed, self._epoch, self.index)
+        self._variables.run(collate.timed_fill, store, 0, rows, samples)
+
+    def _fill_stacked(self, collate: Collate, store: Any, rows: int, samples: Iterator[Any]) -> None:
+        """Do the same many rows at once, if the object can return them so. No user code runs then."""
+        assert isinstance(self._items, PlainItems)
         try:
-            try:
-                stack = items.stack(self._reads)
-            except BaseException as error:
-                raise Raised(error, 0) from error
-            if stack is None:
-                return False
-            self._collate.fill_stacked(target, 0, rows, RowStacks(iter((stack,))))
-            self._page.count(rows)
+            stack = self._items.stack(self._reads)
+        except BaseException as error:
+            raise Raised(error, 0) from error
+        if stack is None:
+            self._fill(collate, store, rows, samples)
+            return
+        try:
+            collate.fill_stacked(store, 0, rows, RowStacks(iter((stack,))))
         except BadSample as error:
-            raise SpecError(error.message, split=f"item {self._reads[error.row]}") from None
-        except Raised as raised:
-            raise item_failed(self._place(), raised.error) from raised.error
-        finally:
-            self._page.leave(self._collate.copying)
-        return True
+            self._items.item = self._reads[error.row]
+            raise
+        self._page.count(rows)
 
     def item(self, batch: int, number: int) -> int:
         """Return the index of an item by its batch and its number there."""
