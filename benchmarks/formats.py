@@ -19,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from measure import Spread
 from process_tree import started
 from transport import aligned, machine, progress
@@ -38,7 +39,11 @@ WARM = 1.0
 
 def workers_cpu() -> float:
     """Return the CPU seconds of the workers of this process's daemon: of all processes below it that have no others."""
-    return sum(sum(process.cpu_times()[:2]) for process in started() if not process.children())
+    total = 0.0
+    for process in started():
+        with suppress(psutil.NoSuchProcess):  # the process ended after it was listed
+            total += 0 if process.children() else sum(process.cpu_times()[:2])
+    return total
 
 
 def rate(epochs: Iterator[Any], seconds: float, cpu: Callable[[], float]) -> dict[str, float]:
