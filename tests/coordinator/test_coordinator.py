@@ -214,7 +214,7 @@ def failure(consumer: Consumer) -> PenstockError:
 
 
 class TestOrder:
-    @quick
+    @settings(quick, max_examples=25)
     @given(cases(any_feeds))
     def test_the_stream_is_a_function_of_the_feed_alone(self, case: Case) -> None:
         check_exact_order(case)
@@ -263,7 +263,7 @@ class TestOrder:
             assert read == expected[: len(read)]
             assert count is not None or read == expected
 
-    @settings(quick, max_examples=35)
+    @settings(quick, max_examples=18)
     @given(*several_streams)
     def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(
         self, all_: list[Case], seed: int, kills: int, stands: int
@@ -750,14 +750,14 @@ kept_groups = (
 
 
 class TestFaults:
-    @settings(quick, max_examples=60)
+    @settings(quick, max_examples=30)
     @given(faulty_cases, faults)
     def test_the_stream_is_the_same_through_deaths_cuts_restarts_and_scaling(
         self, case: Case, faults: dict[str, int]
     ) -> None:
         check_through_faults(case, faults)
 
-    @settings(quick, max_examples=45)
+    @settings(quick, max_examples=23)
     @given(*shared_groups)
     def test_each_batch_goes_to_one_consumer_of_a_group(
         self,
@@ -771,28 +771,28 @@ class TestFaults:
             faults = {**faults, "cuts": 0}
         check_group(case, consumers, faults, leaves, goes)
 
-    @settings(quick, max_examples=40)
+    @settings(quick, max_examples=20)
     @given(*kept_groups)
     def test_a_group_whose_daemon_keeps_a_state_file_loses_nothing_when_that_is_killed(
         self, case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None
     ) -> None:
         check_kept_group(case, consumers, faults, leaves, dies)
 
-    @settings(quick, max_examples=45)
+    @settings(quick, max_examples=23)
     @given(cases(any_feeds), st.integers(1, 4), faults)
     def test_all_ranks_together_see_the_very_stream_that_one_trainer_would(
         self, case: Case, world_size: int, faults: dict[str, int]
     ) -> None:
         check_ranks(case, world_size, faults)
 
-    @settings(quick, max_examples=35)
+    @settings(quick, max_examples=18)
     @given(cases(pooled_feeds), st.integers(2, 4), st.integers(2, 6))
     def test_ranks_that_are_cut_off_between_two_pools_see_that_stream_too(
         self, case: Case, world_size: int, cuts: int
     ) -> None:
         check_ranks(case, world_size, {"cuts": cuts})
 
-    @settings(quick, max_examples=50)
+    @settings(quick, max_examples=25)
     @given(*resumed)
     def test_a_stream_goes_on_from_any_batch_of_it_again_and_again_with_other_workers(
         self, case: Case, wide: bool, seed: int

@@ -155,13 +155,13 @@ def check_attack(case: Case, faults: dict[str, int], attackers: int, group: bool
         assert (sorted(read) == sorted(expected)) if group else (read == expected)
 
 
-@quick
+@settings(quick, max_examples=25)
 @given(*failing)
 def test_errors_that_pass_change_nothing(case: Case, faults: dict[str, int], on_error: str, seed: int) -> None:
     check_through_errors(case, faults, on_error, seed)
 
 
-@settings(quick, max_examples=35)
+@settings(quick, max_examples=18)
 @given(*deadly)
 def test_a_stream_that_ends_workers_fails_alone(
     case: Case, other: Case, faults: dict[str, int], attempts: int, seed: int
@@ -169,7 +169,7 @@ def test_a_stream_that_ends_workers_fails_alone(
     check_deadly(case, other, faults, attempts, seed)
 
 
-@quick
+@settings(quick, max_examples=25)
 @given(*attacks)
 def test_what_peers_say_changes_nothing_for_others(
     case: Case, faults: dict[str, int], attackers: int, group: bool

@@ -69,7 +69,7 @@ def check_filled_up(case: Case, world_size: int, faults: dict[str, int]) -> None
         assert [consumer.read[epoch] for consumer in ranks] == expected
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=20)
 @given(cases(any_feeds), st.integers(1, 5), faults)
 def test_no_batch_is_left_out_and_every_rank_gets_as_many(case: Case, world_size: int, faults: dict[str, int]) -> None:
     check_filled_up(case, world_size, faults)
@@ -164,7 +164,7 @@ def test_batches_of_a_rank_without_others_are_made_before_it_reads() -> None:
     assert world.coordinator.streams[alone.reader.stream].slots
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=20)
 @given(cases(any_feeds), st.integers(2, 4), st.integers(0, 2**32), faults)
 def test_ranks_load_a_state_when_they_like(case: Case, world_size: int, seed: int, faults: dict[str, int]) -> None:
     check_states_that_are_loaded_late(case, world_size, seed, faults)

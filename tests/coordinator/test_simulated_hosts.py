@@ -88,7 +88,7 @@ def check_without_end(case: Case, faults: dict[str, Any], slabs: int) -> None:
     assert consumer.read[0] == list(islice(case.feed.expected(0), len(consumer.read[0])))
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=25)
 @given(faulty_cases, faults)
 def test_the_stream_is_the_same_with_any_hosts(case: Case, faults: dict[str, Any]) -> None:
     check_through_faults(case, faults)
@@ -100,13 +100,13 @@ def test_no_stream_fails_because_hosts_are_lost(case: Case, hosts: dict[str, Any
     without_patience(case, hosts)
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=15)
 @given(cases(pooled_feeds), st.integers(1, 4), faults)
 def test_ranks_see_the_same_stream_with_any_hosts(case: Case, world_size: int, faults: dict[str, Any]) -> None:
     check_ranks(case, world_size, faults)
 
 
-@settings(quick, max_examples=35)
+@settings(quick, max_examples=18)
 @given(cases(placed_feeds), st.sampled_from((2, 4)), placed_faults)
 def test_ranks_see_the_same_stream_if_their_own_machines_make_it(
     case: Case, world_size: int, faults: dict[str, Any]
@@ -114,7 +114,7 @@ def test_ranks_see_the_same_stream_if_their_own_machines_make_it(
     check_ranks(case, world_size, faults)
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=15)
 @given(*shared_groups, hosts)
 def test_a_group_reads_each_batch_once_with_any_hosts(
     case: Case,
@@ -127,7 +127,7 @@ def test_a_group_reads_each_batch_once_with_any_hosts(
     check_group(case, consumers, {**(faults if leaves is None else {**faults, "cuts": 0}), **hosts}, leaves, goes)
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=15)
 @given(*kept_groups, hosts)
 def test_a_kept_group_loses_nothing_with_any_hosts(
     case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None, hosts: dict[str, Any]

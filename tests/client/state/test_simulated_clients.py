@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.coordinator.test_coordinator import (
@@ -69,7 +69,7 @@ def _fails(case: Case, data: st.DataObject, habits: dict[str, Any]) -> Case:
     return replace(case, feed=replace(case.feed, poison=frozenset(poison)))
 
 
-@quick
+@settings(quick, max_examples=25)
 @given(cases(any_feeds), habits, faults)
 def test_a_client_reads_one_stream_whatever_it_does_while_its_connection_is_lost(
     case: Case, habits: dict[str, Any], faults: dict[str, int]
@@ -77,7 +77,7 @@ def test_a_client_reads_one_stream_whatever_it_does_while_its_connection_is_lost
     _reads_one_stream(case, habits, faults)
 
 
-@quick
+@settings(quick, max_examples=25)
 @given(st.data(), cases(st.one_of(lane_feeds, ready_feeds)), habits, faults)
 def test_a_client_meets_an_error_in_its_place_or_not_at_all(
     data: st.DataObject, case: Case, habits: dict[str, Any], faults: dict[str, int]
@@ -112,7 +112,7 @@ def _shares_each_batch(
 group_habits = st.lists(habits, min_size=1, max_size=2)
 
 
-@quick
+@settings(quick, max_examples=25)
 @given(lane_feeds, asks, group_habits, seeds, faults)
 def test_members_of_a_group_get_each_batch_once_whatever_they_do_while_their_connections_are_lost(
     feed: SimFeed, ask: dict[str, Any], habits: list[dict[str, Any]], seed: int, faults: dict[str, int]

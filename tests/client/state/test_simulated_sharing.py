@@ -119,7 +119,7 @@ def test_sharing_lets_no_fewer_jobs_in(feed: SimFeed, slots: int, credit: int, q
     assert together >= alone
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=15)
 @given(cases(any_feeds), jobs, roomy, faults)
 def test_each_job_reads_the_stream_that_it_would_read_alone(
     case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
@@ -164,7 +164,7 @@ def _resumed_by_all(case: Case, wide: bool, count: int, room: int, faults: dict[
 resumed = cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), st.integers(2, 5), roomy, faults, seeds
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=15)
 @example(  # the first job passes over batches of a pool, which another one needs
     Case(SimFeed(splits=(0, 18), lanes=4, batch_size=3, turn=2, shuffle=7), 1, 32, 4907, PLENTY),
     True,
@@ -211,7 +211,7 @@ def _begun_late(case: Case, lates: list[tuple[int, int]], room: int, faults: dic
     return jobs
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=15)
 @example(  # the others have come back, and their stream has not passed over the batch that they have
     Case(
         SimFeed(splits=(18, 18, 7, 3, 12, 7, 12, 7), lanes=6, batch_size=3, turn=1, dynamic=True, shuffle=7),
@@ -283,7 +283,7 @@ def _possible_cuts(feed: SimFeed, epoch: int) -> list[dict[int, int]]:
     return found
 
 
-@settings(quick, max_examples=15)
+@settings(quick, max_examples=8)
 @example(  # a job comes back in the middle of an epoch, in which only the others' stream has left out a split
     Case(
         SimFeed(splits=(18, 24, 24, 24, 2, 24, 2, 13, 3), lanes=9, batch_size=5, turn=2, room=3),
