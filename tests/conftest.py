@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -112,7 +113,7 @@ def _is_ours(target: str) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a socket, a memfd or any other file descriptor."""
-    for keeps in {"tf", "launcher", "consumer_launcher", "daemon_launchers", "clients"} & {
+    for keeps in {"tf", "launcher", "keras_launcher", "consumer_launcher", "daemon_launchers", "clients"} & {
         *request.fixturenames
     }:  # these fixtures open things that stay open
         request.getfixturevalue(keeps)
@@ -146,9 +147,36 @@ def tf():
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
     """The process that forks trainers."""
-    launcher = Launcher("tensorflow")
+    launcher = Launcher("tensorflow", "keras")
     yield launcher
     launcher.close()
+
+
+@pytest.fixture(scope="session")
+def keras_launchers(launcher: Launcher) -> Iterator[dict[str, Launcher]]:
+    """The processes that fork trainers with Keras, by its backend: for `keras_launcher`."""
+    launchers = {"tensorflow": launcher}
+    yield launchers
+    for backend in launchers.keys() - {"tensorflow"}:
+        launchers[backend].close()
+
+
+@pytest.fixture
+def keras_launcher(backend: str, keras_launchers: dict[str, Launcher]) -> Launcher:
+    """The process that forks trainers with Keras on the test's parameter `backend`. Skips the test if that is missing.
+
+    Keras imports TensorFlow too, when it compiles a model, and the imports take 5 s of CPU. JAX compiles each operation
+    of a small model; optimizing them would take half of the time of a test.
+    """
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    if backend not in keras_launchers:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("KERAS_BACKEND", backend)
+            environment.setenv("JAX_PLATFORMS", "cpu")
+            environment.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+            keras_launchers[backend] = Launcher(backend, "keras", "tensorflow")
+    return keras_launchers[backend]
 
 
 @pytest.fixture(scope="session")

@@ -75,8 +75,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def needing_tensorflow(file: Path) -> set[str]:
-    """Return the names of the functions in this file that need TensorFlow: through the fixture `tf` or `start_trainer`,
-    or through a fixture of the file that needs one of these."""
+    """Return the names of the functions in this file that need TensorFlow: through the fixture `tf`, `start_trainer` or
+    `keras_launcher`, or through a fixture of the file that needs one of these."""
     functions: list[tuple[str, set[str]]] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ClassDef):  # its usefixtures are those of its tests
@@ -84,7 +84,7 @@ def needing_tensorflow(file: Path) -> set[str]:
             functions += [(test.name, _fixtures_used(node)) for test in tests]
         elif isinstance(node, ast.FunctionDef):
             functions.append((node.name, {argument.arg for argument in node.args.args} | _fixtures_used(node)))
-    found = {"tf", "start_trainer"}
+    found = {"tf", "start_trainer", "keras_launcher"}
     while more := {name for name, uses in functions if uses & found} - found:
         found |= more
     return found

@@ -1,6 +1,6 @@
 """Trains a model that is not built yet, with Keras' backend of this process, and prints which batches it was given.
 
-Arguments: JSON with the URLs of feeds, and JSON with a list of cases. Prints a line of JSON for each case: the number
+Its stdin is JSON: the URLs of feeds, and a list of cases. Prints a line of JSON for each case: the number
 of the first sample of each batch, in lists, one for each epoch that Keras trained, and one for each validation.
 """
 
@@ -87,7 +87,7 @@ def train(url: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    urls, cases = map(json.loads, sys.argv[1:])
+    urls, cases = json.load(sys.stdin)
     warnings.filterwarnings("ignore", message=r"\s*Your input ran out of data")
     for case in cases:
         try:

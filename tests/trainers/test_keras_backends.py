@@ -16,6 +16,7 @@ import pytest
 
 import penstock
 from tests.conftest import Serve
+from tests.processes.forked import Launcher
 
 SCRIPT = Path(__file__).with_name("keras_trainer.py")
 EPOCHS = 3
@@ -76,20 +77,20 @@ def streams(serve: Serve) -> Streams:
     return Streams(serve(FEEDS, *LENGTHS).urls)
 
 
-def run(streams: Streams, backend: str, cases: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run cases in a process with `backend`. Return their results, and which of TensorFlow and torch it imported."""
-    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), json.dumps(streams.urls), json.dumps(cases)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert ended.returncode == 0, ended.stderr
-    *results, imported = map(json.loads, ended.stdout.splitlines())
-    assert len(results) == len(cases), ended.stdout
-    return results, imported
+def run(streams: Streams, launcher: Launcher, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run cases in a process of this launcher, and return their results."""
+    trainer = launcher.start("import keras_trainer; keras_trainer.main()", folder=SCRIPT.parent, stdin=True)
+    try:
+        assert trainer.stdin is not None
+        with trainer.stdin as stdin:
+            json.dump([streams.urls, cases], stdin)
+        out, errors = trainer.communicate(280)
+        assert trainer.returncode == 0, errors
+        *results, _ = map(json.loads, out.splitlines())
+        assert len(results) == len(cases), out
+        return results
+    finally:
+        trainer.close()
 
 
 def cases_of(streams: Streams, route: str, **options: Any) -> list[dict[str, Any]]:
@@ -130,11 +131,6 @@ def routes_of(backend: str) -> list[str]:
     return [route for route, library in needed.items() if find_spec(library) is not None]
 
 
-def needs(backend: str) -> None:
-    if find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
-
-
 def half(cases: list[dict[str, Any]], *, rest: bool = False) -> list[dict[str, Any]]:
     """Return half of the cases of each route, or the other half. In both, any two of the settings meet."""
     return [case for at, case in enumerate(cases) if (at % 12 in (0, 3, 5, 6, 8, 11)) is not rest]
@@ -148,8 +144,7 @@ def strategy_cases(streams: Streams) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
-def test_fit_trains_on_the_stream_by_every_route(streams: Streams, backend: str) -> None:
-    needs(backend)
+def test_fit_trains_on_the_stream_by_every_route(streams: Streams, keras_launcher: Launcher, backend: str) -> None:
     routes = routes_of(backend)
     cases = half([case for route in routes for case in cases_of(streams, route)])
     if backend == "tensorflow":
@@ -157,7 +152,7 @@ def test_fit_trains_on_the_stream_by_every_route(streams: Streams, backend: str)
     state = streams.states["unknown"]
     refused = [{"route": route, "feed": "unknown", "state": state} for route in routes if route != "keras"]
     beside = [{"route": "torch", "feed": "known", "strategy": True}] * (backend == "tensorflow" and "torch" in routes)
-    results, _ = run(streams, backend, cases + refused + beside)
+    results = run(streams, keras_launcher, cases + refused + beside)
     check(streams, cases, results[: len(cases)])
     for result in results[len(cases) : len(cases) + len(refused)]:
         # Keras would take the length of the rest for that of the other epochs.
@@ -168,18 +163,27 @@ def test_fit_trains_on_the_stream_by_every_route(streams: Streams, backend: str)
 
 @pytest.mark.soak
 @pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
-def test_fit_trains_with_any_three_settings_together(streams: Streams, backend: str) -> None:
-    needs(backend)
+def test_fit_trains_with_any_three_settings_together(streams: Streams, keras_launcher: Launcher, backend: str) -> None:
     cases = half([case for route in routes_of(backend) for case in cases_of(streams, route)], rest=True)
-    results, _ = run(streams, backend, cases)
+    results = run(streams, keras_launcher, cases)
     check(streams, cases, results)
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_a_dataset_for_keras_imports_nothing_but_the_backend(streams: Streams, backend: str) -> None:
-    needs(backend)
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
     fits, predicts = {"route": "keras", "feed": "known", "fits": 3}, {"route": "keras", "feed": "known", "predicts": 1}
-    [fitted, predicted], imported = run(streams, backend, [fits, predicts])
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        input=json.dumps([streams.urls, [fits, predicts]]),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    fitted, predicted, imported = map(json.loads, ended.stdout.splitlines())
     check(streams, [fits], [fitted])
     assert predicted == {"predicted": 48}, "the batch that built the model is in it"
     assert imported == [backend] * (backend != "jax")

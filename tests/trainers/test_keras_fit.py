@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ import pytest
 
 import penstock
 from tests.conftest import Serve
+from tests.processes.forked import Launcher
 
-SCRIPT = Path(__file__).with_name("keras_fitter.py")
 CLASS_WEIGHT = {0: 1.0, 1: 5.0, 2: 7.0}
 
 FEEDS = """
@@ -78,19 +76,18 @@ def ordered(batches: list[Any]) -> list[Any]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
-def test_fit_trains_on_each_batch_once_or_says_why_it_cannot(serve: Serve, backend: str) -> None:
-    if find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
+def test_fit_trains_on_each_batch_once_or_says_why_it_cannot(
+    serve: Serve, keras_launcher: Launcher, backend: str
+) -> None:
     urls = serve(FEEDS, *NAMES).urls
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), json.dumps(urls)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"},
-    )
-    assert ended.returncode == 0, ended.stderr
-    results = json.loads(ended.stdout.splitlines()[-1])
+    code = "import keras_fitter; keras_fitter.main()"
+    trainer = keras_launcher.start(code, json.dumps(urls), folder=Path(__file__).parent)
+    try:
+        out, errors = trainer.communicate(280)
+        assert trainer.returncode == 0, errors
+    finally:
+        trainer.close()
+    results = json.loads(out.splitlines()[-1])
     for name, words in REFUSED.items():
         assert words in results.pop(name)["error"], name
     errors = {name: result["error"] for name, result in results.items() if "error" in result}

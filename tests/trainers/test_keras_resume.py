@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -59,26 +57,8 @@ print(json.dumps([Kill.steps, resume.consumed, history.epoch, feeding.summary]))
 )
 
 
-@pytest.fixture(scope="module", params=["jax", "torch"])
-def backend(request: pytest.FixtureRequest) -> str:
-    if find_spec(request.param) is None:
-        pytest.skip(f"{request.param} is not installed")
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def keras_launcher(backend: str) -> Iterator[Launcher]:
-    """The process that forks trainers with this backend. Keras imports TensorFlow too, when it compiles a model, and
-    the imports take 4 s of CPU."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("KERAS_BACKEND", backend)
-        environment.setenv("JAX_PLATFORMS", "cpu")
-        launcher = Launcher(backend, "keras", "tensorflow")
-    yield launcher
-    launcher.close()
-
-
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["jax", "torch"])
 @pytest.mark.parametrize("feed", ["feed", pytest.param("endless", marks=pytest.mark.soak)])
 def test_fit_killed_within_epoch_1_ends_with_the_same_weights_bit_by_bit(
     serve: Serve, tmp_path: Path, backend: str, keras_launcher: Launcher, feed: str
