@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -29,6 +30,7 @@ import penstock
 from penstock_proto.status.status_shape import Status
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, kill
+from tests.processes.forked import Launcher
 from tests.processes.free_ports import free_address
 
 SIZES = [40, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59]
@@ -665,7 +667,6 @@ def test_the_slots_of_a_killed_consumer_come_back(serve: Serve, flags: Flags, tr
 STATES = """
 import json, sys
 import penstock
-from tests.recovery.test_recovery import digest
 
 url, transport, lag = sys.argv[1], sys.argv[2], int(sys.argv[3])
 states, seen = [], []
@@ -679,28 +680,28 @@ print(json.dumps([states, seen]))
 """
 
 
-def states(url: str, transport: str, lag: int) -> tuple[list[dict[str, Any]], list[str]]:
+def states(launcher: Launcher, url: str, transport: str, lag: int) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the states after 1, 2, ... batches of two epochs, each taken when `lag` more were handed over; and the
-    batches."""
-    done = subprocess.run(
-        [sys.executable, "-c", STATES, url, transport, str(lag)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2]), *sys.path])},
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    batches. Another process reads them."""
+    functions = "".join(map(inspect.getsource, (leaves, digest)))
+    code = f"from __future__ import annotations\nimport hashlib\n{functions}{STATES}"
+    consumer = launcher.start(code, url, transport, str(lag))
+    try:
+        out, errors = consumer.communicate(100)
+        assert consumer.returncode == 0, errors
+    finally:
+        consumer.close()
+    found = json.loads(out)
     return found[0], found[1]
 
 
 @GROUPS
 def test_a_stream_goes_on_from_a_state_in_another_process_with_another_daemon_and_other_workers(
-    serve: Serve, flags: Flags, names: tuple[str, ...], transport: str
+    serve: Serve, flags: Flags, consumer_launcher: Launcher, names: tuple[str, ...], transport: str
 ) -> None:
     names = tuple(name for name in names if name != "fast")
     first = serve(FEEDS, *names, workers=3)  # slow: the generators must not be far ahead of the state
-    taken = {name: states(first.urls[name], transport, lag) for lag, name in enumerate(names)}
+    taken = {name: states(consumer_launcher, first.urls[name], transport, lag) for lag, name in enumerate(names)}
     assert first.stop() == 0
     second = serve(FEEDS, *names, workers=1, env={"SLOW": "0"})
     other = {"local": "tcp", "tcp": "local"}[transport]
