@@ -191,8 +191,8 @@ class DaemonLauncher:
     """A process that forks daemons and workers.
 
     Args:
-        hash_seed: PYTHONHASHSEED of the daemons. If it is "0", as for workers, their fork servers are forked too, and
-            all these processes end without finalization. Otherwise both are as users have them.
+        hash_seed: PYTHONHASHSEED of the daemons. If it is "0", as for workers, their fork servers are forked too.
+            Otherwise fork servers start as those of users do.
     """
 
     def __init__(self, hash_seed: str) -> None:
@@ -201,7 +201,7 @@ class DaemonLauncher:
         names = ("cli.main", "cli.progress", "cli.service_manager", "daemon.serving")
         modules = [f"penstock_server.{name}" for name in names]
         modules += ["uvloop", "encodings.idna", "tests.processes.fork_template"]
-        self._launcher = Launcher(*modules, hash_seed=hash_seed, finalizes=hash_seed != "0")
+        self._launcher = Launcher(*modules, hash_seed=hash_seed, finalizes=False)
 
     def _changed(self, environment: dict[str, str]) -> dict[str, str]:
         return {name: value for name, value in environment.items() if self._variables.get(name) != value}
@@ -432,8 +432,9 @@ def serve(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[Se
             words += (f"--{name.replace('_', '-')}", str(value))
         environment = {**os.environ, **(env or {})}
         launcher = None
-        if nofile is None and not own_group and daemon_launchers[number % 2].fits(environment):
-            launcher = daemon_launchers[number % 2]
+        forks = daemon_launchers[number == 1]
+        if nofile is None and not own_group and forks.fits(environment):
+            launcher = forks
             words = (PATCHED.format(patched=patched or {}), *words)
         else:
             words = (*command(patched or {}), *words)
@@ -586,7 +587,7 @@ def join(daemon_launchers: list[DaemonLauncher]) -> Iterator[Join]:
         for option, value in {"workers": 2, **options}.items():
             all_words += [f"--{option.replace('_', '-')}", str(value)]
         environment = {**os.environ, **(env or {})}
-        launcher = daemon_launchers[len(hosts) % 2]
+        launcher = daemon_launchers[len(hosts) == 1]
         if launcher.fits(environment):
             all_words.insert(0, "os.dup2(2, 1)" + PATCHED.format(patched=patched or {}))
             host = Host(all_words, folder or daemon.folder, name, daemon, environment, launcher)
