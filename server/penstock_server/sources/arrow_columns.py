@@ -90,6 +90,12 @@ class _Lists(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._starts)
 
+    def stacked(self) -> Any:
+        """Return lists of one length as one array. They lie one after the other."""
+        first, rows = int(self._starts[0]), len(self)
+        items = self._items[first : first + rows * self.one_length]
+        return items.reshape(rows, self.one_length, *items.shape[1:])
+
     def __getitem__(self, index: Any) -> Any:
         start = self._starts[index]
         return self._items[start : start + self._lengths[index]]
@@ -161,15 +167,20 @@ def rows_of(column: Any, place: Place) -> Sequence[Any]:
     import pyarrow as pa
 
     if not isinstance(column, pa.ChunkedArray):
-        return _rows(column, place)
+        return _stacked(_rows(column, place))
     if not can_be_served(column.type):
         raise TypeError(f"{place.name} has type {column.type}, which cannot be served: {place.other}")
     chunks, row = [], place.row
     for chunk in column.chunks:
         if len(chunk):
-            chunks.append(_rows(chunk, place._replace(row=row)))
+            chunks.append(_stacked(_rows(chunk, place._replace(row=row))))
             row += len(chunk)
     return chunks[0] if len(chunks) == 1 else Chunked(chunks)
+
+
+def _stacked(rows: Sequence[Any]) -> Sequence[Any]:
+    """Return rows as an array, if they are lists of one length."""
+    return rows.stacked() if isinstance(rows, _Lists) and rows.one_length else rows
 
 
 def can_be_served(kind: Any) -> bool:
