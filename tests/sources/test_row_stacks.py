@@ -18,6 +18,7 @@ from penstock_server import Feed
 from penstock_server.sources.reader import StackReader
 from penstock_server.sources.row_stacks import RowStack, RowStacks, joined
 from penstock_server.sources.structure import Columns
+from penstock_server.worker.reading import first_split, splits
 
 zarr.config.set({"threading.max_workers": 1})
 zarr.create_array(store={}, shape=(1,), dtype="i4")[:] = 1  # starts its threads, which last as long as the process
@@ -170,6 +171,22 @@ def test_a_function_of_batches_gets_the_same_batches(make: Callable[..., Feed], 
 
 def same(sample: Any) -> Any:
     return sample
+
+
+def test_a_split_whose_first_sample_took_long_goes_on_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = numpy_feed(tmp_path, batch_size=13, name="rows")
+    whole = stream(feed)
+    monkeypatch.setattr(first_split, "SLOW", -1.0)
+    monkeypatch.setattr(splits.OpenSplit, "check", lambda self, spot: None)  # a spot is read one by one
+    for batches in range(3):
+        with penstock.connect(feed, workers=0) as connection:
+            read = connection.batches()
+            found = [flat(next(read)) for _ in range(batches)]
+            state = connection.state_dict()
+        with penstock.connect(feed, workers=0, state=state) as connection:
+            assert found + [flat(batch) for batch in connection.batches()] == whole[: len(whole) // 2]
 
 
 @pytest.mark.parametrize("indexed", [False, True])

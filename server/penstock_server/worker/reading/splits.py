@@ -421,7 +421,7 @@ class OpenSplit:
     def _drop(self, until: int, deadline: float) -> bool:
         """Drop samples until `until` samples were read in all, or the split has ended. Return whether the deadline came
         first."""
-        singly = until if self._stacks is None else self._singly
+        singly = until if self._stacks is None else min(until, self._singly)
         for _ in islice(self._source, max(0, singly - self.taken)):
             self.taken += 1
             if time.monotonic() >= deadline:
