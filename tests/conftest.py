@@ -166,7 +166,7 @@ def keras_launcher(backend: str, keras_launchers: dict[str, Launcher]) -> Launch
     """The process that forks trainers with Keras on the test's parameter `backend`. Skips the test if that is missing.
 
     Keras imports TensorFlow too, when it compiles a model, and the imports take 5 s of CPU. JAX compiles each operation
-    of a small model; optimizing them would take half of the time of a test.
+    of a small model; optimizing them would take a fifth of a test or more.
     """
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
