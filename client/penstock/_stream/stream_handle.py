@@ -79,7 +79,7 @@ class StreamHandle:
             nonlocal start
             start = start and state_dict.for_feed(start, info, "the state was taken from")
             if connector.identity.start == "next_epoch" and info.endless:
-                raise ValueError("start='next_epoch' waits for ever, because this feed is endless: give start='latest'")
+                raise ValueError("start='next_epoch' never begins: this feed is endless, so give start='latest'")
             return None if start is None or state_dict.is_start(start) else start
 
         mailbox = Mailbox()

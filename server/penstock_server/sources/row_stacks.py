@@ -90,6 +90,11 @@ class IndexedRows(ABC):
         """Return these items, or None if they are read one by one."""
 
 
+def values_at(column: Any, indices: Sequence[int]) -> Array | list[Any]:
+    """Return these values of a column, which is an array or anything with `[]`."""
+    return column[indices] if isinstance(column, np.ndarray) else [column[index] for index in indices]
+
+
 def joined(columns: Columns, parts: Sequence[Iterator[Array]]) -> Iterator[RowStack]:
     """Join columns whose rows are read in pieces of different lengths. Each of them yields arrays.
 

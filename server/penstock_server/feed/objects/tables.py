@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from penstock_proto import distribution
 from penstock_proto.value_text import shown
 
 from ...sources.arrow_columns import Place, rows_of
-from ...sources.row_stacks import IndexedRows, RowStack
+from ...sources.row_stacks import IndexedRows, RowStack, values_at
 from ...sources.structure import Columns
 
 
@@ -48,8 +49,11 @@ class Table(IndexedRows):
         """See `IndexedRows`."""
         if not self._items:
             return None
-        columns = Columns({name: name for name in self._columns}, "column")
-        return RowStack(columns, [_at(column, indices) for _, column in self._items], len(indices))
+        return RowStack(self._structure, [_at(column, indices) for _, column in self._items], len(indices))
+
+    @cached_property
+    def _structure(self) -> Columns:
+        return Columns({name: name for name in self._columns}, "column")
 
     def __repr__(self) -> str:
         return f"<{self._kind} of {self._rows} rows: {shown(list(self._columns))[1:-1]}>"
@@ -71,9 +75,7 @@ def as_indexable(source: Any) -> Any:
 
 def _at(column: Any, indices: Sequence[int]) -> Any:
     """Return these values of a column."""
-    if isinstance(column, np.ndarray | _Categories | _Texts):
-        return column[indices]
-    return [column[index] for index in indices]
+    return column[indices] if isinstance(column, _Categories | _Texts) else values_at(column, indices)
 
 
 # --- NumPy ---

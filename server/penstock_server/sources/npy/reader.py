@@ -30,7 +30,7 @@ from ..row_stacks import RowStack
 from ..structure import Columns
 
 _SLAB = 1 << 20
-"""Bytes that are read at once from an array that is not mapped."""
+"""Bytes that are read at once from arrays whose rows take memory."""
 
 _CHECKED = 8 << 30
 """Bytes of the largest mapped member whose checksum is compared: about 10 s of work, before the first batch."""
@@ -197,7 +197,7 @@ class NumpyRows(StackReader):
         start, stop = split[0].start, split[0].stop
         with ExitStack() as stack:
             arrays, columns = self._source.open(tuple(part.file for part in split), stack)
-            step = max(1, _SLAB // max(1, sum(array.row_nbytes for array in arrays if not array.mapped)))
+            step = max(1, _SLAB // max(1, sum(array.row_nbytes for array in arrays if array.copies)))
             for low in range(start, stop, step):
                 high = min(stop, low + step)
                 yield RowStack(columns, [array.read(low, high) for array in arrays], high - low)
@@ -212,7 +212,8 @@ class NpyArray:
         name: the file's name, with the array's name if the file has several.
         rows, row_nbytes: its length, and the bytes of a row.
         seekable: whether any rows can be read without those before them.
-        mapped: whether the file is mapped into memory, so that any number of rows can be read at once.
+        mapped: whether the file is mapped into memory.
+        copies: whether rows that are read take memory, so that only some of them should be read at once.
     """
 
     def __init__(self, name: str, opened: BinaryIO, place: tuple[str, int] | None, nbytes: int | None = None) -> None:
@@ -251,6 +252,7 @@ class NpyArray:
                 order: Any = "F" if self._fortran else "C"
                 self._array = np.memmap(path, dtype, "r", offset + self._start, shape, order).view(np.ndarray)
         self.mapped = self._array is not None
+        self.copies = not self.mapped or not dtype.isnative
         self.seekable = self.mapped or (place is None and not self._fortran and _is_seekable(opened))
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..dtypes import converted
 from ..images.decoder import ImageDecoder
-from ..row_stacks import IndexedRows, RowStack
+from ..row_stacks import IndexedRows, RowStack, values_at
 from ..structure import Columns
 from .table import Table, read_table
 
@@ -77,9 +77,7 @@ class TableRows(IndexedRows):
         if self._images:
             return None
         columns, values = self._columns, self._loaded.values
-        found = [values[name] for name in columns.names]
-        parts = [part[indices] if isinstance(part, np.ndarray) else [part[one] for one in indices] for part in found]
-        return RowStack(columns, parts, len(indices))
+        return RowStack(columns, [values_at(values[name], indices) for name in columns.names], len(indices))
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:
