@@ -10,7 +10,7 @@ from itertools import islice, product
 
 import pytest
 
-from penstock_proto import DaemonStopped, GeneratorError, MemoryBound, StreamClosed, WorkerDied
+from penstock_proto import DaemonStopped, GeneratorError, StreamClosed, WorkerDied
 from penstock_proto import messages as m
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator.model import commands as do
@@ -512,26 +512,6 @@ def _runs_that_write_while_their_lane_moves(world: World, stream: Stream) -> Ite
                     (worker, run), before = lane.run, lane.dropped[0]
                     if worker != before and before in (writer for writer, _ in turn.fillers):
                         yield run, before
-
-
-def test_slots_come_back_when_a_copy_of_a_batch_cannot_be_made() -> None:
-    failed = 0
-    for seed in range(40):
-        world = World(SimFeed(splits=(6,), lanes=1, batch_size=2), workers=1, seed=seed)
-        ranks = [world.open(reads=[(0, None)], rank=rank, world_size=2, pad=True) for rank in range(2)]
-        while world.step() and not world.copies:
-            pass
-        for copy in world.copies:
-            failed += 1
-            for ticket in (copy.ticket, copy.source):
-                world.arena.used[ticket].copying -= 1
-            world.handle(on.NoSlot(copy.ticket, MemoryBound("the disk of the memory is full")))
-        world.copies.clear()
-        world.carry_out()
-        world.run()  # it also checks that nothing is left
-        for rank in ranks:
-            assert [type(error) for error in rank.failures] in ([MemoryBound], [])
-    assert failed
 
 
 def test_a_worker_that_lists_splits_may_be_told_to_leave() -> None:

@@ -107,6 +107,19 @@ def test_the_window_holds_a_slot_as_long_as_an_entry_has_it() -> None:
     assert turn.slot.ticket not in slots
 
 
+def test_nobody_joins_at_a_batch_that_a_job_has_for_itself() -> None:
+    slots = new_slots()
+    window = Window(slots)
+    for at, shared in ((0, True), (2, False), (4, False)):
+        window.append(Entry(0, at, Part(0, 2, 8, ()), a_turn(slots), shared))
+    assert [window.find(0, at) for at in (0, 2, 4, 5)] == [None] * 4
+    window.drop_first()
+    assert [window.find(0, at) for at in (2, 4, 5)] == [None] * 3
+    window.append(Entry(0, 6, Part(0, 2, 8, ()), a_turn(slots)))
+    assert [window.find(0, at) for at in (5, 6, 7, 8)] == [None, 3, 3, 4]
+    assert [window.slots_from(number) for number in (1, 3, 4)] == [3, 1, 0]
+
+
 @pytest.mark.parametrize(("batches", "skip", "passed", "sent"), [(12, 0, 0, 3), (12, 2, 2, 1), (11, 9, 4, 0)])
 def test_a_job_that_joins_within_a_slab_gets_the_rest_of_it(batches: int, skip: int, passed: int, sent: int) -> None:
     slots = new_slots()
@@ -127,7 +140,7 @@ def test_a_job_that_joins_within_a_slab_gets_the_rest_of_it(batches: int, skip: 
     shared.window.append(Entry(0, 10, Part(0, 5, 20, ()), a_turn(slots)))
     position = Position(feed.info, 0, batches=batches, places=(Place(A, batches, b"r"),), skip=skip)
     assert shared.covers((0, batches))
-    shared.join(consumer, position)
+    shared.join([consumer], position)
     consumer.begin(0)
     shared.catch_up()
     assert sum(part.batches for what, part in said if what == "elsewhere") == passed

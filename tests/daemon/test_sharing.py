@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, kill, wait_until
+from tests.coordinator.test_ranks_rounds import filled_up
 
 FEEDS = """
     import numpy as np
@@ -90,6 +91,52 @@ def test_jobs_that_read_together_have_everything_made_once(daemon: Daemon, name:
     assert epochs == [expected] * 3
     assert {stream.jobs for stream in streams} == {3}
     assert len({stream.stream for stream in streams}) == 1
+    assert made(daemon, name) - before < 2.25 * sum(map(len, expected))  # not 3: the next epoch is begun early
+
+
+class Ranks:
+    """Ranks that read two epochs, each in a thread. They stop after their first batch until `go` is set."""
+
+    def __init__(self, url: str, world_size: int, go: threading.Event, **options: Any) -> None:
+        self.read: list[list[list[tuple[list[int], float]]]] = [[] for _ in range(world_size)]
+        self._first = threading.Barrier(world_size + 1)
+        self._threads = [
+            threading.Thread(target=self._run, args=(url, rank, world_size, go, options)) for rank in range(world_size)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._first.wait(60)
+
+    def _run(self, url: str, rank: int, world_size: int, go: threading.Event, options: dict[str, Any]) -> None:
+        how, group = ("local", "tcp")[rank % 2], f"{world_size} ranks"
+        with penstock.connect(url, transport=how, rank=rank, world_size=world_size, group=group, **options) as one:
+            batches = one.batches()
+            first = read(batches, 1)
+            self._first.wait(60)
+            go.wait(60)
+            self.read[rank] = [first + read(batches), read(one.batches())]
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(120)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_share_with_a_single_consumer_and_with_ranks_of_another_world_size(daemon: Daemon, name: str) -> None:
+    url = daemon.urls[name]
+    expected = alone(url)
+    before, go = made(daemon, name), threading.Event()
+    with penstock.connect(url) as one:
+        two = Ranks(url, 2, go)
+        three = Ranks(url, 3, go, last_round="pad")
+        streams = control.status(daemon.urls["lanes"], 30).streams
+        go.set()
+        assert [read(one.batches()) for _ in range(2)] == expected
+        for ranks in (two, three):
+            ranks.join()
+    assert {(stream.stream, stream.jobs) for stream in streams} == {(streams[0].stream, 3)}
+    assert two.read == [[epoch[rank : len(epoch) // 2 * 2 : 2] for epoch in expected] for rank in (0, 1)]
+    assert three.read == [list(epochs) for epochs in zip(*(filled_up(epoch, 3) for epoch in expected), strict=True)]
     assert made(daemon, name) - before < 2.25 * sum(map(len, expected))  # not 3: the next epoch is begun early
 
 

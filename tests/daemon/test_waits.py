@@ -27,11 +27,14 @@ class View:
     """What a look sees of a stream."""
 
     awaited_worker: int | None = 7
-    holding_up: Sequence[Any] = ()
+    slow: Sequence[Any] = ()
     listing: bool = False
     interrupted: bool = False
     at_work: set[int] = field(default_factory=lambda: {7})
     lanes: set[int] = field(default_factory=lambda: {7, 8})
+
+    def holding_up(self, consumer: Any) -> Sequence[Any]:
+        return self.slow
 
     def with_work(self, workers: Collection[int]) -> int:
         return len(self.lanes.intersection(workers))

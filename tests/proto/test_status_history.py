@@ -160,9 +160,10 @@ def test_a_rank_that_waits_for_another_learns_for_which() -> None:
     for second in range(1, 8):
         state = status(second, second, waits={"production": 0.1, "ranks": 0.8}, rank=0)
         (first,), (slow,) = state.streams, status(second, second, waits={"holding_up": 0.8}, rank=2).streams
-        state = replace(state, streams=[first, slow, replace(first, rank=1)])
+        elsewhere = status(second, second, waits={"holding_up": 0.9}, rank=3, group="another job").streams
+        state = replace(state, streams=[first, slow, replace(first, rank=1), *elsewhere])
         history.add(state)
-    waiting, slow, other = history.described(state).streams
+    waiting, slow, other, _ = history.described(state).streams
     assert (waiting.limit, slow.limit, other.limit) == ("ranks", "consumer", "ranks")
     assert waiting.headline == "the trainer waits 90 % of the time: rank 2 is slower, and all ranks go on together"
     assert slow.headline == "the trainer is the bottleneck: other ranks wait for it 80 % of the time"

@@ -309,7 +309,7 @@ class Slot:
     """True if some batches were lost and will not be made again."""
     lost: dict[int, Batch] = field(default_factory=dict)
     """The batches that were lost with their host, with their contents."""
-    copying: int = 0
+    alone: set[int] = field(default_factory=set)
     fillers: set[tuple[Worker, int]] = field(default_factory=set)
     readers: set[tuple[Consumer, int]] = field(default_factory=set)
 
@@ -393,9 +393,9 @@ class Arena:
         hold(not slot.readers, f"the slot of ticket {ticket} is freed while the consumer has {len(slot.readers)} slabs")
         filling = [worker.number for worker, run in slot.fillers if worker.alive and worker.fills_of(run)]
         hold(not filling, f"the slot of ticket {ticket} is freed while worker {filling} fills it")
-        hold(not slot.copying, f"the slot of ticket {ticket} is freed while it is copied")
         slot.ticket = -1
         slot.content, slot.sent, slot.fillers, slot.kept, slot.stays, slot.lost = {}, set(), set(), {}, True, {}
+        slot.alone = set()
         slot.unreadable = slot.transformed = False
         self._free.append(slot)
 
@@ -681,7 +681,7 @@ class Worker:
         wanted = 1 if run.careful else self._world.random.randint(1, fill.batches - fill.made)
         parts: list[Batch] = []
         try:
-            while run.feed.striped and run.index < fill.index and not run.ended:
+            while run.feed.length is None and run.index < fill.index and not run.ended:
                 passed = run.take(run.index)
                 hold(passed is not None or run.forged, "a lane ends before the place that its run is to reach")
             while len(parts) < wanted:
@@ -1289,7 +1289,6 @@ class World:
         self._last_consumer = 0
         self._raises = {(feed.name, sample): readings for feed in feeds for sample, readings in feed.transient}
         self._readings: Counter[tuple[str, Sample]] = Counter()
-        self.copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
         """Closed connections that the daemon has not noticed yet."""
         self.ready: list[str] = []
@@ -1493,9 +1492,6 @@ class World:
             len(self.coordinator.timers.times) > self.coordinator.periodic_checks.due
         ):  # a timer besides periodic_checks's
             yield "clock", self._tick
-        for copy in self.copies:
-            if self.arena.used[copy.source].has(copy.first):
-                yield "copies", partial(self._copy, copy)
         if any(not consumer.gone for consumer in self.consumers.values()):
             for fault, left in self.faults.items():
                 if left and self.steps >= self._due[fault]:
@@ -1643,7 +1639,7 @@ class World:
             self.faults["join"] += hosts
         self.coordinator = self._new_coordinator(own, self._memory)
         self.arena = Arena(self._refused)
-        self._waiting, self._lists, self.copies = {}, {}, []
+        self._waiting, self._lists = {}, {}
         self._commands.clear()
         self.ends.clear()
         self._muted.clear()
@@ -1855,22 +1851,6 @@ class World:
             for wish in [wish for wish in wishes if wish.ticket == command.ticket]:
                 wishes.remove(wish)
 
-    def _do_Copy(self, command: do.Copy) -> None:
-        for ticket in (command.ticket, command.source):
-            self.arena.used[ticket].copying += 1
-        self.copies.append(command)
-
-    def _copy(self, command: do.Copy) -> None:
-        """Copy a batch. It must not have been sent to anybody before."""
-        self.copies.remove(command)
-        source, target = self.arena.used[command.source], self.arena.used[command.ticket]
-        position = command.first
-        hold(position not in source.sent, f"batch {position} of ticket {command.source} is copied after it was sent")
-        target.write(command.ticket, position, source.read(command.source, position))
-        for slot in (source, target):
-            slot.copying -= 1
-        self.handle(on.Copied(command.ticket))
-
     def _do_SendSlab(self, command: do.SendSlab) -> None:
         consumer, slot = self.consumers.get(command.consumer), self.arena.used[command.ticket]
         if consumer is None:
@@ -1891,6 +1871,11 @@ class World:
         credit = consumer.reader.share.credit
         hold(slabs <= credit, f"{slabs} slabs are under way with a credit of {credit}")
         hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")
+        if not consumer.stream._delivery.shared:
+            again = slot.sent & batches.keys()
+            alone = again and not (command.shared and slot.alone.isdisjoint(again))
+            hold(not alone, f"batches {again} of {command.ticket} are sent again, and somebody may write to them")
+            slot.alone.update(() if command.shared else batches)
         slot.sent.update(batches)
         if not (consumer.gone or consumer.lost or command.consumer in self._muted):
             slot.readers.add((consumer, command.seq))

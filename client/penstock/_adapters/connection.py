@@ -290,7 +290,8 @@ def connect(
             r mod k, so no batch is left out. All ranks must give the same value.
         share: share what is made with other jobs that read the same feed of the daemon. While they are near each other,
             each batch is made only once. Each job still gets exactly its own stream, at its own pace. False: everything
-            is made for this job alone. No effect with `rank` or `group`, on a private daemon, and with `reconnect=0`.
+            is made for this job alone. Ranks share as one job; all of them must give the same value. No effect with
+            `group` and no `rank`, on a private daemon, and with `reconnect=0`.
         start: where a job without a state begins. "beginning": at epoch 0. "latest": with the next batch that other
             jobs of this feed get, so that it shares with them from there on. Its first epoch is the rest of theirs.
             "next_epoch": with the next epoch that they begin. Its first batch comes when the first of them was sent all
@@ -346,11 +347,13 @@ def connect(
         feed = repr(shown_call(url)) if isinstance(url, str) else "a Feed"
         alone = f"{feed} starts a private daemon" if workers != 0 else "workers=0 makes a stream in this process"
     identity = _identity(alone, rank, world_size, group, last_round)
-    share = share and not (private or group or (world_size or 1) > 1 or reconnect == 0)
+    share = share and not (private or (group and rank is None) or reconnect == 0)
     if start not in STARTS:
         raise ValueError(f"start={start!r:.60}: must be one of {', '.join(STARTS)}")
-    if start != "beginning" and (state is not None or not share):
-        what = "a state says where the job begins" if state is not None else "this job shares with no other"
+    if start != "beginning" and (state is not None or not share or rank is not None):
+        what = "this job shares with no other"
+        if state is not None or rank is not None:
+            what = "a state says where the job begins" if state is not None else "ranks begin together, at the start"
         raise ValueError(f"start={start!r} is for a job that joins others which read the same feed, but {what}")
     identity = replace(identity, share=share, start=start)
     if workers == 0:

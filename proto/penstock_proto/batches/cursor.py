@@ -77,14 +77,15 @@ class Cursor:
 
     def _stand_in_stripe(self, some: Slab | SentElsewhere) -> None:
         """Move the places of several lanes. A place keeps its record until a later one comes: a run that begins there
-        passes over the batches in between."""
+        passes over the batches in between. (For a rank the record may come before the last of these batches, which is
+        its own of this round.)"""
         for lane, count in counts_of(some).items():
             if lane not in self.ended:
                 index, record = self.places.get(lane, (0, b""))
                 self.places[lane] = (index + count, record)
         for place in some.places:
-            index, _ = self.places.get(place.lane, (-1, b""))
-            if place.index <= index:
+            if place.lane in self.places:
+                index, _ = self.places[place.lane]
                 self.places[place.lane] = (index, place.record)
                 self.ahead.pop(place.lane, None)
 

@@ -76,10 +76,11 @@ class Open(Message, frozen=True):
 
     `fetches` (ZeroMQ only): the client can fetch slabs from other hosts, and HostAt tells it where these are.
 
-    `shares`: without a group and other ranks, the client may read one stream together with other clients. Each still
-    gets all of it, at its own pace. It must then obey `shared` in Slab, and connect again if the session fails with
-    StreamMoved. `start`: where it begins without a position, if it can share the stream of other clients: with the next
-    batch that these are sent ("latest"), or with the next epoch that they begin ("next_epoch"). `Opened` says where.
+    `shares`: the client may read one stream together with other jobs. (A job is a single client, or all ranks of a
+    `world_size`.) Each job still gets all of it, at its own pace. The client must then obey `shared` in Slab, and
+    connect again if the session fails with StreamMoved. `start`: where it begins without a position, if it can share
+    the stream of other jobs: with the next batch that these are sent ("latest"), or with the next epoch that they begin
+    ("next_epoch"). `Opened` says where.
     """
 
     session: Token

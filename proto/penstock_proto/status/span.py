@@ -175,7 +175,7 @@ def figures_of(span: Span, key: Key, least: float = LEAST) -> Figures | None:
     ranks = {
         other.rank: span.waited(one).holding_up
         for one, other in span.after.items()
-        if other.stream == stream.stream and other.rank is not None and one in span.before
+        if other.rank is not None and one in span.before and _job(other) == _job(stream)
     }
     slowest = max(ranks, key=lambda rank: ranks[rank], default=None)
     parts: dict[str, Any] = {name: getattr(waits, name) / max(waits.production, 1e-9) for name in _REASONS}
@@ -265,3 +265,8 @@ def _awaited_at(span: Span) -> str:
     if not span.workers:
         return ""
     return makers(span.last)[max(span.workers, key=lambda one: one.awaited).number].awaited_at or ""
+
+
+def _job(stream: Stream) -> tuple[int, int, str]:
+    """Return what all ranks of a job have in common."""
+    return stream.stream, stream.world_size, stream.group

@@ -60,6 +60,8 @@ class Stream(Struct, frozen=True, kw_only=True):
     production: Annotated[Production, figure("Its slots for production.")]
     slot_bytes: Annotated[int, figure("Bytes of a slot.")]
     rank: Annotated[int | None, figure("The consumer's rank, if it is one.")]
+    world_size: Annotated[int, figure("How many ranks its job has. 0 without ranks.")]
+    group: Annotated[str, figure("The group of the consumer, or of its ranks.")]
     jobs: Annotated[int, figure("How many jobs share the stream. Each gets all of it, at its own pace.")]
     behind: Annotated[int, figure("Batches that were sent to the first of these jobs, and not yet to this one.")]
     window_slots: Annotated[int, figure("Slots that are kept for jobs that are behind.")]

@@ -102,6 +102,7 @@ class Coordinator:
             later=self._routing.retry_later,
             clock=lambda: self.timers.now,
             after=self.timers.later,
+            on_joined=self._on_joined,
             out=self._do,
         )
         self.periodic_checks = PeriodicChecks(self._groups, self._admission, self.starting, self._affected, self.timers)
@@ -120,7 +121,6 @@ class Coordinator:
             on.BytesLost: self._routing.on_bytes_lost,
             on.SlotFound: self._routing.on_slot_found,
             on.NoSlot: self._routing.on_no_slot,
-            on.Copied: self._routing.on_copied,
             on.SplitsListed: self._routing.on_splits_listed,
             on.RunFailed: self._routing.on_run_failed,
             on.SplitSkipped: self._routing.on_split_skipped,
@@ -250,6 +250,13 @@ class Coordinator:
         self._do(do.Tell(consumer.number, Opened(share.credit, share.quota, consumer.epoch, start)))
         self._affected.add(self.streams[consumer.stream])
 
+    def _on_joined(self, consumer: Consumer, stream: Stream) -> None:
+        """Note that a consumer that has waited for other ranks reads another stream than the one in which it waited."""
+        if (before := self._read.get(consumer.number)) is not None:
+            self._affected.add(before)
+        self._read[consumer.number] = stream
+        self._affected.add(stream)
+
     def _add_new(self, before: set[int], feed: str, ask: OpenRequest) -> None:
         """Note that an Open affects the streams that it has made, joined or ended."""
         shared = self._admission.shared(feed, ask)
@@ -314,7 +321,8 @@ class Coordinator:
                 group.on_consumer_lost(consumer)
             stream.on_consumer_lost(consumer, handed)
             self._groups.on_parted(consumer, stream)
-            if group is not None or (stream.sharing is not None and len(stream.consumers) > 1):
+            several = stream.sharing is not None and len(stream.consumers) > 1
+            if group is not None or (several and consumer in stream.consumers):
                 stream.remove(consumer, self.budget.with_those_left(stream, len(stream.consumers) - 1))
         del self.consumers[event.consumer], self._read[event.consumer]
 

@@ -107,13 +107,11 @@ class Routing:
             stream.production.enlarge(event.ticket)
 
     def on_slot_found(self, event: on.SlotFound) -> None:
-        """Pass a slot that was found to the turn or the copy that waits for it."""
+        """Pass a slot that was found to the turn that waits for it."""
         stream = self._affected.find(event.ticket)
         if stream is None:
             return
-        if event.ticket in stream.round_copies.unmade:
-            stream.round_copies.on_slot_found(event.ticket)
-        elif stream.production.on_slot_found(event.ticket):
+        if stream.production.on_slot_found(event.ticket):
             self._affected.add(stream)  # otherwise it can neither send nor grant more than before
 
     def on_no_slot(self, event: on.NoSlot) -> None:
@@ -121,12 +119,6 @@ class Routing:
         stream = self._affected.affect(event.ticket)
         if stream is not None and event.ticket in stream.slots:
             stream.fail(event.error)
-            stream.round_copies.on_no_slot(event.ticket)
-
-    def on_copied(self, event: on.Copied) -> None:
-        """Note that a copy is made."""
-        if (stream := self._affected.affect(event.ticket)) is not None:
-            stream.round_copies.on_copied(event.ticket)
 
     def on_splits_listed(self, event: on.SplitsListed) -> None:
         """Pass a list of splits to the start or the stream that asked for it."""

@@ -70,8 +70,6 @@ class Executor:
                 self.own.transform_rows(command, memfd, spec)
             case do.SendSlab():
                 self.sessions.deliver(command, self.slots.memfd(command.ticket))
-            case do.Copy():
-                self.kept.bring(command.source, lambda whole: self.slots.copy(command))  # a Copy must be answered
             case do.Remade():
                 self.kept.there(command.ticket, command.whole)
             case do.Free():

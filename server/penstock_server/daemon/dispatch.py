@@ -16,7 +16,7 @@ from typing import Protocol
 from penstock_proto import PenstockError
 from penstock_proto import messages as m
 
-from ..coordinator import Coordinator, a_bug
+from ..coordinator import Coordinator
 from ..coordinator.model import commands as do
 from ..coordinator.model import events as on
 from ..logs.bugs import Bugs
@@ -110,9 +110,6 @@ class Dispatch:
                     self._bugs.note(error)
                 else:
                     self.tell(on.StreamFailed(consumer.stream, error))
-            case do.Copy():
-                self._bugs.note(error)
-                self.tell(on.NoSlot(command.ticket, a_bug(error)))
             case do.FindSlot() | do.Free() | do.Fill() | do.MeasureRows() | do.WriteRows():
                 self.stream_failed(command.ticket, error)
             case do.PoolRows() | do.TransformRows():

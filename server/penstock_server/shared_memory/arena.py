@@ -15,7 +15,6 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,7 +30,6 @@ from ..machine.memory_limits import available
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _PAGE = mmap.PAGESIZE
-_PIECE = 1 << 20
 _SPARE = 64 << 20
 """Bytes of the machine's memory that the arena leaves to other processes."""
 
@@ -84,12 +82,6 @@ class Memfd:
         while at < len(copy):
             at += os.preadv(self.fd, [copy[at:].data], start + at)
         return copy
-
-    def copy_from(self, other: Memfd, regions: Iterable[tuple[int, int]]) -> None:
-        """Copy regions, each (start, stop), from another memfd to the same places in this one. Safe on any thread."""
-        for at, stop in regions:
-            while at < stop:
-                at += os.pwrite(self.fd, os.pread(other.fd, min(_PIECE, stop - at), at), at)
 
     def drop(self) -> None:
         """Close the fd. A mapping lasts until its last waiting bytes have been sent."""

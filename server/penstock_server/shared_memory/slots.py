@@ -13,7 +13,7 @@ from penstock_proto import MemoryBound
 from penstock_proto.messages import IDS_PER_STREAM
 
 from ..coordinator.model import events as on
-from ..coordinator.model.commands import Copy, FindSlot
+from ..coordinator.model.commands import FindSlot
 from ..coordinator.view import BudgetView
 from .arena import Arena, Memfd
 
@@ -34,8 +34,8 @@ class Slots:
     Args:
         arena: where memfds come from.
         budget: knows the bytes and the slots that the streams' shares add up to.
-        tell: tells the coordinator that a ticket has got its memfd (`SlotFound`), that the copy in it is complete
-            (`Copied`), or that there is no memory for it (`NoSlot`).
+        tell: tells the coordinator that a ticket has got its memfd (`SlotFound`), or that there is no memory for
+            it (`NoSlot`).
         processes: those that map memfds.
     """
 
@@ -68,11 +68,6 @@ class Slots:
         elif not self._reuse(wish):
             self._waiting[stream] = deque([wish])
             self._begin(self._serve(stream))
-
-    def copy(self, command: Copy) -> None:
-        """Copy from one ticket's memfd to another's on a thread, and tell the coordinator. Both memfds must stay
-        until then."""
-        self._begin(self._copy(command, self._memfds[command.source], self._memfds[command.ticket]))
 
     def free(self, ticket: int) -> None:
         """Drop a ticket, which may have a memfd, wait for one, or wait for a larger one."""
@@ -127,15 +122,6 @@ class Slots:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _copy(self, command: Copy, source: Memfd, target: Memfd) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(None, target.copy_from, source, command.regions)
-        except (OSError, RuntimeError, MemoryError) as error:  # RuntimeError: no thread can be started
-            self._tell(on.NoSlot(command.ticket, MemoryBound(f"a slot could not be copied: {error}")))
-        else:
-            self._tell(on.Copied(command.ticket))
 
     async def _serve(self, stream: int) -> None:
         queue = self._waiting[stream]

@@ -183,7 +183,7 @@ class Looks:
             cause = "sending"
         elif not consumer.under_way:
             stream = self._coordinator.stream_read_by(consumer).view
-            slow = stream.holding_up
+            slow = stream.holding_up(consumer)
             slow = () if consumer in slow else slow
             cause = "ranks" if slow else "production"
             if not slow:

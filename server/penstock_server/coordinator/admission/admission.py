@@ -12,7 +12,6 @@ from penstock_proto.batches.position import Position, differences
 from ..delivery.delivery import Delivery, SingleDelivery
 from ..delivery.group_delivery import GroupDelivery
 from ..delivery.outlet import Outlet
-from ..delivery.rank_delivery import RankDelivery
 from ..delivery.shared_delivery import SharedDelivery
 from ..model import commands as do
 from ..model.consumer import Consumer
@@ -41,6 +40,8 @@ class Admission:
         later: `later(seconds, run)` tries the run's work again after `seconds`.
         clock: returns the time of the current event.
         after: `after(seconds, call)` makes the call in `seconds` seconds.
+        on_joined: called with a consumer and the stream that it reads from now on, instead of the one in which it
+            waited for other ranks.
         out: where commands go.
     """
 
@@ -55,6 +56,7 @@ class Admission:
         later: Callable[[float, int], None],
         clock: Callable[[], float],
         after: Callable[[float, Callable[[], None]], None],
+        on_joined: Callable[[Consumer, Stream], None],
         out: Callable[[do.Command], None],
     ) -> None:
         self._feeds = feeds
@@ -67,6 +69,7 @@ class Admission:
         self._joining: Stream | None = None
         """The stream that the latest job has joined."""
         self._clock = clock
+        self._on_joined = on_joined
         self._do = out
         self._last_stream = 0
         self._rendezvous: dict[tuple[str, str, int], Rendezvous] = {}
@@ -114,7 +117,7 @@ class Admission:
     @property
     def waiting(self) -> list[Rendezvous]:
         """The rendezvous that still wait for ranks."""
-        return [rendezvous for rendezvous in self._rendezvous.values() if not rendezvous.stream.consumers]
+        return [rendezvous for rendezvous in self._rendezvous.values() if rendezvous.waits]
 
     def check_begin(self, consumer: Consumer) -> None:
         """Refuse a consumer that begins to read, but must not, before anything has changed.
@@ -122,21 +125,18 @@ class Admission:
         Raises:
             StateMismatch: it waits for other ranks, and one of them comes back to a job at another place.
         """
-        for rendezvous in self._rendezvous.values():
-            if rendezvous.stream.number == consumer.stream:
-                rendezvous.check_begin(consumer)
+        for rendezvous in self._meetings_of(consumer):
+            rendezvous.check_begin(consumer)
 
     def on_begun(self, consumer: Consumer) -> None:
         """Note that the consumer has begun to read."""
-        for rendezvous in self._rendezvous.values():
-            if rendezvous.stream.number == consumer.stream:
-                rendezvous.on_begun(consumer)
+        for rendezvous in self._meetings_of(consumer):
+            rendezvous.on_begun(consumer)
 
     def on_consumer_gone(self, consumer: Consumer) -> None:
         """Note that the consumer no longer waits for other ranks, if it did."""
-        for rendezvous in self._rendezvous.values():
-            if rendezvous.stream.number == consumer.stream:
-                rendezvous.remove(consumer)
+        for rendezvous in self._meetings_of(consumer):
+            rendezvous.remove(consumer)
         self._rendezvous = {key: rendezvous for key, rendezvous in self._rendezvous.items() if not rendezvous.over}
 
     def _open_alone(self, number: int, feed: ServedFeed, ask: OpenRequest) -> Consumer:
@@ -148,10 +148,10 @@ class Admission:
         if stream is not None and share is not None:
             consumer = _consumer(number, stream, ask, share)
             if late is None:
-                stream.join(consumer, ask.position, share)
+                stream.join([consumer], [ask.position])
             else:
                 consumer.start = late[1]
-                stream.join_front(consumer, late[1], share)
+                stream.join_front(consumer, late[1])
             return consumer
         self._joining = None
         stream = self._new_stream(feed, ask, SingleDelivery)
@@ -196,11 +196,30 @@ class Admission:
         if rendezvous is not None and not rendezvous.over:
             rendezvous.admit(ask)
         if rendezvous is None or rendezvous.over:
-            delivery = partial(RankDelivery, pad=ask.pad) if ask.world_size > 1 else SingleDelivery
-            rendezvous = self._rendezvous[key] = Rendezvous(self._new_stream(feed, ask, delivery), ask.world_size)
+            stream = self._new_stream(feed, ask, SingleDelivery)
+            rendezvous = self._rendezvous[key] = Rendezvous(stream, ask.world_size, partial(self._begin_ranks, stream))
         consumer = _consumer(number, rendezvous.stream, ask)
         rendezvous.join(consumer, ask)
         return consumer
+
+    def _begin_ranks(self, stream: Stream, consumers: list[Consumer], asks: list[OpenRequest]) -> Stream:
+        """Let ranks that have waited in this stream read another one, if one is where they begin, or else this one.
+        Return the stream that they read."""
+        positions = [ask.position for ask in asks]
+        other = self.sharing.find_for_ranks(stream.feed, asks)
+        if other is None or not self._budget.has_room_for_ranks(other, consumers, stream):
+            stream.start(consumers, positions, pad=asks[0].pad)
+            self.sharing.look_at(stream.feed)
+            return stream
+        stream.outlet.waiting.clear()
+        stream.end()
+        other.join(consumers, positions, pad=asks[0].pad)
+        for consumer in consumers:
+            self._on_joined(consumer, other)
+        return other
+
+    def _meetings_of(self, consumer: Consumer) -> list[Rendezvous]:
+        return [one for one in self._rendezvous.values() if one.stream.number == consumer.stream]
 
     def _new_stream(self, feed: ServedFeed, ask: OpenRequest, delivery: Callable[[Outlet], Delivery]) -> Stream:
         share = self._budget.grant(
@@ -216,9 +235,15 @@ class Admission:
             for number in chain(range(self._last_stream + 1, MOST_STREAMS), range(1, MOST_STREAMS))
             if number not in self._streams
         )
-        if delivery is SingleDelivery and may_share(feed, ask):
-            room = partial(self._budget.room_for_window, self._last_stream)
-            delivery = partial(SharedDelivery, room=room, on_moved=partial(self.sharing.keep_list, feed))
+        shares = may_share(feed, ask)
+        if delivery is SingleDelivery and (shares or ask.world_size > 1):
+            delivery = partial(
+                SharedDelivery,
+                room=partial(self._budget.room_for_window, self._last_stream),
+                on_moved=partial(self.sharing.keep_list, feed),
+                joinable=shares,
+                singly=ask.world_size > 1,
+            )
         stream = Stream(
             self._last_stream,
             feed,
@@ -243,6 +268,8 @@ def _consumer(number: int, stream: Stream, ask: OpenRequest, share: Share | None
         credit_bytes=ask.credit_bytes,
         holds_handed=ask.quota > 0,
         rank=ask.rank,
+        world_size=ask.world_size,
+        group=ask.group,
         identity=ask.identity,
         machine=ask.machine,
         most=(MANY, MANY) if stream.sharing is None else (share.credit, share.quota),

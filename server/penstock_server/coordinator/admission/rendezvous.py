@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock_proto import PenstockError, ProtocolError, RankTaken, StateMismatch
 from penstock_proto.messages import MissingRanks
 
-from ..delivery.rank_delivery import off_border
+from ..delivery.rank_job import off_border
 from ..model.consumer import Consumer
 from ..model.open_request import OpenRequest
 from ..stream.stream import Stream
 
 
 class Rendezvous:
-    """The ranks of one group, and the stream that begins when all are there and ready.
+    """The ranks of one group, and the stream that they read when all are there and ready.
 
     A rank is ready when it is certain where it begins: it has opened at a position, or it has begun to read. A rank
     that has only connected, at the start of the stream, may still load a state. It then opens another session, which
@@ -20,18 +22,37 @@ class Rendezvous:
 
     When all ranks are ready, their requests are compared. If they differ, every rank gets the same error. So no rank is
     left waiting for one that was refused.
+
+    Args:
+        stream: where the ranks wait.
+        world_size: how many there are.
+        begin: called with all ranks and their requests: begins this stream, or lets them join another one. Returns the
+            stream that they read.
+
+    Attributes:
+        stream: the stream in which the ranks wait, or which they read.
     """
 
-    def __init__(self, stream: Stream, world_size: int) -> None:
+    def __init__(
+        self, stream: Stream, world_size: int, begin: Callable[[list[Consumer], list[OpenRequest]], Stream]
+    ) -> None:
         self.stream = stream
         self._world_size = world_size
+        self._begin = begin
+        self._begun = False
         self._members: dict[int, tuple[Consumer, OpenRequest]] = {}
         self._told: tuple[list[int], list[int]] = [], []
 
     @property
     def over(self) -> bool:
-        """Whether the stream has ended or failed, so that a new one is to begin."""
-        return self.stream.error is not None or self.stream.closed
+        """Whether the ranks read no stream any longer, so that a new one is to begin."""
+        gone = self._begun and all(consumer.gone for consumer, _ in self._members.values())
+        return gone or self.stream.error is not None or self.stream.closed
+
+    @property
+    def waits(self) -> bool:
+        """Whether the ranks still wait for one another."""
+        return not self._begun and not self.over
 
     def admit(self, ask: OpenRequest) -> None:
         """Refuse a rank that cannot join, whatever the others still ask for. If instead the others cannot join the job
@@ -93,7 +114,7 @@ class Rendezvous:
 
     def name_missing(self) -> None:
         """Tell the ranks that are there which ones are missing or not ready, so that they can log it, or give up."""
-        if self.stream.consumers:
+        if self._begun:
             return
         there = [consumer.number for consumer, _ in self._members.values()]
         ready = {ask.rank for ask in self._ready}
@@ -104,13 +125,13 @@ class Rendezvous:
 
     def remove(self, consumer: Consumer) -> None:
         """Remove a rank that has gone before the stream began."""
-        if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
+        if not self._begun and any(member is consumer for member, _ in self._members.values()):
             del self._members[consumer.rank]
 
     def _waiting_ask(self, consumer: Consumer) -> OpenRequest | None:
         """Return the request of a rank that is there, if the stream has not begun; else None."""
         member, ask = self._members.get(consumer.rank, (None, None))
-        return None if member is not consumer or self.stream.consumers or self.over else ask
+        return None if member is not consumer or self._begun or self.over else ask
 
     def _is_certain(self, ask: OpenRequest) -> bool:
         """Whether it is certain where the rank begins, even before it begins to read."""
@@ -128,7 +149,8 @@ class Rendezvous:
             if self._told != ([], []):
                 self._tell([], told)
             members = [self._members[rank] for rank in range(self._world_size)]
-            self.stream.start([consumer for consumer, _ in members], [ask.position for _, ask in members])
+            self._begun = True
+            self.stream = self._begin([consumer for consumer, _ in members], [ask for _, ask in members])
 
     def _tell(self, missing: list[int], consumers: list[Consumer]) -> None:
         self.stream.outlet.tell(MissingRanks(tuple(missing)), consumers)

@@ -8,12 +8,13 @@ window what it delivers, as long as the other is near enough and goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from penstock_proto.batches.position import Position
 
-from ..delivery.shared_delivery import Place, SharedDelivery
+from ..delivery.jobs import Place
+from ..delivery.shared_delivery import SharedDelivery
 from ..model import commands as do
 from ..model.feeds import ServedFeed
 from ..model.known_lists import SplitsInfo
@@ -28,10 +29,9 @@ AGAIN = 10.0
 def may_share(feed: ServedFeed, ask: OpenRequest) -> bool:
     """Whether the job may read a stream together with others.
 
-    It reads the whole stream, and the order is exact.
+    It reads the whole stream, alone or as ranks, and the order is exact.
     """
-    alone = not ask.group and ask.world_size <= 1
-    return ask.shares and alone and feed.plan.order == "exact"
+    return ask.shares and (ask.world_size > 0 or not ask.group) and feed.plan.order == "exact"
 
 
 class Sharing:
@@ -71,15 +71,23 @@ class Sharing:
 
     def find(self, feed: ServedFeed, ask: OpenRequest) -> Stream | None:
         """Return the stream that the job can join at its position: of several, the one with the most jobs."""
-        if not may_share(feed, ask):
+        return self.find_for_ranks(feed, [ask])
+
+    def find_for_ranks(self, feed: ServedFeed, asks: Sequence[OpenRequest]) -> Stream | None:
+        """Return the stream that ranks can join at the earliest of their positions: of several, the one with the most
+        jobs."""
+        if not all(may_share(feed, ask) for ask in asks):
             return None
-        position = ask.position or Position(feed.info, 0)
-        first, digest = (position.epoch, position.batches), position.digest
-        rest = position.epoch, position.batches + position.skip
+        positions = [ask.position or Position(feed.info, 0) for ask in asks]
+        places = [(position.epoch, position.batches) for position in positions]
+        first = min(places)
+        digest = positions[places.index(first)].digest
+        rest = max((position.epoch, position.batches + position.skip) for position in positions)
+        least = len(asks) + (rest[1] - first[1] if rest[0] == first[0] else 0)
         found = [
-            (len(shared.readers), stream)
+            (len(shared.jobs), stream)
             for stream, shared in self._open(feed)
-            if shared.covers(first, digest) and (rest == first or shared.reaches(rest))
+            if shared.covers(first, digest, least) and (rest == first or shared.reaches(rest))
         ]
         return max(found, key=lambda one: one[0])[1] if found else None
 
@@ -94,7 +102,7 @@ class Sharing:
             if position is None and shared.next_epoch is not None and not feed.plan.endless:
                 position = Position(feed.info, shared.next_epoch)
             if position is not None:
-                found.append((len(shared.readers), stream, position))
+                found.append((len(shared.jobs), stream, position))
         return max(found, key=lambda one: one[0])[1:] if found else None
 
     def apart_because(self, stream: Stream) -> str:
@@ -107,11 +115,13 @@ class Sharing:
             return f'the order is "{stream.feed.plan.order}", so each job has its own'
         if stream.feed.plan.on_error == "skip":
             return 'with on_error="skip" jobs come together only where an epoch begins'
-        if stream.sharing is None:
+        if stream.sharing is None or not stream.sharing.joinable:
             return "it was opened with share=False, or by an older client"
         own = stream.sharing.front
         fronts = [
-            other.sharing.front for other in others if other.sharing is not None and other.sharing.front is not None
+            other.sharing.front
+            for other in others
+            if other.sharing is not None and other.sharing.joinable and other.sharing.front is not None
         ]
         if own is None or not fronts:
             return "the other job was opened with share=False, or by an older client" if own else ""
@@ -156,9 +166,10 @@ class Sharing:
         margin = feed.info.most * feed.info.pool if feed.info.pool > 1 else 0
         """A job's position may be that many batches before what it was handed: within a pool it is the pool's start."""
         for stream, shared in self._open(feed):
-            for consumer in shared.readers:
-                place = shared.place_of(consumer)
-                if place is None or consumer.identity in self._moved:
+            for job in list(shared.jobs):
+                place = shared.place_of(job)
+                identity = job.consumers[0].identity
+                if place is None or identity in self._moved:
                     continue
                 epoch, batches = place
                 splits = shared.list_of(epoch)
@@ -167,9 +178,10 @@ class Sharing:
                     if other is stream or not _is_ahead(ahead, other, shared, stream):
                         continue
                     first = epoch, max(0, batches - margin)
-                    if ahead.covers(place, digest) and (not batches or ahead.covers(first, digest)):
-                        self._moved[consumer.identity] = now
-                        shared.move(consumer)
+                    least = max(1, job.round)
+                    if ahead.covers(place, digest, least) and (not batches or ahead.covers(first, digest)):
+                        self._moved[identity] = now
+                        shared.move(job)
                         break
 
     def _follows(self, behind: SharedDelivery, stream: Stream, ahead: SharedDelivery, other: Stream) -> bool:
@@ -192,7 +204,7 @@ class Sharing:
         """Iterate over the streams that jobs can join (of one feed)."""
         for stream in list(self._streams.values()):
             shared = stream.sharing
-            if shared is None or not stream.outlet.live or stream.stopping or not shared.readers:
+            if shared is None or not shared.joinable or not stream.outlet.live or stream.stopping or not shared.readers:
                 continue
             if feed is None or stream.feed is feed:
                 yield stream, shared

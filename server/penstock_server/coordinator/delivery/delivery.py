@@ -1,8 +1,8 @@
 """Delivery policies: decide which consumer receives each batch.
 
-One consumer receives everything (here). Ranks receive one batch each per round (rank_delivery.py). A group gives each
-batch to whichever member has credit (group_delivery.py). The stream offers the next part in the order. The policy sends
-it, or says that it has to wait.
+One consumer receives everything (here). So does each of several jobs, and the ranks of a job receive one batch each per
+round (shared_delivery.py). A group gives each batch to whichever member has credit (group_delivery.py). The stream
+offers the next part in the order. The policy sends it, or says that it has to wait.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Delivery(Protocol):
     def abandon(self) -> None:
         """Forget everything. The slots are released by somebody else."""
 
-    def holding_up(self, epoch: Epoch) -> list[Consumer]:
-        """Return the consumers that the others wait for now: batches of the epoch are ready, and these cannot take
-        theirs."""
+    def holding_up(self, consumer: Consumer) -> list[Consumer]:
+        """Return the ranks for which the others of the consumer's job wait now: batches are ready, and these cannot
+        take theirs."""
 
 
 class SingleDelivery:
@@ -213,6 +213,6 @@ class SingleDelivery:
     def abandon(self) -> None:
         """See Delivery."""
 
-    def holding_up(self, epoch: Epoch) -> list[Consumer]:
+    def holding_up(self, consumer: Consumer) -> list[Consumer]:
         """See Delivery."""
         return []

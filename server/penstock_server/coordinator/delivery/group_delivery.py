@@ -52,7 +52,7 @@ class GroupDelivery(SingleDelivery):
                 return False
             self._outlet.send(epoch.number, consumer, turn, part, self._outlet.feed.nbytes_of(part))
             self._returned.popleft()
-            self._outlet.release(turn)
+            self._outlet.slots.release(turn.slot)
         return True
 
     def deliver(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> bool:
@@ -113,7 +113,7 @@ class GroupDelivery(SingleDelivery):
     def forget(self, epoch: Epoch) -> None:
         """See Delivery."""
         for turn, _ in self._returned:
-            self._outlet.release(turn)
+            self._outlet.slots.release(turn.slot)
         self._returned.clear()
         if self.group_log is not None and self._outlet.error is None and not self._outlet.closed:
             self.group_log.begin(epoch.number + 1)

@@ -18,9 +18,8 @@ from ..model.feeds import ServedFeed
 from ..model.known_lists import SplitsInfo
 from ..model.leases import Leases
 from ..model.stripe import Source, Stripe
-from ..model.turn import Part, Repeat, Turn
+from ..model.turn import Part, Turn
 from ..order.epoch import Epoch
-from .round_copies import RoundCopies
 
 
 class Outlet:
@@ -29,7 +28,6 @@ class Outlet:
     Args:
         feed: the feed that the stream reads.
         slots: the stream's slots.
-        round_copies: makes copies of batches.
         epochs: the stream's open epochs.
         fail: called with the error when the stream cannot go on.
         clock: returns the time of the current event.
@@ -49,7 +47,6 @@ class Outlet:
         self,
         feed: ServedFeed,
         slots: Leases,
-        round_copies: RoundCopies,
         epochs: Sequence[Epoch],
         *,
         fail: Callable[[PenstockError], None],
@@ -67,7 +64,6 @@ class Outlet:
         self.fail = fail
         self.clock = clock
         self.wake = wake
-        self._round_copies = round_copies
         self._epochs = epochs
         self._do = out
 
@@ -129,9 +125,18 @@ class Outlet:
     # --- slabs and messages ---
 
     def send(
-        self, epoch: int, consumer: Consumer, source: Source, part: Part, nbytes: int, *, shared: bool = False
+        self,
+        epoch: int,
+        consumer: Consumer,
+        source: Source,
+        part: Part,
+        nbytes: int,
+        *,
+        shared: bool = False,
+        repeat: bool = False,
     ) -> None:
-        """Send the consumer this part of the source, as a slab of `nbytes` bytes. `shared`: others may get it, too."""
+        """Send the consumer this part of the source, as a slab of `nbytes` bytes. `shared`: others may get it, too.
+        `repeat`: it is another rank's batch, which fills up the last round."""
         self.slots.hold(source.slot)
         sent = self.feed.sent
         sent.batches += part.batches
@@ -151,7 +156,7 @@ class Outlet:
                 rows=part.rows,
                 shapes=part.shapes,
                 record=part.record,
-                repeat=isinstance(source, Repeat),
+                repeat=repeat,
                 lanes=part.lanes,
                 places=part.places,
                 shared=shared,
@@ -206,17 +211,6 @@ class Outlet:
         """Release a list of splits. Workers forget it if nobody else holds it."""
         if self.feed.static_splits is None and self.feed.lists.release(splits):
             self._do(do.ForgetSplits(splits.number))
-
-    def repeat(self, turn: Turn, part: Part) -> Repeat:
-        """Return a copy of this batch, which is yet to be made in a slot of its own."""
-        return self._round_copies.repeat(turn, part)
-
-    def release(self, source: Source) -> None:
-        """Release the source's slot."""
-        if isinstance(source, Repeat):
-            self._round_copies.release(source)
-        else:
-            self.slots.release(source.slot)
 
 
 def elsewhere(epoch: int, source: Source, part: Part) -> m.SentElsewhere:

@@ -1,18 +1,17 @@
 """The delivery policy of jobs that read the same stream: each gets all of it, at its own pace.
 
-The *front* is the next batch in the order. A consumer at the front is sent it as soon as it is made. If it has no
-credit, others do not wait for it: the front goes on, and the consumer is *behind*. The window keeps what it has missed,
-as long as there is memory for that. Then the consumer is told that its stream *moves*: it connects again with its
-position, as after a loss, and reads another stream, which shares again when it meets one.
+A job is a single consumer, or ranks that read in step (jobs.py). The *front* is the next batch in the order. A job at
+the front is sent it as soon as it is made. If it has no credit, others do not wait for it: the front goes on, and the
+job is *behind*. The window keeps what it has missed, as long as there is memory for that. Then the job is told that its
+stream *moves*: it connects again with its position, as after a loss, and reads another stream, which shares again when
+it meets one. Ranks are always served from the window, which keeps their next round until it is whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
-from penstock_proto import StreamMoved
+from penstock_proto import PenstockError, StreamMoved
 from penstock_proto import messages as m
 from penstock_proto.batches.position import Position, pack
 from penstock_proto.messages import MAX_START, LaneEnded, PoolBegun
@@ -23,62 +22,69 @@ from ..model.stripe import Stripe
 from ..model.turn import Part, Turn
 from ..order.epoch import Epoch
 from .delivery import SingleDelivery
-from .front_place import Before, FrontPlace
+from .front_place import FrontPlace
+from .jobs import Job, Place, moved
 from .outlet import Outlet, elsewhere
-from .window import Entry, EpochEnd, LeftEarly, Window, cut
-
-Place = tuple[int, int]
-"""A place in the stream: an epoch, and how many of its batches come before."""
-
-
-class _Joined(Struct, frozen=True):
-    """What a consumer that has joined in this epoch does not need: it has the first `known` batches of its next entry.
-    Of the `skip` batches after them it is only told, because its position passes over them."""
-
-    epoch: int
-    known: int
-    skip: int
+from .rank_job import RankJob
+from .solo_job import Joined, SoloJob
+from .window import Entry, EpochEnd, LeftEarly, Window
 
 
 class SharedDelivery(SingleDelivery):
-    """Sends everything to each of the stream's consumers.
+    """Sends everything to each of the stream's jobs.
 
     Args:
         outlet: where batches go.
         room: returns the most bytes and the most slots that the window may hold now.
-        on_moved: called with the epoch and its list of splits when a consumer moves within the epoch.
+        on_moved: called with the epoch and its list of splits when a job moves within the epoch.
+        joinable: whether other jobs may join.
+        singly: whether ranks begin the stream, so that workers report each batch on its own.
 
     Attributes:
-        window: what consumers that are behind still need.
+        joinable, singly: as given.
+        jobs: the jobs that are not gone.
+        window: what jobs that are behind still need.
         keeps: whether the window also keeps what none of them needs, for those of another stream, which is behind.
     """
 
     def __init__(
-        self, outlet: Outlet, room: Callable[[], tuple[int, int]], on_moved: Callable[[int, SplitsInfo], None]
+        self,
+        outlet: Outlet,
+        room: Callable[[], tuple[int, int]],
+        on_moved: Callable[[int, SplitsInfo], None],
+        *,
+        joinable: bool = True,
+        singly: bool = False,
     ) -> None:
         super().__init__(outlet)
+        self.joinable = joinable
+        self.singly = singly
         self.window = Window(outlet.slots)
         self.keeps = False
+        self.jobs: list[Job] = []
         self._room = room
         self._on_moved = on_moved
-        self._behind: dict[Consumer, int] = {}
-        """The consumers that are behind, each with the number of the entry that it gets next."""
-        self._joined: dict[Consumer, _Joined] = {}
-        """What consumers that have joined within an epoch do not need of its next batches."""
         self._front_place = FrontPlace(outlet.feed.info, None)
-        self._first: dict[Consumer, tuple[Before, ...]] = {}
-        """What consumers that have joined at the front are told first, when they begin their epoch."""
         self._latest: list[Entry] = []
-        """What the consumers at the front were told since the latest batch."""
+        """What the jobs at the front were told since the latest batch."""
         self._lists: dict[int, SplitsInfo] = {}
         """The lists of splits of the epochs that are closed, but are still in the window."""
 
-    # --- consumers ---
+    # --- jobs ---
 
     @property
     def readers(self) -> list[Consumer]:
-        """The consumers that are not gone."""
-        return [consumer for consumer in self._outlet.consumers if not consumer.gone]
+        """The consumers of all jobs that are not gone."""
+        return [consumer for job in self.jobs for consumer in job.there]
+
+    @property
+    def rounds(self) -> int:
+        """How many slots are reserved for rounds of ranks."""
+        return sum(job.round for job in self.jobs)
+
+    def job_of(self, consumer: Consumer) -> Job | None:
+        """Return the job of a consumer; None if it is gone."""
+        return next((job for job in self.jobs if consumer in job.consumers), None)
 
     @property
     def front(self) -> Place | None:
@@ -111,9 +117,9 @@ class SharedDelivery(SingleDelivery):
         first = self._outlet.first_epoch
         return first.splits if first is not None and first.number == epoch else self._lists.get(epoch)
 
-    def covers(self, place: Place, digest: bytes = b"") -> bool:
-        """Whether a consumer can join that has read everything before this place, of an epoch whose splits have this
-        digest (if it knows that)."""
+    def covers(self, place: Place, digest: bytes = b"", least: int = 1) -> bool:
+        """Whether a job can join that has read everything before this place, of an epoch whose splits have this digest
+        (if it knows that), and gets at least `least` more batches of the epoch, or its end."""
         outlet = self._outlet
         if not self._is_common(place):
             return False
@@ -121,7 +127,7 @@ class SharedDelivery(SingleDelivery):
             return False
         if digest and ((splits := self.list_of(place[0])) is None or splits.digest != digest):
             return False
-        return self.window.find(*place) is not None if self.window else place == self.front
+        return self.window.find(*place, least) is not None if self.window else place == self.front
 
     def reaches(self, place: Place) -> bool:
         """Whether a consumer that joins before this place comes beyond it, and does not have to move before."""
@@ -131,16 +137,22 @@ class SharedDelivery(SingleDelivery):
             or (bool(self.window) and self.window.find(*place) is not None)
         )
 
-    def begin_at(self, position: Position | None) -> None:
-        """Begin the stream at this position (None: at epoch 0)."""
+    def begin(self, consumers: Sequence[Consumer], position: Position | None, *, pad: bool = False) -> None:
+        """Begin the stream with one job, whose consumers begin at this position or further on (None: at epoch 0)."""
         self._front_place = FrontPlace(self._outlet.feed.info, position)
+        self.jobs.append(self._new_job(consumers, position, pad))
 
     def join_front(self, consumer: Consumer) -> None:
         """Let a consumer begin with the front's next batch, or with a later epoch."""
-        self._first[consumer] = self._front_place.told_first
+        job = SoloJob(self._outlet, self.window, consumer)
+        job.told_first = self._front_place.told_first
+        self.jobs.append(job)
 
-    def join(self, consumer: Consumer, position: Position | None) -> None:
-        """Let a consumer go on at this position, which `covers` has accepted. (None: epoch 0)."""
+    def join(self, consumers: Sequence[Consumer], position: Position | None, *, pad: bool = False) -> None:
+        """Let a job go on at this position, which `covers` has accepted. (None: epoch 0). Some of its consumers may be
+        further on."""
+        job = self._new_job(consumers, position, pad)
+        self.jobs.append(job)
         place = (position.epoch, position.batches) if position else (0, 0)
         if not self.window and self._latest:  # those at the front have heard that a lane ends or a pool begins here
             for entry in self._latest:
@@ -148,54 +160,44 @@ class SharedDelivery(SingleDelivery):
         at = self.window.find(*place) if self.window else None
         known = 0
         if at is not None and at < self.window.end:
-            self._behind[consumer] = at
+            job.at = at
             entry = self.window[at]
             if isinstance(entry.item, Part) and entry.epoch == place[0]:
                 known = max(0, place[1] - entry.at)
         skip = position.skip if position else 0
-        if known or skip:
-            self._joined[consumer] = _Joined(place[0], known, skip)
+        if (known or skip) and isinstance(job, SoloJob):
+            job.joined = Joined(place[0], known, skip)
 
-    def place_of(self, consumer: Consumer) -> Place | None:
-        """Return the place up to which the consumer was handed everything; None if that is not in the epoch that it
-        reads, or not known."""
-        at = self._behind.get(consumer)
-        place = self.front if at is None else (self.window[at].epoch, self.window[at].at)
-        if not consumer.reading or consumer in self._joined or place is None or place[0] != consumer.epoch:
-            return None
-        under_way = consumer.batches_under_way(consumer.epoch)
-        return None if under_way is None else (place[0], place[1] - under_way)
+    def place_of(self, job: Job) -> Place | None:
+        """Return the place up to which the job was handed everything; None if that is not in the epoch that it reads,
+        or not known."""
+        place = self.front if job.at is None else (self.window[job.at].epoch, self.window[job.at].at)
+        return None if place is None else job.place(place)
 
     def behind(self, consumer: Consumer) -> int:
-        """Return how many batches of the window a consumer has not been sent."""
-        at = self._behind.get(consumer)
-        if at is None:
-            return 0
-        joined = self._joined.get(consumer)
-        return self.window.batches_from(at) - (joined.known if joined is not None else 0)
+        """Return how many batches of the window the job of a consumer has not been sent."""
+        job = self.job_of(consumer)
+        return 0 if job is None else job.batches_behind()
 
-    def move(self, consumer: Consumer) -> None:
-        """Let the consumer go: it connects again, and goes on in another stream."""
-        said = "the job reads another stream from here on, which goes on where it is"
-        self._outlet.tell(m.Failed(m.ErrorReport.of(StreamMoved(said, feed=self._outlet.feed.name))), [consumer])
-        if (splits := self.list_of(consumer.epoch)) is not None:
-            self._on_moved(consumer.epoch, splits)
-        consumer.moved = True
-        consumer.on_gone()
-        self._forget_consumer(consumer)
+    def move(self, job: Job) -> None:
+        """Let the job go: it connects again, and goes on in another stream."""
+        self._let_go(job, moved(self._outlet.feed.name))
 
     def overtakes(self, consumer: Consumer) -> bool:
         """Decide what happens when a consumer begins an epoch after the front's, which it has left early. Return
-        whether the front goes on to that epoch. Then those that are behind move if they want more of theirs. If
-        another consumer is at the front, the one that begins moves instead."""
-        if self.front is None or (consumer.start is not None and consumer.start.epoch == consumer.epoch):
+        whether the front goes on to that epoch. Then jobs that are behind move if they want more of theirs. If another
+        job is at the front, the one that begins moves instead."""
+        job = self.job_of(consumer)
+        if job is None or self.front is None:
+            return False
+        if consumer.start is not None and consumer.start.epoch == consumer.epoch:
             return False
         epoch, _ = self.front
-        others = [other for other in self.readers if other is not consumer and other.epoch <= epoch]
-        if not others:
+        others = [other for other in self.jobs if other is not job and other.epoch <= epoch]
+        if not others or job.epoch <= epoch:
             return False
-        if any(other not in self._behind for other in others):
-            self.move(consumer)
+        if any(other.at is None or other.is_at_front(epoch) for other in others):
+            self.move(job)
             return False
         return True
 
@@ -203,7 +205,11 @@ class SharedDelivery(SingleDelivery):
         """See Delivery: the stream may have delivered all of the epoch, or the consumer begins within it."""
         if (splits := self._lists.get(consumer.epoch)) is not None:
             self._outlet.tell(m.Begun(consumer.epoch, splits.digest), [consumer])
-        for message in self._first.pop(consumer, ()):
+        job = self.job_of(consumer)
+        if job is None or not job.told_first:
+            return
+        told_first, job.told_first = job.told_first, ()
+        for message in told_first:
             if message.epoch == consumer.epoch:
                 self._outlet.tell(message, [consumer])
 
@@ -211,70 +217,78 @@ class SharedDelivery(SingleDelivery):
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery."""
-        return bool(self._at_front(epoch))
+        return any(job.is_at_front(epoch.number) for job in self.jobs)
 
     def deliver(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> bool:
-        """See Delivery. It has to wait only as long as no consumer at the front has credit."""
+        """See Delivery. It has to wait only as long as no job at the front has credit."""
         outlet = self._outlet
-        front = self._at_front(epoch)
-        if isinstance(turn, Stripe) and not self._may_send(turn, part, front):
+        front = [job for job in self.jobs if job.is_at_front(epoch.number)]
+        if isinstance(turn, Stripe) and not self._may_send(turn, part, [one for job in front for one in job.there]):
             return False
         nbytes = outlet.feed.nbytes_of(part)
-        takers = [consumer for consumer in front if consumer.has_credit_for(nbytes)]
-        if not takers:
+        solo = [job for job in front if isinstance(job, SoloJob)]
+        takers = [job for job in solo if job.consumers[0].has_credit_for(nbytes)]
+        if not takers and len(solo) == len(front):
             return False
-        entry = Entry(epoch.number, epoch.batches, part, turn)
+        entry = Entry(epoch.number, epoch.batches, part, turn, self.keeps or len(self.jobs) > 1)
         shared = self._keep(entry, takers) or len(takers) > 1
-        for consumer in takers:
-            self._give(consumer, entry, shared=shared)
+        for job in takers:
+            job.give(entry, shared=shared)
         self._latest.clear()
         outlet.count(epoch, part)
-        self._front_place.on_delivered(elsewhere(epoch.number, turn, part))
+        if self.joinable:
+            self._front_place.on_delivered(elsewhere(epoch.number, turn, part))
+        self._serve([job for job in front if isinstance(job, RankJob)])
         self._trim()
-        return True
+        return outlet.live
 
     def on_passed_over(self, epoch: Epoch, turn: Turn | Stripe, part: Part) -> None:
         """See Delivery."""
-        self._front_place.on_message(elsewhere(epoch.number, turn, part))
+        if self.joinable:
+            self._front_place.on_message(elsewhere(epoch.number, turn, part))
 
     def on_lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
-        self._front_place.on_message(ended)
         self._tell(epoch, ended)
 
     def on_pool_begun(self, epoch: Epoch, pool: PoolBegun) -> None:
         """See Delivery."""
-        self._front_place.on_message(pool)
         self._tell(epoch, pool)
 
     def end(self, epoch: Epoch) -> None:
         """See Delivery."""
-        front = self._at_front(epoch)
-        self._keep(Entry(epoch.number, epoch.batches, EpochEnd(epoch.batches, epoch.rows)), front)
-        for consumer in front:
-            self._end_for(consumer, epoch.number, epoch.batches, epoch.rows)
+        front = self._solo_at_front(epoch)
+        total = EpochEnd(epoch.batches, epoch.rows)
+        self._keep(Entry(epoch.number, epoch.batches, total), front)
+        for job in front:
+            job.end(epoch.number, total)
         self._latest.clear()
+        self._serve([job for job in self.jobs if isinstance(job, RankJob)])
 
     def catch_up(self) -> None:
         """See Delivery."""
-        for consumer in list(self._behind):
-            self._catch_up(consumer)
+        self._serve(list(self.jobs))
         self._trim()
+
+    def on_consumer_lost(self, consumer: Consumer) -> None:
+        """See Delivery: the other ranks of its job cannot go on alone."""
+        job = self.job_of(consumer)
+        if job is not None and (error := job.on_lost(consumer)) is not None:
+            self._let_go(job, error, but=consumer)
 
     def on_failed(self, epoch: Epoch | None) -> None:
         """See Delivery: those that have not come to the failure begin elsewhere."""
-        front = [] if epoch is None else self._at_front(epoch)
-        for consumer in self.readers:
-            if consumer not in front:
-                self.move(consumer)
+        for job in list(self.jobs):
+            if epoch is None or not job.is_at_front(epoch.number):
+                self.move(job)
 
     def take_back(self, consumer: Consumer, handed: int) -> None:
         """See Delivery. The consumer leaves an epoch, or is gone."""
-        self._joined.pop(consumer, None)
-        self._first.pop(consumer, None)
+        if (job := self.job_of(consumer)) is not None:
+            job.take_back()
 
     def forget(self, epoch: Epoch) -> None:
-        """See Delivery. Consumers that are behind may still read it from the window."""
+        """See Delivery. Jobs that are behind may still read it from the window."""
         self._latest.clear()
         if not self.window:
             return
@@ -284,62 +298,76 @@ class SharedDelivery(SingleDelivery):
         if self.window.after != (epoch.number + 1, 0):
             self.window.append(Entry(epoch.number, epoch.batches, LeftEarly()))
 
+    def holding_up(self, consumer: Consumer) -> list[Consumer]:
+        """See Delivery."""
+        job = self.job_of(consumer)
+        return [] if job is None else job.holding_up
+
     def keep_for_others(self, keeps: bool) -> None:
-        """Keep from now on what is delivered, for consumers of other streams that are behind, or no longer."""
+        """Keep from now on what is delivered, for jobs of other streams that are behind, or no longer."""
         self.keeps = keeps
         self._trim()
 
     def stop(self) -> None:
         """See Delivery."""
-        self._behind.clear()
+        self.jobs.clear()
         self.window.clear()
         self._release_lists()
         self.keeps = False
 
     def abandon(self) -> None:
         """See Delivery."""
-        self._behind.clear()
+        self.jobs.clear()
         self.window.forget()
         self._release_lists()
 
-    def give_up_window(self) -> None:
-        """Drop the window, because others need its memory: consumers that are behind move."""
-        for consumer in list(self._behind):
-            self.move(consumer)
-        self.window.clear()
+    def give_up_window(self) -> bool:
+        """Drop the window, because others need its memory, and return whether anything was dropped. Jobs that are
+        behind move, unless what they need is within their reserved slots."""
+        before = self.window.slots
+        for job in [job for job in self.jobs if not job.keeps_up]:
+            self.move(job)
+        self._drop_unneeded()
         self._release_lists()
+        return self.window.slots < before
 
     # --- helpers ---
+
+    def _new_job(self, consumers: Sequence[Consumer], position: Position | None, pad: bool) -> Job:
+        outlet = self._outlet
+        if len(consumers) == 1:
+            return SoloJob(outlet, self.window, consumers[0])
+        several = not self.singly and not outlet.feed.varies and outlet.feed.plan.length is None
+        return RankJob(outlet, self.window, consumers, pad=pad, position=position, in_lanes=several)
 
     def _is_common(self, place: Place) -> bool:
         """Whether all streams of the feed have the same batches before this place. With `on_error="skip"` that is so
         only where an epoch begins: one stream may have left out a split that another has."""
         return self._outlet.feed.plan.on_error != "skip" or not place[1]
 
-    def _at_front(self, epoch: Epoch) -> list[Consumer]:
+    def _solo_at_front(self, epoch: Epoch) -> list[SoloJob]:
         """Return the consumers that read the epoch, and have been sent everything that the stream has delivered."""
-        return [
-            consumer
-            for consumer in self._outlet.consumers
-            if consumer.reading and consumer.epoch == epoch.number and consumer not in self._behind
-        ]
+        return [job for job in self.jobs if isinstance(job, SoloJob) and job.is_at_front(epoch.number)]
 
     def _tell(self, epoch: Epoch, message: LaneEnded | PoolBegun) -> None:
-        front = self._at_front(epoch)
+        if self.joinable:
+            self._front_place.on_message(message)
+        if epoch.skip:  # batches that are passed over follow, which nobody else can get here
+            self._outlet.tell(message, self._outlet.listeners(epoch))
+            return
+        front = self._solo_at_front(epoch)
         entry = Entry(epoch.number, epoch.batches, message)
-        if not epoch.skip:  # otherwise batches that are passed over follow, which nobody else can get here
-            self._keep(entry, front)
-            self._latest.append(entry)
-        self._outlet.tell(message, front)
+        self._keep(entry, front)
+        self._latest.append(entry)
+        self._outlet.tell(message, [job.consumers[0] for job in front])
 
-    def _keep(self, entry: Entry, given: list[Consumer]) -> bool:
-        """Let the consumers at the front that are not given the entry fall behind. Keep it if somebody needs it, and
-        return whether that is so."""
-        more = len(self._outlet.consumers) > len(given)
-        for consumer in self.readers if more else ():
-            if consumer.epoch == entry.epoch and consumer not in given and consumer not in self._behind:
-                self._behind[consumer] = self.window.end + (0 if self.window else len(self._latest))
-        if not (self.keeps or self._behind):
+    def _keep(self, entry: Entry, given: list[SoloJob]) -> bool:
+        """Let the jobs that are not given the entry fall behind. Keep it if somebody needs it, and return whether that
+        is so."""
+        for job in self.jobs if len(self.jobs) > len(given) else ():
+            if job.at is None and job.epoch == entry.epoch and job not in given:
+                job.at = self.window.end + (0 if self.window else len(self._latest))
+        if not self.keeps and all(job.at is None for job in self.jobs):
             self.window.clear()
             self._release_lists()
             return False
@@ -349,84 +377,49 @@ class SharedDelivery(SingleDelivery):
         self.window.append(entry)
         return True
 
-    def _catch_up(self, consumer: Consumer) -> None:
-        """Send a consumer what it has missed, as far as it has credit."""
-        at = self._skip_epochs(consumer, self._behind[consumer])
-        while at < self.window.end and consumer.reading:
-            entry = self.window[at]
-            item = entry.item
-            if isinstance(item, LeftEarly):
-                if consumer.under_way:
-                    break  # it first takes what it was sent, so that it goes on after that
-                self.move(consumer)
-                return
-            assert entry.epoch == consumer.epoch, "the window lacks the end of an epoch"
-            if isinstance(item, Part):
-                if not consumer.has_credit_for(self._outlet.feed.nbytes_of(item)):
-                    break
-                self._give(consumer, entry, shared=True)
-            elif isinstance(item, EpochEnd):
-                self._end_for(consumer, entry.epoch, item.batches, item.rows)
-            else:
-                self._outlet.tell(item, [consumer])
-            at += 1
-            self._behind[consumer] = at
-        self._behind[consumer] = at
-        if at == self.window.end:
-            del self._behind[consumer]
+    def _serve(self, jobs: Sequence[Job]) -> None:
+        """Send these jobs what they have missed. Let those go that cannot go on here."""
+        for job in jobs:
+            if job in self.jobs and (error := job.catch_up()) is not None:
+                self._let_go(job, error)
 
-    def _skip_epochs(self, consumer: Consumer, at: int) -> int:
-        """Return the number of the first entry from `at` on that is not of an epoch which the consumer has left."""
-        while at < self.window.end and self.window[at].epoch < consumer.epoch:
-            at += 1
-        return at
-
-    def _give(self, consumer: Consumer, entry: Entry, *, shared: bool) -> None:
-        """Send the consumer the batches of an entry, without those that it knows or passes over."""
-        outlet, source, part = self._outlet, entry.source, entry.item
-        assert source is not None
-        assert isinstance(part, Part)
-        joined = self._joined.pop(consumer, None)
-        rest: Part | None = part
-        if joined is not None and joined.epoch == entry.epoch:
-            size = outlet.feed.plan.batch_size
-            if joined.known:
-                _, rest = cut(source, part, joined.known, size)
-            if rest is not None and joined.skip:
-                passed, rest = cut(source, rest, joined.skip, size)
-                outlet.tell_elsewhere(entry.epoch, source, passed, [consumer])
-                if joined.skip > passed.batches:
-                    self._joined[consumer] = _Joined(entry.epoch, 0, joined.skip - passed.batches)
-        if rest is not None:
-            outlet.send(entry.epoch, consumer, source, rest, outlet.feed.nbytes_of(rest), shared=shared)
-
-    def _end_for(self, consumer: Consumer, epoch: int, batches: int, rows: int) -> None:
-        self._outlet.tell(m.End(epoch, consumer.slabs, batches, rows), [consumer])
-        consumer.ends += 1
-        consumer.leave()
-
-    def _forget_consumer(self, consumer: Consumer) -> None:
-        self._behind.pop(consumer, None)
-        self._joined.pop(consumer, None)
-        self._first.pop(consumer, None)
+    def _let_go(self, job: Job, error: PenstockError, but: Consumer | None = None) -> None:
+        """Let a job go with an error. (`but` is gone already.)"""
+        if isinstance(error, StreamMoved) and (splits := self.list_of(job.epoch)) is not None:
+            self._on_moved(job.epoch, splits)
+        there = [consumer for consumer in job.there if consumer is not but]
+        self._outlet.tell(m.Failed(m.ErrorReport.of(error)), there)
+        for consumer in there:
+            consumer.moved = True
+            consumer.on_gone()
+        self.jobs.remove(job)
 
     def _trim(self) -> None:
         """Drop what nobody needs, and what there is no room for."""
+        if any(job.gone for job in self.jobs):
+            self.jobs = [job for job in self.jobs if not job.gone]
         window = self.window
         if not window:
             return
-        for consumer in [consumer for consumer in self._behind if consumer.gone]:
-            self._forget_consumer(consumer)
         if not self.keeps:
-            needed = min(self._behind.values(), default=window.end)
-            while window.first < needed:
-                window.drop_first()
+            self._drop_unneeded()
+            if window.slots <= self.rounds:
+                self._release_lists()
+                return  # these slots are reserved
         nbytes, slots = self._room()
         while window and (window.nbytes > nbytes or window.slots > slots):
-            for consumer in [consumer for consumer, at in self._behind.items() if at == window.first]:
-                self.move(consumer)
+            oldest = [job for job in self.jobs if job.at == window.first]
+            if any(job.keeps_up for job in oldest):
+                break  # their slots are reserved
+            for job in oldest:
+                self.move(job)
             window.drop_first()
         self._release_lists()
+
+    def _drop_unneeded(self) -> None:
+        needed = min((job.at for job in self.jobs if job.at is not None), default=self.window.end)
+        while self.window.first < needed:
+            self.window.drop_first()
 
     def _release_lists(self) -> None:
         """Release the lists of the epochs that are no longer in the window."""

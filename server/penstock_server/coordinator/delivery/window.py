@@ -38,12 +38,14 @@ class Entry(Struct, frozen=True):
     """Something that was delivered.
 
     `at`: how many batches of the epoch come before it. `source`: whose slot has the batches of a part; else None.
+    `shared`: whether several jobs may get it. Otherwise the only one may write to its slot.
     """
 
     epoch: int
     at: int
     item: Item
     source: Source | None = None
+    shared: bool = True
 
     @property
     def after(self) -> tuple[int, int]:
@@ -100,9 +102,16 @@ class Window:
         entries = islice(self._entries, number - self.first, None)
         return sum(entry.item.batches for entry in entries if isinstance(entry.item, Part))
 
+    def slots_from(self, number: int) -> int:
+        """Return how many slots its entries from this one on have."""
+        entries = islice(self._entries, number - self.first, None)
+        return len({entry.source.slot for entry in entries if entry.source is not None})
+
     def append(self, entry: Entry) -> None:
         """Add an entry, and hold its slot. If the window is empty, nothing else was delivered at the entry's place."""
-        if not self._entries:
+        if not entry.shared:
+            self._whole_from = entry.after
+        elif not self._entries:
             self._whole_from = entry.epoch, entry.at
         self._entries.append(entry)
         if entry.source is not None:
@@ -116,7 +125,7 @@ class Window:
         entry = self._entries.popleft()
         self.first += 1
         epoch, at = entry.after
-        self._whole_from = (epoch, at + isinstance(entry.item, LaneEnded | PoolBegun))
+        self._whole_from = max(self._whole_from, (epoch, at + isinstance(entry.item, LaneEnded | PoolBegun)))
         if entry.source is not None:
             self._release(entry.source.slot)
 
@@ -132,10 +141,10 @@ class Window:
         self._held.clear()
         self.nbytes = 0
 
-    def find(self, epoch: int, batches: int) -> int | None:
-        """Return the number of the entry with which a consumer goes on that has read `batches` batches of this epoch;
-        `end` if it has read everything here. Return None if the window does not have all that comes next, or if nothing
-        more of the epoch comes here, because the stream has left it."""
+    def find(self, epoch: int, batches: int, least: int = 1) -> int | None:
+        """Return the number of the entry with which a job goes on that has read `batches` batches of this epoch; `end`
+        if it has read everything here. Return None if the window does not have all that comes next, if some of that is
+        not shared, or if fewer than `least` batches of the epoch come here, because the stream has left it."""
         if not self._entries or (epoch, batches) < self._whole_from:
             return None
         for number, entry in enumerate(self._entries, self.first):
@@ -145,14 +154,16 @@ class Window:
             if entry.epoch > epoch or isinstance(item, LeftEarly):
                 return None
             if isinstance(item, EpochEnd) or entry.at + (item.batches if isinstance(item, Part) else 1) > batches:
-                return None if self._is_left_after(number) else number
+                return None if self._is_left_before(number, batches + least) else number
         return self.end if self.after == (epoch, batches) else None
 
-    def _is_left_after(self, number: int) -> bool:
-        """Whether the stream leaves an epoch after this entry and other messages, without another batch."""
+    def _is_left_before(self, number: int, batches: int) -> bool:
+        """Whether the stream leaves the epoch of this entry before so many of its batches."""
         for entry in islice(self._entries, number - self.first, None):
-            if not isinstance(entry.item, LaneEnded | PoolBegun):
+            if isinstance(entry.item, LeftEarly | EpochEnd):
                 return isinstance(entry.item, LeftEarly)
+            if isinstance(entry.item, Part) and entry.at + entry.item.batches >= batches:
+                return False
         return False
 
     def _release(self, lease: Lease) -> None:

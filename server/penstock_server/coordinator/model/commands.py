@@ -190,16 +190,6 @@ class DropRun(Struct, frozen=True):
     run: int
 
 
-class Copy(Struct, frozen=True):
-    """Copy these regions of the slot of ticket `source` to the same places in the slot of `ticket`; answered by
-    `Copied` or `NoSlot`."""
-
-    ticket: int
-    source: int
-    first: int
-    regions: tuple[tuple[int, int], ...]
-
-
 class Free(Struct, frozen=True):
     """Free the ticket's slot: nobody reads or writes it any longer."""
 
@@ -347,7 +337,6 @@ Command: TypeAlias = (
     | PoolRows
     | TransformRows
     | DropRun
-    | Copy
     | Free
     | SendSlab
     | Tell

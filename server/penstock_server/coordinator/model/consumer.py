@@ -64,6 +64,8 @@ class Consumer:
         holds_handed: whether a slab keeps its slot until the consumer releases it (shared memory). If not, the slot is
             free when the slab is handed over.
         rank: its rank, which is the number of its batch in each round.
+        world_size: how many ranks its job has; 0 without ranks.
+        group: the group that it is in, or its ranks are.
         identity: stays the same when the client comes back, as another consumer.
         machine: the machine on which it runs; "": that of the daemon.
         most: the most `credit` and `quota` that it takes, whatever its stream's share is.
@@ -78,7 +80,7 @@ class Consumer:
         sent, handed: how many slabs were sent, and handed over.
         ends, ended: how many Ends were sent, and how many the consumer has acknowledged.
         out: the slots that it holds, by the sequence number of the slab.
-        moved: whether it was told to go on in another stream.
+        moved: whether it was told that it cannot go on in this stream.
         start: where the daemon lets it begin, because it asked to begin where others are; None: where it asked.
     """
 
@@ -92,6 +94,8 @@ class Consumer:
         credit_bytes: int,
         holds_handed: bool,
         rank: int = 0,
+        world_size: int = 0,
+        group: str = "",
         identity: bytes = b"",
         machine: str = "",
         most: tuple[int, int] = (MANY, MANY),
@@ -103,6 +107,8 @@ class Consumer:
         self._most = most
         self.share = self._taken(share)
         self.rank = rank
+        self.world_size = world_size
+        self.group = group
         self.epoch = 0
         self.state = IDLE
         self.begun: int | None = None

@@ -235,17 +235,11 @@ class SlotFound(Struct, frozen=True):
 
 
 class NoSlot(Struct, frozen=True):
-    """The machine has had no memory for the ticket's slot (for 10 s, if slots of the stream may come free), or the
-    copy into it failed. The stream fails with `MemoryBound`."""
+    """The machine has had no memory for the ticket's slot (for 10 s, if slots of the stream may come free). The
+    stream fails with `MemoryBound`."""
 
     ticket: int
     error: PenstockError
-
-
-class Copied(Struct, frozen=True):
-    """The daemon has made the copy that `Copy` asked for. It can be sent, and may complete a padded round."""
-
-    ticket: int
 
 
 class BytesLost(Struct, frozen=True):
@@ -313,7 +307,7 @@ class Tick(Struct, frozen=True):
 
 ConsumerEvent: TypeAlias = Begin | Acknowledge | Leave | Close | Cut | Lost
 RunEvent: TypeAlias = RunFailed | SplitSkipped | SplitsListed
-TicketEvent: TypeAlias = Made | NeedRoom | RowsMeasured | RowsWritten | SlotFound | NoSlot | Copied
+TicketEvent: TypeAlias = Made | NeedRoom | RowsMeasured | RowsWritten | SlotFound | NoSlot
 Event: TypeAlias = (
     Open
     | ConsumerEvent

@@ -48,14 +48,15 @@ def least_slots(quota: int, consumers: int = 1, pool: int = 1, stripe: int = 1) 
     belong between batches of a stripe. Each consumer needs one of credit, one of
     quota if it reads shared memory, and one for the round if there are several consumers.
     """
-    return _least_production(pool, stripe) + consumers * (2 if quota else 1) + _round(consumers)
+    return _least_production(pool, stripe) + consumers * (2 if quota else 1) + round_of(consumers)
 
 
 def _least_production(pool: int, stripe: int) -> int:
     return 1 + (pool > 1) * pool + (stripe > 1)
 
 
-def _round(consumers: int) -> int:
+def round_of(consumers: int) -> int:
+    """Return the slots that are reserved for a round of so many ranks."""
     return consumers if consumers > 1 else 0
 
 
@@ -86,7 +87,7 @@ def share(
     least = least_slots(quota, consumers, pool, stripe)
     if blocks + least * slot > free or least > most:
         return None
-    wanted = _wanted(workers, slot, blocks, pool, stripe) + consumers * (credit + quota) + _round(consumers)
+    wanted = _wanted(workers, slot, blocks, pool, stripe) + consumers * (credit + quota) + round_of(consumers)
     slots = max(least, min(wanted, most // 2, (min(free // 2, free - kept) - blocks) // slot))
     return _dealt(slots, wanted, credit, quota, consumers, blocks + slots * slot, _least_production(pool, stripe))
 
@@ -163,8 +164,8 @@ def _wanted(workers: int, slot: int, blocks: int, pool: int, stripe: int) -> int
 def _dealt(slots: int, wanted: int, credit: int, quota: int, consumers: int, nbytes: int, production: int = 1) -> Share:
     """Divide `slots` among the three places in proportion to the number wanted for each, with at least one for each,
     and `production` for production."""
-    left = slots - production - _round(consumers)
+    left = slots - production - round_of(consumers)
     credit = min(max(1, credit * slots // wanted), left // consumers - min(quota, 1))
     quota = min(max(min(quota, 1), quota * slots // wanted), left // consumers - credit)
     production += left - consumers * (credit + quota)
-    return Share(production, credit, quota, nbytes, consumers, _round(consumers))
+    return Share(production, credit, quota, nbytes, consumers, round_of(consumers))

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from penstock_proto import PenstockError
 
 from .leases import NO_SLOT, Lease
-from .turn import Part, Repeat, Turn
+from .turn import Part, Turn
 
 
 @dataclass(slots=True, eq=False)
@@ -99,5 +99,5 @@ class Stripe:
             yield visit, visit.index_at(last) + 1
 
 
-Source: TypeAlias = Turn | Stripe | Repeat
-"""The turn, stripe or copy whose slot a slab is sent from."""
+Source: TypeAlias = Turn | Stripe
+"""The turn or stripe whose slot a slab is sent from."""

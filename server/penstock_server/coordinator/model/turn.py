@@ -241,30 +241,3 @@ class Turn:
     def shows(self) -> bool:
         """Whether something of it can be delivered: a part, its error or its end."""
         return bool(self.parts) or self.complete or self.error is not None
-
-
-@dataclass(slots=True, eq=False)
-class Repeat:
-    """A copy of a batch in a slot of its own. It has no place in the order.
-
-    Attributes:
-        original: the turn of the batch.
-        part: the batch.
-        slot: the copy's slot.
-        copying: whether the batch is being copied now. Meanwhile both slots are held for this.
-        made: whether the batch has been copied.
-    """
-
-    original: Turn
-    part: Part
-    slot: Lease
-    copying: bool = False
-    made: bool = False
-
-    def lane_at(self, place: int) -> int:
-        """Return the lane of the batch at this place of the slot."""
-        return self.original.lane_at(place)
-
-    def index_at(self, place: int) -> int:
-        """Return the number in its lane of the batch at this place of the slot."""
-        return self.original.index_at(place)

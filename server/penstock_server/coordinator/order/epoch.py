@@ -60,7 +60,6 @@ class Epoch:
         skip: how many batches have to be made and dropped first.
         deaths: for an indexable feed: how often each turn, named by its first batch, ended its worker.
         batches, rows: how many were sent or passed over since the start of the epoch.
-        rounds: how many rounds were delivered since the start of the epoch.
     """
 
     number: int
@@ -86,9 +85,8 @@ class Epoch:
     deaths: Counter[int] = field(default_factory=Counter)
     batches: int = 0
     rows: int = 0
-    rounds: int = 0
 
-    def plan(self, feed: ServedFeed, splits: SplitsInfo, lane_sets: int, consumers: int, *, singly: bool) -> None:
+    def plan(self, feed: ServedFeed, splits: SplitsInfo, lane_sets: int, *, singly: bool) -> None:
         """Make the order, now that the splits are known. `singly`: batches are delivered one by one.
 
         Raises:
@@ -101,7 +99,6 @@ class Epoch:
         if position is not None:
             check(position, plan, splits)
             self.skip, self.batches, self.rows = position.skip, position.batches, position.rows
-            self.rounds = (position.batches + position.skip) // max(1, consumers)  # a group may have no consumer now
         visits: LaneVisits | RangeVisits
         if plan.length is not None:
             assert feed.info.batches is not None

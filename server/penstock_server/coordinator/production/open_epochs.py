@@ -46,8 +46,8 @@ class OpenEpochs:
         """Do not open epochs before this one."""
         self.next = max(self.next, epoch)
 
-    def open_next(self, consumers: int) -> Epoch | None:
-        """Open the next epoch for `consumers` consumers, and plan it as soon as its splits are known. Return None if
+    def open_next(self) -> Epoch | None:
+        """Open the next epoch, and plan it as soon as its splits are known. Return None if
         the feed has no further epoch."""
         number = self.next
         if self._feed.plan.epochs is not None and number >= self._feed.plan.epochs:
@@ -60,17 +60,17 @@ class OpenEpochs:
         if splits is None and position is not None and position.digest:
             splits = self._feed.lists.find(number, position.digest)
         if splits is not None:
-            self.plan(epoch, splits, consumers)
+            self.plan(epoch, splits)
         else:
             self._lists.ask(epoch)
         return epoch
 
-    def plan(self, epoch: Epoch, splits: SplitsInfo, consumers: int) -> None:
+    def plan(self, epoch: Epoch, splits: SplitsInfo) -> None:
         """Plan the epoch's order, now that its splits are known, or keep the error with which the stream is to fail."""
         if self._feed.static_splits is None:
             self._feed.lists.hold(epoch.number, splits)
         try:
-            epoch.plan(self._feed, splits, self._lane_sets(splits), consumers, singly=self._singly)
+            epoch.plan(self._feed, splits, self._lane_sets(splits), singly=self._singly)
         except StateMismatch as error:
             epoch.error = error
 

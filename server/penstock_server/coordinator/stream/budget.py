@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from penstock_proto import MemoryBound
 from penstock_proto.status.figures import size
 
+from ..model.consumer import Consumer
 from ..model.feeds import ServedFeed, whole_pages
-from ..model.memory import Share, least_slots, regrown, share, share_of_job, with_consumers, with_workers
+from ..model.memory import Share, least_slots, regrown, round_of, share, share_of_job, with_consumers, with_workers
 from ..model.open_request import OpenRequest
 from .stream import Stream
 
@@ -125,6 +127,16 @@ class Budget:
             if not self._take_windows(but=stream):
                 return None
 
+    def has_room_for_ranks(self, stream: Stream, consumers: Sequence[Consumer], waited_in: Stream) -> bool:
+        """Whether ranks can join this stream with the shares that they have, if the stream in which they have waited
+        gives its memory back."""
+        job = replace(consumers[0].share, production=0, consumers=len(consumers), round=round_of(len(consumers)))
+        (nbytes, slots), (more_nbytes, more_slots) = stream.needs(), stream.needs(job)
+        return (
+            more_nbytes - nbytes <= self.memory - self.reserved + waited_in.reserved
+            and more_slots - slots <= self.slots - self.slots_reserved + waited_in.slots_reserved
+        )
+
     def room_for_window(self, number: int) -> tuple[int, int]:
         """Return the most bytes and the most slots that the window of this stream may hold now: half of what is free
         without it. The rest is for streams that open later."""
@@ -146,10 +158,8 @@ class Budget:
         there was any."""
         streams = [stream for stream in self._streams.values() if stream is not but]
         found = [stream.sharing for stream in streams if stream.sharing is not None]
-        held = [shared for shared in found if shared.window]
-        for shared in held:
-            shared.give_up_window()
-        return bool(held)
+        given_up = [shared.give_up_window() for shared in found if shared.window]
+        return any(given_up)
 
     def with_those_left(self, stream: Stream, consumers: int) -> Share:
         """Return the share of a stream that has only `consumers` consumers left."""

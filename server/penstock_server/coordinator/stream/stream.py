@@ -1,7 +1,7 @@
 """One stream: the epochs of a feed, in order, for one consumer or several, within the slots that it may hold.
 
 This file decides what the events of consumers mean for the stream. Reports about one run or ticket go to its parts
-(production.py, merging.py, padding.py, remaking.py), mostly without passing through here (routing.py). After either,
+(production.py, merging.py, remaking.py), mostly without passing through here (routing.py). After either,
 the stream proceeds: it offers the next turns in the order to the delivery policy (offering.py), and grants slots to the
 turns after them (granting.py). delivery.py decides which consumer receives a batch, and production.py which worker
 makes it.
@@ -27,7 +27,6 @@ from penstock_proto.batches.position import Position
 from ..delivery.delivery import Delivery
 from ..delivery.offering import Offering
 from ..delivery.outlet import Outlet
-from ..delivery.round_copies import RoundCopies
 from ..delivery.shared_delivery import SharedDelivery
 from ..model import commands as do
 from ..model.consumer import Consumer
@@ -69,7 +68,6 @@ class Stream:
     Attributes:
         slots: the slots that it has leased.
         production: makes its turns.
-        padding: makes copies of batches for the last round of ranks.
         outlet: its consumers, and the slabs and messages that they are sent.
         view: its status for users.
         planned_for: the number of workers for which its share was planned.
@@ -98,12 +96,10 @@ class Stream:
         ids = itertools.count(number * m.IDS_PER_STREAM)
         self._epochs: deque[Epoch] = deque()
         self.slots = Leases(ids, feed.slot_nbytes, out)
-        self.round_copies = RoundCopies(feed, self.slots, out)
         no_run = (number + 1) * m.IDS_PER_STREAM - 1
         self.outlet = Outlet(
             feed,
             self.slots,
-            self.round_copies,
             self._epochs,
             fail=self.fail,
             clock=clock,
@@ -111,8 +107,6 @@ class Stream:
             out=out,
         )
         self._delivery = delivery(self.outlet)
-        if self.sharing is not None:
-            self.share = self._without_jobs(share)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
         one_by_one = self._delivery.singly or self._delivery.shared
         self._opening = OpenEpochs(feed, self._epochs, self._lists, workers, singly=one_by_one)
@@ -145,24 +139,26 @@ class Stream:
         consumer.epoch = self._epochs[0].number if self._epochs else self._opening.next
         self.outlet.join(consumer)
 
-    def join(self, consumer: Consumer, position: Position | None, share: Share) -> None:
-        """Add a job with this share to a stream that several jobs read. It goes on at its position, which
-        `sharing.covers` accepts."""
+    def join(self, consumers: list[Consumer], positions: list[Position | None], *, pad: bool = False) -> None:
+        """Add a job to a stream that several jobs read. It goes on at its position, which `sharing.covers` accepts.
+        (With several ranks: at the earliest of their positions.)"""
         assert self.sharing is not None
-        self._add_job(consumer, position.epoch if position else 0, share)
-        self.sharing.join(consumer, position)
+        for consumer in consumers:
+            self._add(consumer)
+        self.sharing.join(consumers, _set_places(consumers, positions), pad=pad)
 
-    def join_front(self, consumer: Consumer, position: Position, share: Share) -> None:
-        """Add a job with this share to a stream that several jobs read. It begins where the stream is: at
-        `sharing.front_position`, or at the start of a later epoch."""
+    def join_front(self, consumer: Consumer, position: Position) -> None:
+        """Add a job to a stream that several jobs read. It begins where the stream is: at `sharing.front_position`, or
+        at the start of a later epoch."""
         assert self.sharing is not None
-        self._add_job(consumer, position.epoch, share)
+        self._add(consumer)
+        consumer.epoch = position.epoch
         self.sharing.join_front(consumer)
 
-    def _add_job(self, consumer: Consumer, epoch: int, share: Share) -> None:
-        credit, quota = max(self.share.credit, share.credit), max(self.share.quota, share.quota)
+    def _add(self, consumer: Consumer) -> None:
+        credit, quota = max(self.share.credit, consumer.share.credit), max(self.share.quota, consumer.share.quota)
         self.share = replace(self.share, credit=credit, quota=quota)
-        consumer.epoch = epoch
+        consumer.stream = self.number
         self.outlet.join(consumer)
 
     def remove(self, consumer: Consumer, share: Share) -> None:
@@ -170,24 +166,17 @@ class Stream:
         self.outlet.remove(consumer)
         self.share = share
 
-    def start(self, consumers: list[Consumer], positions: list[Position | None]) -> None:
+    def start(self, consumers: list[Consumer], positions: list[Position | None], *, pad: bool = False) -> None:
         """Begin the stream, now that all consumers are there, at the earliest of their positions (None: epoch 0). A
-        consumer that is further on receives only what comes after its own position."""
+        consumer that is further on receives only what comes after its own position. `pad`: see RankJob."""
         self.outlet.begin(consumers)
         if not self._delivery.shared:
             self._placing.begin(consumers)
-        places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
-        # Of two consumers at the same batch, one may already know of lanes that end right after it. It is told of them
-        # again.
-        known = [(place.batches, len(place.ended)) if place else (0, 0) for place in positions]
-        earliest = min(range(len(places)), key=lambda rank: (places[rank], known[rank]))
-        self._opening.start(places[earliest][0], positions[earliest])
+        earliest = _set_places(consumers, positions)
+        self._opening.start(earliest.epoch if earliest else 0, earliest)
         if self.sharing is not None:
-            self.sharing.begin_at(positions[earliest])
-        for consumer, position, (epoch, batches) in zip(consumers, positions, places, strict=True):
-            consumer.epoch = max(consumer.epoch, epoch)  # it may have left epochs while it waited for the others
-            consumer.first = epoch, -(-batches // len(consumers))  # a round that was filled up counts as whole
-            consumer.told = epoch, position.batches if position else 0
+            self.share = self._without_jobs(self.share)
+            self.sharing.begin(consumers, earliest, pad=pad)
         self._open_next_epoch()
         self._close_passed()
 
@@ -213,7 +202,7 @@ class Stream:
 
     @property
     def sharing(self) -> SharedDelivery | None:
-        """What its jobs share; None if no other job may join."""
+        """What its jobs share; None if they cannot share anything."""
         return self._delivery if isinstance(self._delivery, SharedDelivery) else None
 
     @property
@@ -236,23 +225,32 @@ class Stream:
         """Bytes reserved for the stream: its share while it lives, and then the slots that are not free yet."""
         if self.outlet.closed or self.error is not None:
             return self.slots.nbytes
-        window = 0 if self.sharing is None else self.sharing.window.nbytes
-        return max(self.slots.nbytes, self.needs()[0] + window)  # consumers that have left may still hold slots
+        # Consumers that have left may still hold slots.
+        return max(self.slots.nbytes, self.needs()[0] + self._window[0])
 
     @property
     def slots_reserved(self) -> int:
         """Slots reserved for the stream, counted as for `reserved`."""
         if self.outlet.closed or self.error is not None:
             return len(self.slots)
-        window = 0 if self.sharing is None else self.sharing.window.slots
-        return max(len(self.slots), self.needs()[1] + window)
+        return max(len(self.slots), self.needs()[1] + self._window[1])
+
+    @property
+    def _window(self) -> tuple[int, int]:
+        """The bytes and the slots of its window, without those that are reserved for rounds of ranks."""
+        if self.sharing is None:
+            return 0, 0
+        window, rounds = self.sharing.window, self.sharing.rounds
+        return max(0, window.nbytes - rounds * self.slots.slot_nbytes), max(0, window.slots - rounds)
 
     def taken(self, *more: Share) -> tuple[int, int]:
-        """Return the most bytes and slots that it takes besides its window, with `more` jobs that share it."""
+        """Return the most bytes and slots that it takes besides its window, with `more` jobs that share it. (Rounds of
+        ranks count.)"""
         share, slot = self.share, self.slots.slot_nbytes
-        if self.sharing is None:
+        if self.sharing is None or not self.consumers:
             return share.nbytes, share.slots
-        slots = sum(one.may_hold for one in self._there) + sum(job.credit + job.quota for job in more)
+        slots = sum(one.may_hold for one in self.consumers) + self.sharing.rounds
+        slots += sum(job.consumers * (job.credit + job.quota) + job.round for job in more)
         return share.nbytes + slots * slot, share.slots + slots
 
     def needs(self, *more: Share) -> tuple[int, int]:
@@ -263,12 +261,13 @@ class Stream:
         """
         nbytes, slots = self.taken(*more)
         feed, slot = self.feed, self.slots.slot_nbytes
-        jobs = [*(one.share for one in self._there if not one.gone), *more]
+        jobs = [*self._shares_of_jobs, *more]
         if self.sharing is None or feed.varies or not jobs:
             return nbytes, slots
         spare_nbytes, spare_slots = [], []
         for job in jobs:
-            least, own = least_slots(job.quota, pool=feed.info.pool, stripe=feed.info.stripe), job.credit + job.quota
+            least = least_slots(job.quota, job.consumers, pool=feed.info.pool, stripe=feed.info.stripe)
+            own = job.consumers * (job.credit + job.quota) + job.round
             spare_nbytes.append(max(0, feed.blocks_nbytes + (least - own) * slot))
             spare_slots.append(max(0, least - own))
         return nbytes + sum(spare_nbytes) - min(spare_nbytes), slots + sum(spare_slots) - min(spare_slots)
@@ -276,16 +275,22 @@ class Stream:
     @property
     def whole_share(self) -> Share:
         """Its share with its consumers. Jobs that share it count as if all had as much as the one with the most."""
-        if self.sharing is None:
+        if self.sharing is None or not self.consumers:
             return self.share
-        jobs = [one.share for one in self._there if not one.gone]
-        credit, quota = max((job.credit for job in jobs), default=1), max((job.quota for job in jobs), default=0)
-        return replace(self.share, credit=credit, quota=quota, nbytes=self.taken()[0], consumers=len(jobs))
+        there = [one.share for one in self.consumers if not one.gone]
+        credit, quota = max((one.credit for one in there), default=1), max((one.quota for one in there), default=0)
+        rounds, nbytes = self.sharing.rounds, self.taken()[0]
+        return replace(self.share, credit=credit, quota=quota, nbytes=nbytes, consumers=len(there), round=rounds)
 
     @property
-    def _there(self) -> list[Consumer]:
-        """Its consumers, also before it begins."""
-        return self.consumers or self.outlet.waiting
+    def _shares_of_jobs(self) -> list[Share]:
+        """The share of each job, for all of its consumers."""
+        jobs = [] if self.sharing is None else self.sharing.jobs
+        return [
+            replace(job.there[0].share, production=0, consumers=len(job.there), round=job.round)
+            for job in jobs
+            if job.there
+        ]
 
     def _without_jobs(self, share: Share) -> Share:
         """Return the part of a share that is not of the consumers: each job that shares the stream has its own."""
@@ -415,7 +420,7 @@ class Stream:
         """Plan an epoch whose splits a worker has listed, in `run`."""
         epoch = self._lists.on_listed(run, splits)
         if epoch is not None:
-            self._opening.plan(epoch, splits, len(self.consumers))
+            self._opening.plan(epoch, splits)
             self.outlet.tell_begun(epoch, self.outlet.readers(epoch))
 
     def on_run_failed(self, run: int, error: PenstockError) -> None:
@@ -497,9 +502,7 @@ class Stream:
         for filler in sorted(fillers):
             self._do(do.DropRun(*filler))
         self._epochs.clear()
-        written = (
-            {turn.slot.ticket for _, turn in turns if turn.fillers} | self.remaking.tickets | self.round_copies.tickets
-        )
+        written = {turn.slot.ticket for _, turn in turns if turn.fillers} | self.remaking.tickets
         for consumer in self.consumers:
             consumer.stop_reading()
         self._delivery.abandon()
@@ -509,6 +512,8 @@ class Stream:
     def proceed(self) -> None:
         """Send what can be sent, then grant what can be granted. Tell the state file if the stream has ended."""
         outlet, epochs = self.outlet, self._epochs
+        if outlet.live and self.sharing is not None and not self.sharing.jobs:
+            self.end()  # all have gone on elsewhere
         if outlet.live:
             self._offering.offer(cut_short=self._stopping is not None and self._cut_short)
         if outlet.live:
@@ -555,7 +560,7 @@ class Stream:
         return self._stopping is None or self._opening.next in self.outlet.epochs_read
 
     def _open_next_epoch(self) -> None:
-        epoch = self._opening.open_next(len(self.consumers))
+        epoch = self._opening.open_next()
         if epoch is not None:
             self.outlet.tell_begun(epoch, self.outlet.readers(epoch))
 
@@ -575,3 +580,16 @@ class Stream:
             self._close_first_epoch()
         self._delivery.stop()
         self.half_stopped = False
+
+
+def _set_places(consumers: Sequence[Consumer], positions: Sequence[Position | None]) -> Position | None:
+    """Tell the consumers of a job where they begin (None: epoch 0), and return the earliest of their positions."""
+    places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
+    # Of two consumers at the same batch, one may already know of lanes that end right after it. It is told of them
+    # again.
+    known = [(place.batches, len(place.ended)) if place else (0, 0) for place in positions]
+    for consumer, position, (epoch, batches) in zip(consumers, positions, places, strict=True):
+        consumer.epoch = max(consumer.epoch, epoch)  # it may have left epochs while it waited for the others
+        consumer.first = epoch, -(-batches // len(consumers))  # a round that was filled up counts as whole
+        consumer.told = epoch, position.batches if position else 0
+    return positions[min(range(len(places)), key=lambda rank: (places[rank], known[rank]))]

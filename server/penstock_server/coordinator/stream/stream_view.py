@@ -45,7 +45,7 @@ class StreamView:
         """How many jobs read all of the stream, each at its own pace."""
         if not isinstance(self._delivery, SharedDelivery):
             return int(self._delivery.whole)
-        return len(self._delivery.readers)
+        return len(self._delivery.jobs)
 
     def behind(self, consumer: Consumer) -> int:
         """Return how many batches were sent to the first of several jobs, and not yet to this one."""
@@ -62,10 +62,9 @@ class StreamView:
         has joined."""
         return self._placing.why_anywhere(self._lanes) if self._epochs else ""
 
-    @property
-    def holding_up(self) -> list[Consumer]:
-        """The consumers that the others wait for now, although their batches are made: slow ranks."""
-        return self._delivery.holding_up(self._epochs[0]) if self._epochs and self._outlet.live else []
+    def holding_up(self, consumer: Consumer) -> list[Consumer]:
+        """Return the ranks for which the others of the consumer's job wait now, although their batches are made."""
+        return self._delivery.holding_up(consumer) if self._epochs and self._outlet.live else []
 
     @property
     def awaited_worker(self) -> int | None:
