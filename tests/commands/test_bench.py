@@ -282,3 +282,18 @@ def test_tensorflows_part_is_measured_in_the_one_epoch_that_there_is(serve: Serv
     assert (seen.consumer, seen.batches) == ("TensorFlow", 20)
     assert seen.cached is not None
     assert seen.cached > 0
+
+
+def test_a_consumer_that_moves_to_another_stream_is_measured_again(serve: Serve) -> None:
+    url = serve(FEEDS, "cheap", workers=1).urls["cheap"]
+    asked = 0
+
+    def status(url: str) -> Status:
+        nonlocal asked
+        asked, found = asked + 1, control.status(url, 30)
+        moved = 1000 * (asked > 1)  # as if it had met another job after the first look
+        return replace(found, streams=[replace(one, stream=one.stream + moved) for one in found.streams])
+
+    seen = measure(url, status=status, seconds=0.3, warmup=0)
+    assert asked > len(seen.slices) + 1
+    assert seen.seconds >= 0.3

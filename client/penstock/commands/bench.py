@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock_proto import EndOfStream, PenstockError
 from penstock_proto.status.figures import Figures, joined
-from penstock_proto.status.span import Span, figures_of
+from penstock_proto.status.span import Key, Span, figures_of
 from penstock_proto.status.status_shape import Status
 
 from .._adapters.connection import Connection, connect
@@ -176,11 +176,25 @@ def _slices(
             return
         taken_so_far += taken.batches
         after = now()
-        if before.state.id == after.state.id:  # otherwise a new daemon counts from 0: measure again
+        if before.state.id == after.state.id and not _has_moved(connection, before, after):
+            # Otherwise the figures of a new daemon, or of another stream, begin at 0: measure again.
             past += taken.seconds
             count = count - 1 if past < seconds else 0
             yield _figures(connection, taken, before, after)
         before = after
+
+
+def _own(connection: Connection, span: Span) -> list[Key]:
+    """Return the keys under which this consumer is in the later of two statuses."""
+    here = f"{socket.gethostname()}:{os.getpid()}"
+    return [key for key, one in span.after.items() if (one.feed, one.client) == (connection.info.name, here)]
+
+
+def _has_moved(connection: Connection, before: _Moment, after: _Moment) -> bool:
+    """Whether this consumer reads another stream now: it has met other jobs, or lost them."""
+    span = Span(before.state, after.state)
+    own = _own(connection, span)
+    return bool(own) and not any(key in span.before for key in own)
 
 
 def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Moment) -> Figures:
@@ -193,8 +207,8 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
     waited = stats["wait_seconds"] - before.stats["wait_seconds"]
     waiting = min(taken.taking, waited)
     coming = stats["waits"]["transfer"] - before.stats["waits"]["transfer"]
-    span, here = Span(before.state, after.state), f"{socket.gethostname()}:{os.getpid()}"
-    own = (key for key, one in span.after.items() if (one.feed, one.client) == (name, here))
+    span = Span(before.state, after.state)
+    own = _own(connection, span)
     seen = next((found for key in own if (found := figures_of(span, key, least=0.0)) is not None), None)
     if seen is None:
         raise PenstockError(
