@@ -393,6 +393,16 @@ def test_ranks_that_wait_hear_what_ends_their_wait(fault: str) -> None:
     assert [[type(error) for error in consumer.failures] for consumer in waiting] == [[kinds[fault]]] * 2
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_nobody_joins_ranks_one_of_which_does_not_share(first: bool) -> None:
+    world = World(SimFeed())
+    ranks = [world.open(rank=rank, world_size=2, shares=first ^ bool(rank), stays=True) for rank in range(2)]
+    world.settle()
+    alone = world.open(shares=True, start="next_epoch")
+    assert alone.reader.stream != ranks[0].reader.stream
+    finish(world, ranks)
+
+
 # --- ranks that leave ---
 
 

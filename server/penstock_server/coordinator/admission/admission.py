@@ -208,6 +208,8 @@ class Admission:
         positions = [ask.position for ask in asks]
         other = self.sharing.find_for_ranks(stream.feed, asks)
         if other is None or not self._budget.has_room_for_ranks(other, consumers, stream):
+            if stream.sharing is not None:
+                stream.sharing.joinable = all(may_share(stream.feed, ask) for ask in asks)
             stream.start(consumers, positions, pad=asks[0].pad)
             self.sharing.look_at(stream.feed)
             return stream

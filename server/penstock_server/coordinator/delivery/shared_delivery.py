@@ -41,7 +41,8 @@ class SharedDelivery(SingleDelivery):
         singly: whether ranks begin the stream, so that workers report each batch on its own.
 
     Attributes:
-        joinable, singly: as given.
+        joinable: as given. (If one of several ranks does not share, it is set to False before the stream begins.)
+        singly: as given.
         jobs: the jobs that are not gone.
         window: what jobs that are behind still need.
         keeps: whether the window also keeps what none of them needs, for those of another stream, which is behind.
