@@ -246,6 +246,7 @@ class RankJob:
                 found.end = entry.item
             else:
                 found.items.append(entry.item)
+                found.after = max(found.after, entry.at)  # batches before it may have been passed over
         return found
 
     def _look_at(self, found: _Round, entry: Entry, part: Part) -> None:

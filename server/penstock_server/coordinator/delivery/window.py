@@ -158,7 +158,7 @@ class Window:
         return self.end if self.after == (epoch, batches) else None
 
     def _is_left_before(self, number: int, batches: int) -> bool:
-        """Whether the stream leaves the epoch of this entry before so many of its batches."""
+        """Whether the stream leaves the epoch of this entry before its batch number `batches`."""
         for entry in islice(self._entries, number - self.first, None):
             if isinstance(entry.item, LeftEarly | EpochEnd):
                 return isinstance(entry.item, LeftEarly)
