@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock._transport import fetching
+from penstock._transport import fetching, host_here
 from penstock_proto import KeyRefused
 from penstock_proto import messages as m
 from penstock_proto.security.keys import ClientKeys, client_keys, host_keys
@@ -64,10 +64,11 @@ NAMES = ["plain", "ragged", "items", "pooled"]
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all hosts look remote to the clients of this process."""
 
-    def refused(*_: object) -> None:
-        raise ConnectionRefusedError
+    class Refused(host_here.HostHere):
+        def __init__(self, *_: object) -> None:
+            raise ConnectionRefusedError
 
-    monkeypatch.setattr(fetching, "HostHere", refused)
+    monkeypatch.setattr(fetching, "HostHere", Refused)
 
 
 def through(proxy: FaultProxy, daemon: Daemon, feed: str = "") -> str:
