@@ -48,12 +48,12 @@ def looking(view: View, *others: View, split: str | None = "a.h5") -> tuple[Look
     coordinator = SimpleNamespace(
         consumers={1: consumer}, stream_read_by=lambda _: streams[0], streams=streams, workers=workers
     )
-    table = SimpleNamespace(by_consumer={1: SimpleNamespace(feed="train", peer="local")})
+    link = SimpleNamespace(under_way=[], unsent_bytes=0)
+    table = SimpleNamespace(by_consumer={1: SimpleNamespace(feed="train", link=link, fetching={})})
     awaited: list[tuple[int, float]] = []
     looks = Looks(
         coordinator,  # type: ignore[arg-type]
         table,  # type: ignore[arg-type]
-        lambda _: 0,
         lambda _: 0,
         lambda *told: awaited.append(told),
         lambda _: split,
@@ -112,12 +112,11 @@ def test_the_split_is_known_at_which_a_worker_was_awaited_most() -> None:
 def test_a_slow_consumer_does_not_wait_for_the_network_while_it_has_batches_to_take(unsent: int, waits: float) -> None:
     """32 slabs of 1 MiB are under way. Up to 16 MiB of them may lie in buffers."""
     consumer = SimpleNamespace(number=1, reading=True, under_way=32)
-    session = SimpleNamespace(
-        feed="train", peer=None, routing_id=b"1", sending=[(n, None, MIB) for n in range(32)], fetching={}
-    )
+    link = SimpleNamespace(under_way=[MIB] * 32, unsent_bytes=unsent)
+    session = SimpleNamespace(feed="train", link=link, fetching={})
     table = SimpleNamespace(by_consumer={1: session})
     coordinator = SimpleNamespace(consumers={1: consumer}, workers=SimpleNamespace(numbers=[]))
-    looks = Looks(coordinator, table, lambda _: unsent, lambda _: 0, nobody, no_split)  # type: ignore[arg-type]
+    looks = Looks(coordinator, table, lambda _: 0, nobody, no_split)  # type: ignore[arg-type]
     looks.look(1.0)
     assert looks.of(1) == Waits(reading=1.0, sending=waits)
 
@@ -128,12 +127,12 @@ def test_a_consumer_that_fetches_waits_for_the_connections_to_hosts_too(
 ) -> None:
     consumer = SimpleNamespace(number=1, reading=True, under_way=4)
     fetching = {n: (SimpleNamespace(nbytes=MIB), None, 7 + n % 2) for n in range(4)}
-    session = SimpleNamespace(feed="train", peer=None, routing_id=b"1", sending=[], fetching=fetching)
+    link = SimpleNamespace(under_way=[], unsent_bytes=0)
+    session = SimpleNamespace(feed="train", link=link, fetching=fetching)
     table = SimpleNamespace(by_consumer={1: session})
     looks = Looks(
         SimpleNamespace(consumers={1: consumer}, workers=SimpleNamespace(numbers=[])),  # type: ignore[arg-type]
         table,  # type: ignore[arg-type]
-        lambda _: 0,
         dict(zip((7, 8), unfetched, strict=True)).__getitem__,
         nobody,
         no_split,

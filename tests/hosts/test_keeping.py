@@ -584,19 +584,19 @@ def test_no_consumer_is_sent_to_its_own_machine_for_another(consumer: str, endpo
     sent: list[m.Message] = []
     router = SimpleNamespace(address=lambda peer: consumer, send=lambda peer, message: sent.append(message) or True)
     out = ToConsumers(None, lambda event: None, router, KeptBatches())  # type: ignore[arg-type]
-    out.host_at(Session(bytes(16), "feed", "client", b"id", 0.0), m.HostAt(3, endpoint))
+    out.host_at(Session(bytes(16), "feed", "client", b"id", out.link(b"id"), 0.0), m.HostAt(3, endpoint))
     assert sent == [m.HostAt(3, endpoint)] * told
 
 
 def test_all_slabs_that_wait_for_their_bytes_are_brought_at_once_and_sent_in_order() -> None:
     kept, host = KeptBatches(), Keeper()
     sent: list[int] = []
-    session = Session(bytes(16), "feed", "client", b"id", 0.0)
-    session.consumer = 4
     layout = SimpleNamespace(regions=lambda first, batches: [])
     coordinator = SimpleNamespace(feeds={"feed": SimpleNamespace(layout=lambda shapes: layout)})
     router = SimpleNamespace(send=lambda peer, message: sent.append(message.seq) or True)
     out = ToConsumers(coordinator, lambda event: None, router, kept)  # type: ignore[arg-type]
+    session = Session(bytes(16), "feed", "client", b"id", out.link(b"id"), 0.0)
+    session.consumer = 4
     for seq, ticket in enumerate((7, 8, 9)):
         if ticket != 8:  # the daemon's own workers made ticket 8
             kept.begin(ticket, host, b"secret")

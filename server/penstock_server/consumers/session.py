@@ -9,8 +9,8 @@ from penstock_proto.messages import Message
 
 from ..coordinator.model.commands import SendSlab
 from ..net.keys import ClientKey
-from ..net.local import LocalPeer
 from ..shared_memory.arena import Memfd
+from .link import Link
 
 
 @dataclass(eq=False)
@@ -21,10 +21,12 @@ class Session:
     feed: str
     client: str
     routing_id: bytes
+    """The connection over ZeroMQ on which it was greeted."""
+    link: Link
+    """The connection over which it gets its batches, and until it is opened its messages."""
     heard: float
     key: ClientKey | None = None
     """The client's key; None without keys."""
-    peer: LocalPeer | None = None
     consumer: int | None = None
     """The coordinator's number for its consumer; None until it is opened."""
     position: bytearray = field(default_factory=bytearray)
@@ -34,8 +36,6 @@ class Session:
     shares: bool = False
     """Whether it is a member of a group. If its connection breaks, it may come back and say which slabs were handed
     over."""
-    sending: deque[tuple[int, Memfd, int]] = field(default_factory=deque)
-    """Slabs that were sent over ZeroMQ and are not acknowledged yet: number, memfd and bytes."""
     fetches: bool = False
     """Whether its consumer can fetch slabs from other hosts."""
     reached: set[int] = field(default_factory=set)
@@ -48,8 +48,8 @@ class Session:
     opened: bool = False
     """Whether its stream exists."""
     failed: bool = False
-    """Whether it has failed, over a connection on this host: its messages are ignored, and end of file releases its
-    slots."""
+    """Whether it has failed, and its client maps slots: its messages are ignored, and the end of its connection
+    releases its slots."""
     muted: bool = False
     """Whether nothing more is sent to it, except why it failed."""
 
@@ -57,8 +57,3 @@ class Session:
     def who(self) -> str:
         """The client's description for the log."""
         return f"{self.client} with the key {self.key.name}" if self.key else self.client
-
-    @property
-    def transport(self) -> str:
-        """The transport of its batches: `local` or `tcp`."""
-        return "tcp" if self.peer is None else "local"

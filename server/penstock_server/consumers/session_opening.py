@@ -97,7 +97,7 @@ class Opening:
             return
         token = secrets.token_bytes(16)
         client = hello.client[:128]
-        session = Session(token, hello.feed, client, routing_id, time.monotonic(), key)
+        session = Session(token, hello.feed, client, routing_id, self._out.link(routing_id), time.monotonic(), key)
         feed = self._coordinator.feeds[hello.feed]
         welcome = m.Welcome(token, feed.plan.with_classes(feed.info), self._unix)
         if self._out.answer(routing_id, welcome):
@@ -162,7 +162,7 @@ class Opening:
         if peer is not None:
             peer.opened()
         fields = {"event": "stream_opened", "feed": session.feed, "consumer": session.client}
-        self._log.info("feed %s: %s reads it (%s)", session.feed, session.who, session.transport, **fields)
+        self._log.info("feed %s: %s reads it (%s)", session.feed, session.who, session.link.transport, **fields)
 
     def _ask(self, message: m.Open, session: Session, peer: LocalPeer | None) -> OpenRequest:
         info = self._coordinator.feeds[session.feed].info
@@ -198,7 +198,7 @@ class Opening:
             if session.identity == message.consumer and session.consumer is not None:
                 handed = message.handed if session.token == message.last else 0
                 self._out.send(session, failed(error))
-                if session.peer is None:
+                if not session.link.maps_slots:
                     self._gone(session, handed)
                 else:  # end of file will release its slots
                     session.failed = session.muted = True

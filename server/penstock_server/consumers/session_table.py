@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..net.local import LocalPeer
 from .greeted import Greeted
+from .link import LocalLink
 from .session import Session
 
 
@@ -36,9 +37,10 @@ class SessionTable:
 
     def bind(self, session: Session, consumer: int, peer: LocalPeer | None) -> None:
         """Make the session this consumer, over `peer`, or over ZeroMQ if `peer` is None."""
-        session.consumer, session.peer = consumer, peer
+        session.consumer = consumer
         self.by_consumer[consumer] = session
         if peer is not None:
+            session.link = LocalLink(peer)
             self.by_peer[peer] = session
 
     def unbind(self, session: Session) -> None:
@@ -46,13 +48,13 @@ class SessionTable:
         if session.consumer is not None:
             del self.by_consumer[session.consumer]
             session.consumer = None
-        if session.peer is not None:
-            del self.by_peer[session.peer]
+        if isinstance(session.link, LocalLink):
+            del self.by_peer[session.link.peer]
 
     def opened(self, session: Session) -> None:
         """Mark the session as open. If it has a connection on this host, forget its connection over ZeroMQ."""
         session.opened = True
-        if session.peer is not None:
+        if isinstance(session.link, LocalLink):
             self.by_routing_id.pop(session.routing_id, None)
 
     def remove(self, session: Session) -> int | None:

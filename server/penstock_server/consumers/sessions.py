@@ -251,7 +251,7 @@ class Sessions:
         now = time.monotonic()
         self._opening.end_late(now)
         for session in self._table:
-            if session.peer is None:
+            if not session.link.maps_slots:
                 self._handle(session, session.routing_id, partial(self._look_for, session, now))
         self._answer(self._status.another_second())
         self._malformed.look_at_the_clock()
@@ -295,7 +295,7 @@ class Sessions:
         if session.opened:
             self._end(session, error)
             return
-        self._out.answer(session.peer or session.routing_id, failed(error))
+        self._out.send(session, failed(error))
         self._table.unbind(session)
         self._gone(session, 0)
 
@@ -340,8 +340,7 @@ class Sessions:
                 self._tell(on.Begin(consumer, message.epoch))
             case m.Ack():
                 self._tell(on.Acknowledge(consumer, message.handed, message.released, message.ended))
-                while session.sending and session.sending[0][0] < message.handed:
-                    session.sending.popleft()
+                session.link.on_acknowledged(message.handed)
                 while session.fetching and (seq := next(iter(session.fetching))) < message.handed:
                     del session.fetching[seq]
             case m.Reaches() if session.fetches:
@@ -352,7 +351,7 @@ class Sessions:
                 self._tell(on.Leave(consumer, message.epoch, message.handed))
             case m.Close():
                 self._tell(on.Close(consumer, message.handed))  # tensors, or end of file, release the slots
-                if session.peer is None:
+                if not session.link.maps_slots:
                     self._gone(session, message.handed)
             case _:
                 raise ProtocolError(f"{type(message).__name__} in an open session")
@@ -364,7 +363,7 @@ class Sessions:
             text = "feed %s: the session of %s failed: %s"
             self._log.warning(text, session.feed, session.who, error.message, **_about(session, "consumer_failed"))
         self._out.send(session, failed(error))
-        if session.peer is None or session.consumer is None:
+        if not session.link.maps_slots or session.consumer is None:
             self._gone(session, self._handed(session))
         else:  # tensors may live over its slots
             session.failed = session.muted = True
@@ -383,8 +382,7 @@ class Sessions:
         """Return how many slabs were handed over, as far as is known, in a session that ended without Close."""
         if session.consumer is None:
             return 0
-        said = self._coordinator.consumers[session.consumer].handed
-        return said if session.peer is None else max(said, session.peer.handed)
+        return max(self._coordinator.consumers[session.consumer].handed, session.link.handed)
 
 
 def _about(session: Session, event: str) -> dict[str, object]:

@@ -23,6 +23,7 @@ from ..net.local import LocalPeer
 from ..net.network import Router
 from ..shared_memory.arena import Memfd
 from ..shared_memory.kept import KeptBatches
+from .link import TcpLink
 from .session import Session
 
 
@@ -110,20 +111,16 @@ class ToConsumers:
             return
         if self.look is not None:
             self.look(session.feed, slab, memfd)
-        local = session.peer is not None
-        message = worker_messages.slab(slab, memfd.number if local else 0)
-        if session.peer is not None and not session.muted:
-            session.peer.show(memfd)
-        if self._send(session, message) and not local:
+        if session.muted:
+            return
+        link = session.link
+        if self._send(session, worker_messages.slab(slab, link.show(memfd))) and not link.maps_slots:
             self._bytes(session, slab, memfd)
 
     def _bytes(self, session: Session, slab: SendSlab, memfd: Memfd) -> None:
-        """Send the bytes of a slab, over ZeroMQ."""
+        """Send the bytes of a slab."""
         layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
-        regions = layout.regions(slab.first, slab.batches)
-        session.sending.append((slab.seq, memfd, sum(stop - start for start, stop in regions)))
-        for start, stop in regions:
-            self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
+        session.link.send_bytes(slab.seq, memfd, layout.regions(slab.first, slab.batches))
 
     def host_at(self, session: Session, where: m.HostAt) -> None:
         """Tell a consumer at which address it can fetch slabs from a host. A loopback address means this machine only
@@ -145,7 +142,7 @@ class ToConsumers:
         if session.failed or (session.muted and not isinstance(message, m.Failed)):
             return False
         try:
-            return self._put(session.peer or session.routing_id, message)
+            return session.link.send(message)
         except ProtocolError as error:
             stream = None if session.consumer is None else self.stream_of(session.consumer)
             if stream is not None:
@@ -160,6 +157,10 @@ class ToConsumers:
             self._put(to, failed(error))  # this one is never too large to encode
             return False
 
+    def link(self, routing_id: bytes) -> TcpLink:
+        """Return the link of a connection over ZeroMQ."""
+        return TcpLink(self._router, routing_id)
+
     def key(self, routing_id: bytes) -> ClientKey | None:
         """Return the client's key of a connection over ZeroMQ; None without keys."""
         return self._router.key(routing_id)
@@ -169,13 +170,10 @@ class ToConsumers:
         return self._router.machine(routing_id)
 
     def drop(self, session: Session) -> None:
-        """Drop the bytes that still wait to be sent to the session, because they would keep their slots in use."""
+        """Drop what still waits to be sent to the session, because it would keep slots in use."""
         session.behind.clear()
         session.fetching.clear()
-        for _, memfd, _ in session.sending:
-            memfd.retired = True
-        if session.sending:
-            self._router.drop(session.routing_id)
+        session.link.drop()
 
     def stream_of(self, consumer: int) -> int | None:
         """Return the number of the stream that the consumer reads, if its session still exists."""
@@ -183,10 +181,7 @@ class ToConsumers:
         return None if reads is None else reads.stream
 
     def _put(self, to: bytes | LocalPeer, message: m.Message) -> bool:
-        if isinstance(to, bytes):
-            return self._router.send(to, message)
-        to.send(message)
-        return True
+        return self._router.send(to, message) if isinstance(to, bytes) else to.send(message)
 
 
 def failed(error: PenstockError) -> m.Failed:

@@ -168,7 +168,7 @@ class Parts:
         arena = Arena()
         malformed = Malformed()
         doing = partial(split_of, supervisor.workers, joined)
-        self.looks = Looks(coordinator, table, router.unsent_bytes, joined.unfetched, joined.awaited, doing)
+        self.looks = Looks(coordinator, table, joined.unfetched, joined.awaited, doing)
         self.status = CurrentStatus(
             coordinator,
             daemon=lifecycle,

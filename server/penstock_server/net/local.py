@@ -81,20 +81,22 @@ class LocalPeer:
         finally:
             os.close(fd)
 
-    def send(self, message: Message, fd: int | None = None) -> None:
-        """Send a message, perhaps with a file descriptor, which stays the caller's."""
+    def send(self, message: Message, fd: int | None = None) -> bool:
+        """Send a message, perhaps with a file descriptor, which stays the caller's. Always possible: return True."""
         self._peer.send(encode(message), fd)
+        return True
 
     @property
     def unread(self) -> bool:
         """Whether the other side has not read everything that was sent to it."""
         return self._peer.unread
 
-    def show(self, memfd: arena.Memfd) -> None:
-        """Make sure that the consumer knows the memfd."""
+    def show(self, memfd: arena.Memfd) -> int:
+        """Make sure that the consumer knows the memfd. Return its number."""
         if memfd.number not in self._known:
             self._known[memfd.number] = memfd
             self._peer.send(encode(Map(memfd.number, memfd.nbytes)), memfd.fd)
+        return memfd.number
 
     def gone(self, memfd: arena.Memfd) -> None:
         """Tell the consumer that a memfd was returned to the system."""

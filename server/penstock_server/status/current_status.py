@@ -147,7 +147,7 @@ class CurrentStatus:
 
     def _without_phase(self) -> Status:
         coordinator, table = self._coordinator, self._table
-        streams, more_streams = status.of_streams(table, coordinator, self._router.unsent, self._looks.of)
+        streams, more_streams = status.of_streams(table, coordinator, self._looks.of)
         return Status(
             id=self._id,
             pid=os.getpid(),

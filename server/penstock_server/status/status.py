@@ -282,12 +282,11 @@ def of_host(host: JoinedHost, streams: Iterable[Stream]) -> Host:
 def of_streams(
     sessions: Iterable[Session],
     coordinator: CoordinatorView,
-    unsent: Callable[[bytes], bool],
     waits: Callable[[int], Waits],
 ) -> tuple[list[stream_status.Stream], int]:
     """Describe the first `_MOST_STREAMS` consumers that read a stream, and count the others.
 
-    `unsent` returns whether bytes wait for a connection over TCP, and `waits` returns a consumer's waits.
+    `waits` returns a consumer's waits.
     """
     consumers = coordinator.consumers
     reading = [
@@ -301,7 +300,6 @@ def of_streams(
             consumer,
             coordinator.stream_read_by(consumer),
             apart_because=coordinator.apart_because(consumer),
-            unsent=session.peer is None and unsent(session.routing_id),
             waits=waits(consumer.number),
         )
         for session, consumer in reading[:_MOST_STREAMS]
@@ -310,14 +308,14 @@ def of_streams(
 
 
 def _stream(
-    session: Session, consumer: Consumer, stream: Stream, *, apart_because: str, unsent: bool, waits: Waits
+    session: Session, consumer: Consumer, stream: Stream, *, apart_because: str, waits: Waits
 ) -> stream_status.Stream:
     return stream_status.Stream(
         stream=stream.number,
         feed=session.feed,
         client=session.client,
         key=None if session.key is None else session.key.name,
-        transport=session.transport,
+        transport=session.link.transport,
         epoch=consumer.begun,
         reading=consumer.reading,
         batches=stream.view.batches,
@@ -336,9 +334,9 @@ def _stream(
         made_near=stream.view.made_near,
         made_anywhere_because=stream.view.why_made_anywhere,
         error=_short(stream.error),
-        unsent=unsent,
+        unsent=session.link.unsent,
         waits=_rounded(waits, stream_status.Waits),
-        cpu_seconds=None if session.peer is None else process_stat.cpu_seconds(session.peer.pid),
+        cpu_seconds=process_stat.cpu_seconds(session.link.pid),
     )
 
 

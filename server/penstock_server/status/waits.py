@@ -98,7 +98,6 @@ class Looks:
     Args:
         coordinator: knows what consumers were sent and have taken.
         table: the sessions.
-        unsent: returns how many bytes wait for a connection over TCP.
         unfetched: returns how many bytes wait at a host, given by its number, for the connections of consumers.
         awaited: called with each worker for whose batch a consumer has waited, and with the seconds.
         split_of: returns the split that a worker reads now, if it reads one.
@@ -108,14 +107,12 @@ class Looks:
         self,
         coordinator: CoordinatorView,
         table: SessionTable,
-        unsent: Callable[[bytes], int],
         unfetched: Callable[[int], int],
         awaited: Callable[[int, float], None],
         split_of: Callable[[int], str | None],
     ) -> None:
         self._coordinator = coordinator
         self._table = table
-        self._unsent = unsent
         self._unfetched = unfetched
         self._awaited = awaited
         self._split_of = split_of
@@ -179,7 +176,7 @@ class Looks:
         both = self._waits.setdefault(consumer.number, Waits()), self._of_feeds.setdefault(session.feed, Waits())
         slow: Collection[Consumer] = ()
         cause = ""
-        if session.peer is None and self._waits_for_network(session):
+        if self._waits_for_network(session):
             cause = "sending"
         elif not consumer.under_way:
             stream = self._coordinator.stream_read_by(consumer).view
@@ -222,8 +219,7 @@ class Looks:
     def _waits_for_network(self, session: Session) -> bool:
         """Return whether its connections take no more bytes, and the first slab under way may not have arrived
         completely."""
-        sent = [nbytes for _, _, nbytes in session.sending]
-        if _is_held_up(sent, self._unsent(session.routing_id)):
+        if _is_held_up(session.link.under_way, session.link.unsent_bytes):
             return True
         fetched = [slab.nbytes for slab, _, _ in session.fetching.values()]
         return bool(fetched) and _is_held_up(
