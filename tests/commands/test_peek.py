@@ -266,8 +266,8 @@ KINDS: list[tuple[Callable[[Path], list[str]], set[str], dict[str, str]]] = [
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let peek look at all of the first samples, however slow the machine is."""
-    monkeypatch.setattr("penstock_server.sources.webdataset.description._SECONDS", 100)
-    monkeypatch.setattr("penstock_server.sources.tfrecord.description._SECONDS", 100)
+    monkeypatch.setattr("penstock_server.sources.webdataset.describe._SECONDS", 100)
+    monkeypatch.setattr("penstock_server.sources.tfrecord.describe._SECONDS", 100)
 
 
 def peek(*words: object) -> Result:
@@ -855,7 +855,7 @@ def test_a_url_where_nobody_listens_is_named() -> None:
 
 def test_row_groups_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock_server.sources.parquet.description.AT_ONCE", 1000)
+    monkeypatch.setattr("penstock_server.sources.parquet.describe.AT_ONCE", 1000)
     found = peek(*parquet_file(tmp_path))
     assert found.exit_code == 1
     assert re.search(r"digits.parquet has row groups of up to [\d.]+ KiB, and each has to be read", found.output)

@@ -223,7 +223,7 @@ def test_a_worker_that_dies_while_there_are_no_descriptors_is_replaced_when_ther
 def test_a_stream_that_finds_no_descriptor_for_a_slot_waits_or_fails_and_the_daemon_goes_on(
     serve: Serve, transport: str
 ) -> None:
-    daemon = serve(FEED, patched={"shared_memory.slots.PATIENCE": 0.5})
+    daemon = serve(FEED, patched={"shared_memory.slot_assignment.PATIENCE": 0.5})
     process = psutil.Process(daemon.process.pid)
     hard = process.rlimit(psutil.RLIMIT_NOFILE)[1]
     with penstock.connect(daemon.url, transport=transport) as connection:

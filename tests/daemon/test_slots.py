@@ -12,7 +12,7 @@ import uvloop
 from penstock_server.coordinator.model import events as on
 from penstock_server.coordinator.model.commands import FindSlot
 from penstock_server.shared_memory.arena import Arena
-from penstock_server.shared_memory.slots import Slots
+from penstock_server.shared_memory.slot_assignment import SlotAssignment
 
 uvloop.new_event_loop().close()  # the first loop opens a pipe that stays
 TICKET = 1
@@ -24,7 +24,7 @@ def test_a_ticket_that_is_freed_while_it_waits_for_a_slot_leaves_none_behind(siz
     async def play() -> tuple[int, list[on.Event]]:
         found: list[on.Event] = []
         arena = Arena()
-        slots = Slots(arena, NOTHING, found.append, [])
+        slots = SlotAssignment(arena, NOTHING, found.append, [])
         for nbytes in sizes[:-1]:
             slots.request(FindSlot(TICKET, nbytes))
             while not found:
@@ -50,7 +50,7 @@ def test_a_ticket_may_be_freed_as_soon_as_its_slot_is_found() -> None:
             assert isinstance(event, on.SlotFound)
             slots.free(event.ticket)
 
-        slots = Slots(arena, NOTHING, tell, [])
+        slots = SlotAssignment(arena, NOTHING, tell, [])
         for ticket in range(5):  # the first gets a new slot, the others reuse it
             slots.request(FindSlot(ticket, 4096))
         (serving,) = slots._tasks

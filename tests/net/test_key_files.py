@@ -21,7 +21,7 @@ from penstock_proto import StartError
 from penstock_proto.security import key_files, only_ours
 from penstock_proto.security.keys import client_keys, host_keys
 from penstock_server.cli import keygen
-from penstock_server.daemon.access import Access
+from penstock_server.daemon.peer_keys import PeerKeys
 from penstock_server.net import keys
 from tests.conftest import Serve, wait_until
 
@@ -59,7 +59,7 @@ def everything(folder: Path) -> dict[str, Callable[[], object]]:
     server = folder / "server"
     before = keys.server_keys(str(folder)).admitted
     return {
-        "start": lambda: Access("tcp://0.0.0.0:5555", str(folder)),
+        "start": lambda: PeerKeys("tcp://0.0.0.0:5555", str(folder)),
         "again": lambda: keys.admitted(server, before),
         "client": lambda: client_keys(folder / "clients/alice"),
         "host": lambda: host_keys(folder / "hosts/box"),

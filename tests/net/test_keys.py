@@ -28,7 +28,7 @@ from penstock_proto import messages as m
 from penstock_proto.security.keys import client_keys, host_keys
 from penstock_proto.transport import codec, libzmq
 from penstock_server.cli import keygen, main
-from penstock_server.daemon.access import Access
+from penstock_server.daemon.peer_keys import PeerKeys
 from penstock_server.daemon.config import DaemonConfig
 from penstock_server.net import keys
 from penstock_server.net.accepting import only_this_host
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
 
     def daemon_refused(path: Path) -> str:
         with pytest.raises(StartError) as raised:
-            Access("tcp://0.0.0.0:5555", str(path))
+            PeerKeys("tcp://0.0.0.0:5555", str(path))
         return str(raised.value)
 
     assert "there is no folder" in refused(tmp_path / "none")
@@ -329,9 +329,9 @@ def test_a_bind_beyond_this_host_needs_keys_or_insecure(folder: Path, caplog: py
         assert not only_this_host(bind)
         with pytest.raises(StartError, match=r"can be reached from other hosts\. Give --keys DIR"):
             DaemonConfig(feeds=("feeds.py:feed",), bind=bind)
-    Access(here[0], None).say("tcp://127.0.0.1:5555")
+    PeerKeys(here[0], None).say("tcp://127.0.0.1:5555")
     assert not caplog.records
-    Access("tcp://0.0.0.0:5555", None).say("tcp://0.0.0.0:5555")
+    PeerKeys("tcp://0.0.0.0:5555", None).say("tcp://0.0.0.0:5555")
     assert "without keys (--insecure): nothing is encrypted" in caplog.text
     assert DaemonConfig(feeds=("feeds.py:feed",), bind="tcp://0.0.0.0:5555", keys=str(folder))
     both = CliRunner().invoke(main.main, ["serve", "feeds.py:feed", "--keys", str(folder), "--insecure"])

@@ -17,7 +17,7 @@ import penstock
 from penstock_server import Feed
 from penstock_server.cli.main import main
 from penstock_server.sources.hdf5 import reader
-from penstock_server.sources.hdf5.description import describe
+from penstock_server.sources.hdf5.describe import describe
 from tests.conftest import Daemon, Serve
 from tests.reference.one_stream import one_stream
 

@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock_server import Feed
 from penstock_server.sources.npy import reader
-from penstock_server.sources.npy.description import describe
+from penstock_server.sources.npy.describe import describe
 from tests.conftest import Daemon, Serve
 from tests.reference.one_stream import one_stream
 

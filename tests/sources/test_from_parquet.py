@@ -10,7 +10,7 @@ import pytest
 
 from penstock_server import Feed
 from penstock_server.sources.parquet import reader
-from penstock_server.sources.parquet.description import describe
+from penstock_server.sources.parquet.describe import describe
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream
 

@@ -15,7 +15,7 @@ from ..coordinator.model import commands as do
 from ..hosts.hosts import Hosts
 from ..logs.bugs import Bugs
 from ..shared_memory.kept import KeptBatches
-from ..shared_memory.slots import Slots
+from ..shared_memory.slot_assignment import SlotAssignment
 from ..workers.own_workers import OwnWorkers
 from ..workers.to_workers import ToWorkers
 from .from_workers import FromWorkers
@@ -35,7 +35,7 @@ class Executor:
     from_workers: FromWorkers
     own: OwnWorkers
     to_workers: ToWorkers
-    slots: Slots
+    slots: SlotAssignment
     sessions: Sessions
     hosts: Hosts
     kept: KeptBatches

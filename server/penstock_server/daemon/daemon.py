@@ -42,7 +42,7 @@ from ..net.network import Router
 from ..reloading.reloader import Reloader
 from ..scaling.auto_workers import AutoWorkers
 from ..scaling.host_scaling import Engine
-from .access import Access
+from .peer_keys import PeerKeys
 from .clock import Clock
 from .config import DaemonConfig
 from .parts import Parts
@@ -91,7 +91,7 @@ class Daemon:
         reloader: Reloader | None = None,
     ) -> None:
         self._config = config
-        self._access = Access(config.bind, config.keys)
+        self._peer_keys = PeerKeys(config.bind, config.keys)
         self._reloader = reloader
         self.renewing = False
         self.endpoint = ""
@@ -127,8 +127,8 @@ class Daemon:
         loop.set_exception_handler(self._broken)
         if not os.path.exists("/proc/self/stat"):
             log.warning("%s", _NO_PROC, extra={"event": "no_proc"})
-        self._router = Router(self._config.bind, self._frame, self._connection_ended, self._access.keys)
-        self._access.say(self._router.endpoint)
+        self._router = Router(self._config.bind, self._frame, self._connection_ended, self._peer_keys.keys)
+        self._peer_keys.say(self._router.endpoint)
         try:
             listener = Listener(
                 self._datagram,
@@ -144,9 +144,9 @@ class Daemon:
                 loop.add_signal_handler(name, self.drain)
             loop.add_signal_handler(signal.SIGTTIN, parts.scale_requests.scale_by, 1)
             loop.add_signal_handler(signal.SIGTTOU, parts.scale_requests.scale_by, -1)
-            if self._access.keys is not None:
+            if self._peer_keys.keys is not None:
                 loop.add_signal_handler(
-                    signal.SIGHUP, self._access.read_again, parts.sessions, self._router, parts.hosts
+                    signal.SIGHUP, self._peer_keys.read_again, parts.sessions, self._router, parts.hosts
                 )
             if self._config.until_stdin_closes:
                 loop.add_reader(0, self._stdin)
@@ -263,7 +263,7 @@ class Daemon:
 
     def may_join(self, routing_id: bytes) -> None:
         """Raise an error unless the peer over TCP with this id may join as a host."""
-        may_join(self._router.key(routing_id), self._access.keys is not None)
+        may_join(self._router.key(routing_id), self._peer_keys.keys is not None)
 
     def stale(self) -> bool:
         """Return whether the feeds' code has changed since the daemon was started, if it watches for that."""

@@ -37,7 +37,7 @@ from ..scaling.scale_requests import ScaleRequests
 from ..scaling.scaling import Scaling
 from ..shared_memory.arena import Arena
 from ..shared_memory.kept import KeptBatches
-from ..shared_memory.slots import Slots
+from ..shared_memory.slot_assignment import SlotAssignment
 from ..status.current_status import CurrentStatus
 from ..status.doing import split_of
 from ..status.waits import Looks
@@ -206,7 +206,7 @@ class Parts:
             epoch_begins=lifecycle.epoch_begins,
             bugs=bugs,
         )
-        self.slots = Slots(arena, coordinator.budget, tell, (sessions, own))
+        self.slots = SlotAssignment(arena, coordinator.budget, tell, (sessions, own))
         self.group_file = (
             None if state is None else GroupFile(state, coordinator, sessions, tell=tell, fail=lifecycle.fail)
         )

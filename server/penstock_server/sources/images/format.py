@@ -71,6 +71,6 @@ class ImageFolder(Format):
 
     def describe(self, file: str) -> Description:
         """See `Format`."""
-        from .description import describe
+        from .describe import describe
 
         return describe(file)

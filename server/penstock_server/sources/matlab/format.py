@@ -43,6 +43,6 @@ class Matlab(Format):
 
     def describe(self, file: str) -> Description:
         """See `Format`."""
-        from .description import describe
+        from .describe import describe
 
         return describe(file)

@@ -38,6 +38,6 @@ class Parquet(Format):
 
     def describe(self, file: str) -> Description:
         """See `Format`."""
-        from .description import describe
+        from .describe import describe
 
         return describe(file)

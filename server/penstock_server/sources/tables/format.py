@@ -64,6 +64,6 @@ class Csv(Format):
 
     def describe(self, file: str) -> Description:
         """See `Format`."""
-        from .description import describe
+        from .describe import describe
 
         return describe(file)

@@ -57,6 +57,6 @@ class TFRecord(Format):
 
     def describe(self, file: str) -> Description:
         """See `Format`."""
-        from .description import describe
+        from .describe import describe
 
         return describe(file)

@@ -22,7 +22,7 @@ _MOST_NAMES = 20
 _LISTENING = {"event": "listening"}
 
 
-class Access:
+class PeerKeys:
     """The rule by which the TCP listener admits peers, and the keys that it uses.
 
     Args:

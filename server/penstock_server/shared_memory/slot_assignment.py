@@ -28,7 +28,7 @@ class MapsMemfds(Protocol):
         """Tell them that the memfd was returned to the system."""
 
 
-class Slots:
+class SlotAssignment:
     """The arena's memfds by ticket.
 
     Args:
