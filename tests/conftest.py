@@ -369,7 +369,7 @@ for place, value in {patched}.items():
     setattr(module, name, value)
 cli.main(prog_name="penstock")
 """
-"""A program: `penstock` with other values for constants, which have names such as "shared_memory.slot_assignment.PATIENCE"."""
+"""A program: `penstock` with other values for constants, which have names such as "workers.spot_checks.SHARE"."""
 
 
 UNCHECKED: dict[str, object] = {"workers.spot_checks.MOST_DIFFERENT": 0}

@@ -136,7 +136,9 @@ STATUS = of(
             batch_size=10,
             skipped=[Skipped(epoch=2, split="b.h5", samples=17, why="ValueError:\nnot\x1b[31m a scene")],
             skipped_count=5,
-        )
+        ),
+        of(Feed, name="endless", url="tcp://127.0.0.1:5555/endless", spec="int64[]", batch_size=8, segment=30),
+        of(Feed, name="ready", url="tcp://127.0.0.1:5555/ready", spec="int64[]", batches=6, segment=2),
     ],
     streams=[
         of(Stream, feed="train", client="x:1", transport="tcp", epoch=3, reading=True, batches=1, slots=4),
@@ -157,6 +159,8 @@ worker   5: pid 45, restarted 0 times, stopped by a signal, files(), which lists
 feed     tcp://127.0.0.1:5555/train  int64[], batch size 10
 skipped  train, epoch 2: split b.h5 after 17 samples: ValueError: not\\x1b[31m a scene
 skipped  train: 4 more splits
+feed     tcp://127.0.0.1:5555/endless  int64[], batch size 8, segments of 30 samples, endless
+feed     tcp://127.0.0.1:5555/ready  int64[], whole batches, 6 batches an epoch, segments of 2 batches
 stream   train to x:1 (tcp): epoch 3, 1 batch sent, 4 slots
 stream   train to y:1 (local): not begun, 0 slots, FAILED: it broke
 stream   2 more

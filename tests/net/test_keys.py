@@ -28,8 +28,8 @@ from penstock_proto import messages as m
 from penstock_proto.security.keys import client_keys, host_keys
 from penstock_proto.transport import codec, libzmq
 from penstock_server.cli import keygen, main
-from penstock_server.daemon.peer_keys import PeerKeys
 from penstock_server.daemon.config import DaemonConfig
+from penstock_server.daemon.peer_keys import PeerKeys
 from penstock_server.net import keys
 from penstock_server.net.accepting import only_this_host
 from penstock_server.to_daemon import control

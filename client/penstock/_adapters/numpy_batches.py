@@ -44,6 +44,7 @@ class NumpyBatches:
         return self._epoch
 
     def __next__(self) -> Any:
+        __tracebackhide__ = True  # notebooks and pytest show the caller's line, and then the error
         if self._build is not None and not keras_calls.builds_here():
             self._read_on(self._build)
         for batch in self._slab:

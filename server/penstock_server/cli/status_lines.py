@@ -42,9 +42,11 @@ def status_lines(state: Status) -> Iterator[str]:
     for feed in state.feeds:
         epoch = f", {feed.batches} batches an epoch" if feed.batches is not None else ""
         if feed.segment is not None:
-            epoch += f", segments of {count(feed.segment, 'sample')}{'' if epoch else ', endless'}"
+            of = count(feed.segment, *(("batch", "batches") if feed.batch_size is None else ("sample",)))
+            epoch += f", segments of {of}{'' if epoch else ', endless'}"
         params = f"({_word(feed.params)})" if feed.params else ""
-        yield f"feed     {feed.url}{params}  {feed.spec}, batch size {feed.batch_size}{epoch}"
+        size_of_batches = "whole batches" if feed.batch_size is None else f"batch size {feed.batch_size}"
+        yield f"feed     {feed.url}{params}  {feed.spec}, {size_of_batches}{epoch}"
         if shared := what_is_shared(state, feed):
             yield f"shared   {feed.name}: {shared}"
         if feed.cache is not None:

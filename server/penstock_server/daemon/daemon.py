@@ -42,10 +42,10 @@ from ..net.network import Router
 from ..reloading.reloader import Reloader
 from ..scaling.auto_workers import AutoWorkers
 from ..scaling.host_scaling import Engine
-from .peer_keys import PeerKeys
 from .clock import Clock
 from .config import DaemonConfig
 from .parts import Parts
+from .peer_keys import PeerKeys
 
 if TYPE_CHECKING:
     from ..http.service import HttpService
