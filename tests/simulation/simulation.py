@@ -1566,6 +1566,7 @@ class World:
             # Old slots may exist beside the larger ones that replace them, and slots of consumers that left a group.
             if not (self.feeds[stream.feed.name].growth or stream._delivery.shared):
                 most = stream.taken()[1] + (stream.sharing.window.slots if stream.sharing else 0)
+                most += stream.remaking.unwanted  # a job that is gone needed these slots
                 hold(len(stream.slots) <= most, f"stream {stream.number} holds {len(stream.slots)} slots of {most}")
 
     # --- what the host does for the coordinator ---
