@@ -123,6 +123,34 @@ own_seed = Feed(OwnSeed, method="generate", args=(3,), **pieces)
 own_order = Feed(OwnSeed, method="generate", args=(3,), **pieces, shuffle=512)
 repeats = Feed(lambda: iter(range(30)), segment=30, batch_size=8)
 
+def noise(batch, rng):
+    return {"image": batch["image"] + np.random.random(), "label": batch["label"] + rng.integers(9)}
+
+def unseeded_noise(batch):
+    return {**batch, "image": batch["image"] + np.random.default_rng().random()}
+
+def kept_noise(batch):
+    return {**batch, "image": batch["image"] + kept.random()}
+
+def slow(batch):
+    time.sleep(0.02)
+    return batch
+
+def fails(batch):
+    return batch if batch["label"][0] < 48 else 1 / 0
+
+def breaks(split, rng):
+    yield from itertools.islice(rows(split, rng), 13)
+    if split == 2:
+        raise OSError("no such image")
+
+of_five = {**pieces, "splits": range(5)}
+batches = Feed(breaks, **of_five, on_error="skip", batch_transform=noise)
+feed_batches = Feed(rows, **of_five, batch_transform=unseeded_noise)
+feed_batches_kept = Feed(rows, **of_five, batch_transform=kept_noise)
+slow_batches = Feed(rows, **of_five, batch_transform=slow)
+failing_batches = Feed(rows, **of_five, on_error="skip", batch_transform=fails)
+
 def at_import(split):
     for i in range(20):
         yield {"x": unseeded.random(3), "i": i}
@@ -323,6 +351,17 @@ def running_in(folder: Path) -> set[int]:
     return {process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)}
 
 
+def test_what_a_transform_makes_of_batches_is_compared_and_its_time_counts(check: Check) -> None:
+    compared = check("feeds.py:batches", "--seconds", "60")
+    assert (compared.about, compared.told["agree"], compared.told["compared"]) == (["skipped"], True, 65)
+    done = check("feeds.py:slow_batches", "--seconds", "60").told
+    assert done["samples"] == 200
+    assert done["seconds"] > 25 * 0.02
+    failed = check("feeds.py:failing_batches").finding("sample")
+    assert "batch_transform fails raised ZeroDivisionError: division by zero (batch 0 of split 2)" in failed["what"]
+    assert "in fails" in failed["where"]
+
+
 def test_a_feed_that_has_processes_of_its_own_leaves_none_behind(check: Check, tmp_path: Path) -> None:
     checked = check("feeds.py:with_processes")
     assert (checked.status, checked.told["findings"], checked.told["agree"]) == (0, [], True)
@@ -349,6 +388,13 @@ def test_data_files_are_checked_as_served(check: Check, tmp_path: Path) -> None:
         ("feed_masked", "", "these change: os.umask", "restore it before `yield`"),
         ("feed_both", "in both", "sample['pid']", "depend on the split"),
         ("feed_length", "in length", "samples in one run and another number", "parameter `rng`"),
+        (
+            "feed_batches",
+            "in unseeded_noise",
+            "transformed sample['image'][0, 0] is",
+            "parameter `rng` of batch_transform",
+        ),
+        ("feed_batches_kept", "", "these change: kept in feeds.py", "keep nothing from one batch to the next"),
         ("lists", "in list_of_splits", "two runs list different splits", "or sort the list"),
         ("items", "", "these change: Counts.calls in feeds.py", "keep nothing"),
     ],

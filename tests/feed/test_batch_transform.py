@@ -172,3 +172,6 @@ def test_a_mix_cannot_have_it() -> None:
     feeds = {name: Feed(doubles, splits=[1, 2], batch_size=2) for name in "ab"}
     with pytest.raises(ValueError, match=r"batch_transform= is not for Feed.mix: let its feeds yield whole batches"):
         Feed.mix(feeds, batch_transform=lambda batch: batch)
+    feeds["c"] = Feed(doubles, splits=[1, 2], batch_size=2, batch_transform=lambda batch: batch)
+    with pytest.raises(ValueError, match=r"c sets batch_transform=.*, which is not for Feed.mix: let its feeds yield"):
+        Feed.mix(feeds)

@@ -34,8 +34,9 @@ class StartFailed(Message, frozen=True):
 
 
 class FirstSample(Struct, frozen=True, forbid_unknown_fields=True):
-    """A feed's first sample: the `index` of its split, a digest of 8 bytes for each leaf (none if the sample is large),
-    how many `seconds` it took to make, and `warnings` for the log."""
+    """A feed's first sample: the `index` of its split, a digest of 8 bytes for each leaf and, with `batch_transform=`,
+    for each leaf of a batch that it has made of this sample (none if these are large), how many `seconds` it took to
+    make, and `warnings` for the log."""
 
     index: Count
     digests: Digests

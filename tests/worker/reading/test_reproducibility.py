@@ -112,6 +112,25 @@ numbered = Feed(numbered, segment=4, samples=40, batch_size=4)
 empty_at_first = Feed(empty_at_first, splits=S, batch_size=1)
 one_breaks = Feed(one_breaks, splits=S, batch_size=1, on_error="skip")
 none = Feed(none, batch_size=1)
+
+def noise(batch, rng):
+    return batch + rng.random() + np.random.random()
+
+def unseeded(batch):
+    return batch + np.random.default_rng().random()
+
+def calls(batch, made=[]):
+    made.append(batch)
+    return batch + len(made)
+
+def numbers(split):
+    yield from range(4)
+
+transformed = Feed(numbers, splits=S, batch_size=2, batch_transform=noise)
+transformed_items = Feed(Honest(), batch_size=2, batch_transform=noise)
+unseeded_batches = Feed(numbers, splits=S, batch_size=2, batch_transform=unseeded)
+counted_batches = Feed(numbers, splits=S, batch_size=2, batch_transform=calls)
+unseeded_batches_of_items = Feed(Honest(), batch_size=2, batch_transform=unseeded)
 """
 
 BAD = {
@@ -122,9 +141,13 @@ BAD = {
     "at_first_use": r"split 0 gave a different",
     "counts": r"item 0 gave a different",
     "random_items": r"item 0 gave a different",
+    "unseeded_batches": r"split 0 gave a different first sample \(batch after batch_transform=\) when it was made",
+    "counted_batches": r"split 0 gave a different first sample \(batch after batch_transform=\) when it was made",
+    "unseeded_batches_of_items": r"item 0 gave a different first sample \(batch after batch_transform=\)",
     "constant": r"segments 0 and 1 have the same samples, .*`rng`",
 }
 HONEST = "drawn drawn_globally honest opening coin numbered empty_at_first one_breaks none".split()
+HONEST += ["transformed", "transformed_items"]
 PATIENT = {"coordinator.production.first_samples.MOST_SECONDS": 3600}  # otherwise a busy machine leaves some out
 
 

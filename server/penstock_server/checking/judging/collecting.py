@@ -15,7 +15,7 @@ from penstock_proto.messages import Environment
 
 from ...machine.environment import of_workers
 from ..observing import messages
-from ..observing.recording import Recording, load
+from ..observing.recording import TRANSFORMED, Recording, load
 from . import culprit
 from .compare import Difference, compared, first_difference
 from .culprit import Culprit, Result, Trial
@@ -224,7 +224,8 @@ class _Collector:
             return result
 
         found = culprit.find(attempt, takes_rng=first.imported.takes_rng)
-        return replace(found, items=first.imported.plan.length is not None)
+        leaf = "" if difference is None else next(iter(difference.leaves), "")
+        return replace(found, items=first.imported.plan.length is not None, batches=leaf.startswith(TRANSFORMED))
 
     def _try(self, trial: Trial, first: Outcome, difference: Difference | None) -> Result | None:
         assert first.looked is not None

@@ -79,8 +79,8 @@ def _at(one: Recording, other: Recording, place: int, number: int, total: int) -
     pair = _kept(one, place, number), _kept(other, place, number)
     values = ""
     if pair[0] is not None and pair[1] is not None:
-        values = shown_difference(f"sample{one.paths[leaves[0]]}", pair[0].values[leaves[0]], pair[1].values[leaves[0]])
-    paths = tuple(f"sample{one.paths[leaf]}" for leaf in leaves)
+        values = shown_difference(one.paths[leaves[0]], pair[0].values[leaves[0]], pair[1].values[leaves[0]])
+    paths = tuple(one.paths[leaf] for leaf in leaves)
     return Difference(place, one.names.get(place, ""), number, paths, values, total)
 
 

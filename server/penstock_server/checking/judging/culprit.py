@@ -60,6 +60,7 @@ class Culprit:
             that start threads or processes.
         late: libraries that were imported while samples were made, if `kind` is BEFORE.
         items: whether the feed is an indexable object, whose items get no `rng`.
+        batches: whether samples agree, and what `batch_transform=` makes of them differs.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Culprit:
     names: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     items: bool = False
+    batches: bool = False
 
 
 Try = Callable[[Trial], Result | None]

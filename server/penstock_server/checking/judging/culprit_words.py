@@ -51,6 +51,20 @@ _OF_ITEMS = (
 )
 """Words of the advice for generators, and what is right for indexable objects: they get no `rng`."""
 
+_OF_BATCHES = (
+    ("in the generator, draw from `rng`", "in batch_transform=, draw from its parameter `rng`"),
+    ("the parameter `rng`, which Penstock seeds for each split", "the parameter `rng` of batch_transform="),
+    ("split and on random numbers from `rng` only", "samples of its batch and on random numbers from `rng` only"),
+    (
+        "keep nothing from one split (or item) to the next: make such objects inside the generator",
+        "keep nothing from one batch to the next: make such objects inside the function",
+    ),
+    ("for each sample or each split", "for each batch"),
+    ("for each sample", "for each batch"),
+    ("each sample", "each batch"),
+)
+"""The same for `batch_transform=`."""
+
 
 def cause(culprit: Culprit, *, listing: bool = False) -> tuple[str, str, str]:
     """Return why the runs differ, the place in user code (or an empty text), and what to do.
@@ -58,14 +72,10 @@ def cause(culprit: Culprit, *, listing: bool = False) -> tuple[str, str, str]:
     `listing`: True if the lists of splits differ, not the samples.
     """
     text, where, fix = _cause(culprit, listing=listing)
-    return text, where, _for_items(fix) if culprit.items and not listing else fix
-
-
-def _for_items(fix: str) -> str:
-    """Return the advice for an indexable object, which gets no `rng`."""
-    for words, others in _OF_ITEMS:
-        fix = fix.replace(words, others)
-    return fix
+    others = _OF_BATCHES if culprit.batches else _OF_ITEMS if culprit.items and not listing else ()
+    for words, instead in others:
+        fix = fix.replace(words, instead)
+    return text, where, fix
 
 
 def _cause(culprit: Culprit, *, listing: bool) -> tuple[str, str, str]:

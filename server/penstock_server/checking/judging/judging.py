@@ -100,7 +100,7 @@ def _doing(first: Outcome) -> str:
 
 
 def _named(split: str) -> str:
-    return split if split.startswith(("segment ", "share ", "shard ", "item")) else f"split {split}"
+    return split if split.startswith(("segment ", "share ", "shard ", "item", "batch ")) else f"split {split}"
 
 
 def _failure(failed: Failed) -> Finding:

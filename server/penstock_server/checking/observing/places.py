@@ -11,6 +11,7 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.text import printable
 
 from ...feed.objects.indexables import is_indexable, length_of
+from ...worker.batch.sample_spec import nbytes_of
 from ...worker.batch.shares import stretch_of_share
 from ...worker.isolation.randomness import GlobalRandomness
 from ...worker.reading.first_sample import Probe
@@ -20,9 +21,23 @@ from ...worker.reading.splits import OpenSplit, SplitOpener
 from ...worker.reading.transforming import transform_of
 from ...worker_state.activity import ActivityPage
 
+_STORE_NBYTES = 4 << 20
+_STORE_ROWS = 256
+
 
 class Places(Protocol):
-    """The places that a `Reader` reads."""
+    """The places that a `Reader` reads.
+
+    Attributes:
+        rows: the most samples that one read takes.
+        in_batches: whether each read must be of a whole batch, so of `rows` samples.
+    """
+
+    rows: int
+    in_batches: bool
+
+    def store(self) -> Any:
+        """Return memory for `rows` samples."""
 
     def __len__(self) -> int: ...
 
@@ -42,6 +57,8 @@ class SplitPlaces:
     If zipped generators yield different numbers of samples, `on_uneven` is called with the place, the number of samples
     of the shortest, and a message.
     """
+
+    in_batches = False
 
     def __init__(
         self,
@@ -65,6 +82,10 @@ class SplitPlaces:
             on_uneven=lambda _, place, samples, why: on_uneven(place, samples, why),
         )
         self._open: dict[int, OpenSplit] = {}
+        self.rows = _rows_of_a_store(feed)
+
+    def store(self) -> Any:
+        return self._feed.sample_collate.store(self.rows)
 
     def __len__(self) -> int:
         return len(self._splits)
@@ -97,11 +118,14 @@ class SplitPlaces:
 class BatchPlaces:
     """The batches of an indexable feed, in the order of its items."""
 
+    in_batches = True
+
     def __init__(self, feed: LoadedFeed, randomness: GlobalRandomness, page: ActivityPage) -> None:
         plan = _unshuffled(feed)
         assert plan.length is not None
-        self._rows = plan.batch_size or 1
-        self._count = -(-plan.length // self._rows)
+        self.rows = plan.batch_size or 1
+        self._collate = feed.collate
+        self._count = -(-plan.length // self.rows)
         self._length = plan.length
         self._run = IndexRun(
             plan,
@@ -115,13 +139,16 @@ class BatchPlaces:
             batches=Probe(feed, randomness, page, 0).batches(),
         )
 
+    def store(self) -> Any:
+        return self._collate.store(self.rows)
+
     def __len__(self) -> int:
         return self._count
 
     def show(self, place: int) -> str:
-        if self._rows == 1:
+        if self.rows == 1:
             return f"item {place}"
-        return f"items {place * self._rows} to {min(self._length, (place + 1) * self._rows) - 1}"
+        return f"items {place * self.rows} to {min(self._length, (place + 1) * self.rows) - 1}"
 
     def read(self, place: int, store: Any, rows: int) -> int:
         self._run.index = place
@@ -135,3 +162,14 @@ def _unshuffled(feed: LoadedFeed) -> FeedPlan:
     return msgspec.structs.replace(
         feed.plan, shuffle=0, block=None, length=length_of(feed.declared.generate), weights=""
     )
+
+
+def _rows_of_a_store(feed: LoadedFeed) -> int:
+    if feed.plan.batch_size is None:
+        return 1  # a ready batch must be used before user code continues
+    assert feed.spec is not None
+    try:
+        nbytes = nbytes_of(feed.spec, None)
+    except Exception:  # its size varies
+        nbytes = _STORE_NBYTES // 16
+    return max(1, min(_STORE_ROWS, _STORE_NBYTES // max(1, nbytes)))

@@ -13,18 +13,15 @@ from typing import Any
 
 from penstock_proto import GeneratorError
 
-from ...worker.batch.sample_spec import nbytes_of
 from ...worker.isolation.randomness import GlobalRandomness
 from ...worker.reading.loaded_feed import LoadedFeed
 from ...worker_state.activity import ActivityPage
-from .places import BatchPlaces, Places, SplitPlaces
+from .places import BatchPlaces, SplitPlaces
 from .recording import Recorder, Recording
+from .transformed_places import TransformedPlaces
 
 _QUICK = 0.05
 """Seconds: if a read takes longer, the next one reads fewer rows; otherwise more."""
-
-_STORE_NBYTES = 4 << 20
-_STORE_ROWS = 256
 
 
 class Reader:
@@ -58,16 +55,17 @@ class Reader:
         self._recorder = recorder
         self._on_samples = on_samples
         self._on_skip = on_skip
-        self._places: Places
+        self._places: SplitPlaces | TransformedPlaces | BatchPlaces
         self._lanes: int
-        if feed.plan.length is not None:
-            self._places, self._lanes, self._most = BatchPlaces(feed, randomness, page), 1, feed.plan.batch_size or 1
-        else:
-            self._places = SplitPlaces(feed, splits, randomness, page, self._uneven)
-            self._lanes, self._most = min(feed.plan.lanes, len(splits)), _rows_of_a_store(feed)
         self._indexable = feed.plan.length is not None
-        self._store = feed.sample_collate.store(self._most)
-        self._step = self._most if self._indexable else 1
+        if self._indexable:
+            self._places, self._lanes = BatchPlaces(feed, randomness, page), 1
+        else:
+            plain = SplitPlaces(feed, splits, randomness, page, self._uneven)
+            self._places = TransformedPlaces(feed, plain, randomness, page) if feed.has_lane_batches else plain
+            self._lanes = min(feed.plan.lanes, len(splits))
+        self._store = self._places.store()
+        self._step = self._places.rows if self._places.in_batches else 1
         self._count = 0
         self.seconds = self.cpu_seconds = 0.0
         self.whole = False
@@ -81,7 +79,7 @@ class Reader:
     @property
     def generator(self) -> Any:
         """The user's generator that was read last, or None."""
-        return self._places.generator(self.place) if isinstance(self._places, SplitPlaces) else None
+        return None if isinstance(self._places, BatchPlaces) else self._places.generator(self.place)
 
     def close(self) -> None:
         """Close the generators, since they may have started processes."""
@@ -141,7 +139,7 @@ class Reader:
         while left > 0 or to_the_end:
             if time.monotonic() >= until:
                 return False
-            asked = min(left, self._step) or 1
+            asked = self._asked(left) or 1
             read = self._read(place, asked)
             if read < asked or self._indexable:
                 break
@@ -156,10 +154,10 @@ class Reader:
         left = batch
         for place in places:
             while True:
-                asked = min(left, self._step)
+                asked = self._asked(left)
                 read = self._read(place, asked)
                 left -= read
-                if left == 0:
+                if left <= 0:
                     left = batch
                     yield True
                 else:
@@ -167,6 +165,10 @@ class Reader:
                 if read < asked or self._indexable:
                     break
             self._places.close(place)
+
+    def _asked(self, left: int) -> int:
+        """Return how many rows to read at once, if `left` more are wanted."""
+        return self._step if self._places.in_batches else min(left, self._step)
 
     def _read(self, place: int, rows: int) -> int:
         recording = self.recording
@@ -179,7 +181,7 @@ class Reader:
         try:
             read = self._places.read(place, self._store, rows)
         except GeneratorError as raised:
-            if self._feed.plan.on_error != "skip":
+            if self._feed.plan.on_error != "skip" or getattr(self._places, "raised", None) is not None:
                 raise
             error = raised
             read = self._read_before(place, recording)
@@ -188,8 +190,8 @@ class Reader:
         self.cpu_seconds += time.process_time() - cpu
         if read < rows or self._indexable:
             recording.ended.add(place)
-        if not self._indexable:
-            self._step = min(self._most, 2 * self._step) if spent < _QUICK else max(1, self._step // 2)
+        if not self._places.in_batches:
+            self._step = min(self._places.rows, 2 * self._step) if spent < _QUICK else max(1, self._step // 2)
         self._recorder.add(place, self._store, read)
         self._count += read
         self._on_samples(self._count)
@@ -202,16 +204,5 @@ class Reader:
 
     def _read_before(self, place: int, recording: Recording) -> int:
         """Return how many rows the read put into the store before user code raised."""
-        assert isinstance(self._places, SplitPlaces)
+        assert not isinstance(self._places, BatchPlaces)
         return self._places.taken(place) - recording.count(place) if self._places.taken(place) else 0
-
-
-def _rows_of_a_store(feed: LoadedFeed) -> int:
-    if feed.plan.batch_size is None:
-        return 1  # a ready batch must be used before user code continues
-    assert feed.spec is not None
-    try:
-        nbytes = nbytes_of(feed.spec, None)
-    except Exception:  # its size varies
-        nbytes = _STORE_NBYTES // 16
-    return max(1, min(_STORE_ROWS, _STORE_NBYTES // max(1, nbytes)))

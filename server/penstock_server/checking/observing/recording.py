@@ -28,6 +28,10 @@ KEPT_NBYTES = 64 << 20
 """Bytes of samples that a run keeps, so that the report can show values that differ."""
 
 
+TRANSFORMED = "transformed"
+"""Begins the names of leaves that `batch_transform=` has made."""
+
+
 class Value(Struct, frozen=True):
     """The value of a leaf: its shape and its bytes or, for text, its strings."""
 
@@ -62,7 +66,8 @@ class Recording(Struct):
     """The recording of a run.
 
     Attributes:
-        paths: the paths of the leaves, such as `['x'][0]`.
+        paths: the names of the leaves, such as `sample['x'][0]`. With `batch_transform=`, those of what it makes of the
+            samples follow.
         names: a short text for each place.
         digests: the concatenated digests of the samples of each place.
         ended: the places that were read to their end.
@@ -111,10 +116,14 @@ class Recorder:
     """
 
     def __init__(self, feed: LoadedFeed, other: Recording | None) -> None:
-        spec = feed.sample_spec if feed.has_lane_batches else feed.spec
-        assert spec is not None
-        self.recording = Recording([path for path, _ in leaves(spec)])
-        self._columns = Columns(spec, feed.plan.batch_size).columns
+        assert feed.spec is not None
+        paths = [f"sample{path}" for path, _ in leaves(feed.spec)]
+        if feed.has_lane_batches:
+            assert feed.sample_spec is not None
+            before = [f"sample{path}" for path, _ in leaves(feed.sample_spec)]
+            paths = [*before, *(f"{TRANSFORMED} {path}" for path in paths)]
+        self.recording = Recording(paths)
+        self._columns = Columns(feed.spec, feed.plan.batch_size).columns
         self._ready = isinstance(feed.collate, ReadyBatches)
         self._other = other
         self._room = KEPT_NBYTES

@@ -25,6 +25,12 @@ _MOST = 256
 _OWN = ("cache", "rebatch")
 """Options that each component of a mix has on its own, besides those that define its samples."""
 
+_INSTEAD = {
+    "batch_transform": "is not for Feed.mix: let its feeds yield whole batches, with batch_size=None, and give the "
+    "function as transform=. Then each batch comes from one of the feeds"
+}
+"""Options that neither a mix nor its components can have."""
+
 
 def mixed(feeds: Any, weights: Any, stop: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a feed that draws from `feeds`.
@@ -47,13 +53,10 @@ def mixed(feeds: Any, weights: Any, stop: str, options: Mapping[str, Any]) -> di
         if refused in options:
             raise ValueError(f"{refused}= belongs to the feeds that Feed.mix combines: give it to those that need it")
     if options.get("batch_transform") is not None:
-        raise ValueError(
-            "batch_transform= is not for Feed.mix: let its feeds yield whole batches, with batch_size=None, and give "
-            "the function as transform=. Then each batch comes from one of the feeds"
-        )
+        raise ValueError(f"batch_transform= {_INSTEAD['batch_transform']}")
     for label, feed in feeds.items():
         counted = isinstance(feed, FeedOptions) and (feed.segment is not None or is_mix(feed))
-        check_component(label, feed, NAME, also=("samples", *_OWN) if counted else _OWN)
+        check_component(label, feed, NAME, also=("samples", *_OWN) if counted else _OWN, instead=_INSTEAD)
         _check_source(label, feed)
     batch_size = agreed_batch_size(feeds, NAME, options)
     feeds, weights = _without_mixes(feeds, _normalised(weights, list(feeds)), stop)

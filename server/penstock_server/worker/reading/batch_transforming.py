@@ -145,17 +145,23 @@ class BatchTransform:
                 )
             into[:rows] = list(np.array(array)) if isinstance(into, list) else array
 
-    def look(self, sample: Any, rows: int, *, varies: bool) -> tuple[Spec, int]:
-        """Return the spec, and the bytes, of a row of what becomes of a batch that has this sample `rows` times.
-        `varies`: whether the length of rows with one dimension varies.
+    def made_of(self, sample: Any, rows: int) -> Any:
+        """Return what becomes of a batch that has this sample `rows` times.
 
         Raises:
             GeneratorError: user code raised, or returned no batch.
-            SpecError: what it returned cannot be served.
         """
         store: list[Any] = self.rows.store(rows)
         self.rows.fill(store, 0, rows, itertools.repeat(sample))
-        made = self(unflatten(self._spec, self.arrays(store, rows)), 0, (0,))
+        return self(unflatten(self._spec, self.arrays(store, rows)), 0, (0,))
+
+    def look(self, made: Any, rows: int, *, varies: bool) -> tuple[Spec, int]:
+        """Return the spec, and the bytes, of a row of `made`, a transformed batch of `rows` rows. `varies`: whether the
+        length of rows with one dimension varies.
+
+        Raises:
+            SpecError: it cannot be served.
+        """
         spec = infer(made)
         for (path, leaf), value in zip(leaves(spec), flatten(spec, made), strict=True):
             if leaf.text or not leaf.shape or leaf.shape[0] != rows:

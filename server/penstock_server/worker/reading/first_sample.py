@@ -167,6 +167,29 @@ class Probe:
             feed.sample_spec = infer_spec(self.item(0, warm=False), feed.plan.batch_size, feed.plan.batching)
         return self._batches_of(None)
 
+    def transformed(self, sample: Any) -> Any:
+        """Return what `batch_transform=` makes of a batch that has this sample in each row; None without one.
+
+        Raises:
+            GeneratorError: user code raised.
+            SpecError: the sample does not fit.
+        """
+        batches = self._batches_of(sample)
+        return None if batches is None else self._made(batches, sample)
+
+    @property
+    def _rows(self) -> int:
+        """The rows of a first batch."""
+        plan = self._feed.plan
+        return min(plan.batch_size or 1, max(1, plan.length or plan.samples or ENDLESS))
+
+    def _made(self, batches: BatchTransform, sample: Any) -> Any:
+        self._page.enter(self._run, -1, "batch_transform= of the first sample")
+        try:
+            return batches.made_of(sample, self._rows)
+        finally:
+            self._page.leave()
+
     def _batches_of(self, sample: Any) -> BatchTransform | None:
         feed = self._feed
         if feed.declared.batch_transform is not None and feed.sample_spec is None:
@@ -187,14 +210,10 @@ class Probe:
     ) -> tuple[Spec | None, int]:
         feed, plan = self._feed, self._feed.plan
         try:
-            batches = self._batches_of(sample)
+            batches, made, rows = self._batches_of(sample), None, self._rows
             if batches is not None:
-                rows = min(plan.batch_size or 1, max(1, plan.length or plan.samples or ENDLESS))
-                self._page.enter(self._run, -1, "batch_transform= of the first sample")
-                try:
-                    found, nbytes = batches.look(sample, rows, varies=plan.batching == "pad")
-                finally:
-                    self._page.leave()
+                made = self._made(batches, sample)
+                found, nbytes = batches.look(made, rows, varies=plan.batching == "pad")
                 spec = feed.spec or found
                 if feed.has_lane_batches:  # slots and shuffle blocks also hold samples
                     assert feed.sample_spec is not None
@@ -203,7 +222,10 @@ class Probe:
                 spec = feed.spec or infer_spec(sample, plan.batch_size, plan.batching)
                 nbytes = nbytes_of(spec, sample)
             names = names_warning(plan.name, sample)
-            digests = digests_of(sample) if nbytes <= _MOST_DIGESTED and seconds < math.inf else b""
+            is_small = nbytes * (1 if made is None else rows) <= _MOST_DIGESTED
+            digests = digests_of(sample) if is_small and seconds < math.inf else b""
+            if digests and made is not None:
+                digests += digests_of(made)
         except PenstockError as error:
             error.split = place
             raise

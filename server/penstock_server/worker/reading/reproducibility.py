@@ -70,7 +70,7 @@ class ReproducibilityCheck:
 
         Args:
             index: the index of the split (or item) whose first sample another worker has made.
-            digests: the digests of that sample's leaves.
+            digests: the digests of that sample's leaves, and of a batch that `batch_transform=` has made of it.
         """
         if self._feed.plan.length is not None:
             return self._item(digests)
@@ -132,8 +132,12 @@ class ReproducibilityCheck:
         return found
 
     def _digests(self, sample: Any) -> bytes:
-        self._paths = [path for path, _ in leaves(infer(sample))]
-        return digests_of(sample)
+        self._paths = [f"sample{path}" for path, _ in leaves(infer(sample))]
+        digests, made = digests_of(sample), self._probe.transformed(sample)
+        if made is None:
+            return digests
+        self._paths += [f"batch{path} after batch_transform=" for path, _ in leaves(infer(made))]
+        return digests + digests_of(made)
 
     def _place(self, index: int) -> str:
         opener = opener_of(self._feed, self._randomness, self._page, self._run)
@@ -146,7 +150,7 @@ class ReproducibilityCheck:
         which = ""
         if found and len(found[0]) == len(digests) == len(self._paths) * DIGEST > DIGEST:
             paths = [
-                f"sample{path}"
+                path
                 for path, start in zip(self._paths, range(0, len(digests), DIGEST), strict=True)
                 if found[0][start : start + DIGEST] != digests[start : start + DIGEST]
             ]
