@@ -1,6 +1,6 @@
 // The consumers: what they wait for, in words.
 
-import {byId, keyed, make, percent, setText} from "./dom.js";
+import {byId, keyed, make, number, percent, setText} from "./dom.js";
 
 const MOST = 32;
 
@@ -24,8 +24,8 @@ export function show({status}) {
 function create(item) {
   if (item.text !== undefined) return make("p", "quiet");
   const bar = make("div", "share", make("i", "waits"));
-  const head = make("div", "row", make("b"), make("span", "quiet"), make("span", "right"), bar);
-  return make("div", "consumer", head, make("p"));
+  const head = make("div", "row", make("b"), make("span", "right"), bar);
+  return make("div", "consumer", head, make("p", "quiet"), make("p"));
 }
 
 function update(element, item) {
@@ -33,18 +33,21 @@ function update(element, item) {
     setText(element, item.text);
     return;
   }
-  const [name, about, waits, bar] = element.firstChild.children;
+  const [head, about, verdict] = element.children;
+  const [name, waits, bar] = head.children;
   const wait = item.reading ? item.waiting : null;
-  setText(name, item.rank === null ? item.client : `${item.client}, rank ${item.rank}`);
+  setText(name, item.client);
   const epoch = item.epoch === null ? "not begun" : item.reading ? `epoch ${item.epoch}` : `epoch ${item.epoch} is over`;
   const apart = item.apart_because ? `, shared with no other job (${item.apart_because})` : "";
-  const shared = item.jobs > 1 ? `, shared by ${item.jobs} jobs` : apart;
+  const batches = item.behind === 1 ? "1 batch" : `${number(item.behind)} batches`;
+  const behind = item.behind ? `, ${batches} behind the first of them` : "";
+  const shared = item.jobs > 1 ? `, shared by ${item.jobs} jobs${behind}` : apart;
   setText(about, `${item.feed}, ${item.transport}, ${epoch}, ${item.sent - item.handed} queued${shared}`);
   setText(waits, wait === null ? "" : `waits ${percent(wait)}`);
   element.dataset.state = wait === null ? "" : wait >= 0.5 ? "bad" : wait >= 0.1 ? "fair" : "good";
   bar.firstChild.style.width = `${100 * (wait ?? 0)}%`;
   setText(
-    element.lastChild,
+    verdict,
     item.verdict || (item.reading ? "Looking for some seconds before there is a verdict." : "It reads no epoch now."),
   );
 }
