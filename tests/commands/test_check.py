@@ -122,6 +122,8 @@ class OwnSeed:
 own_seed = Feed(OwnSeed, method="generate", args=(3,), **pieces)
 own_order = Feed(OwnSeed, method="generate", args=(3,), **pieces, shuffle=512)
 repeats = Feed(lambda: iter(range(30)), segment=30, batch_size=8)
+thirty = dict(segment=30, batch_size=8)
+repeats_batches = Feed(lambda: iter(range(30)), **thirty, batch_transform=lambda x, rng: x + rng.random())
 
 def noise(batch, rng):
     return {"image": batch["image"] + np.random.random(), "label": batch["label"] + rng.integers(9)}
@@ -576,8 +578,9 @@ def test_warnings_fail_only_a_strict_check(check: Check) -> None:
 def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: Check) -> None:
     skipped = check("feeds.py:skips").finding("skipped")
     assert skipped["what"].startswith("split 3: the rest is left out after 7 samples: fails raised ValueError")
-    repeated = check("feeds.py:repeats").finding("segments")
-    assert "every segment repeats" in repeated["what"]
+    for name in ("repeats", "repeats_batches"):
+        repeated = check(f"feeds.py:{name}").finding("segments")
+        assert "every segment repeats" in repeated["what"]
 
 
 def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -> None:

@@ -29,6 +29,12 @@ def rows(split):
     for number in range(3 * split % 17, 3 * split % 17 + 9 + split % 5):
         yield {"x": np.full((4, 3), number, "uint8"), "y": number % 5, "id": 100 * split + number}
 
+def in_batches(split):
+    found = list(rows(split))
+    for start in range(0, len(found), 6):
+        part = found[start : start + 6]
+        yield {key: np.stack([row[key] for row in part]) for key in part[0]}
+
 def texts(split):
     for row in rows(split):
         yield {"ids": np.arange(1 + row["id"] % 7), "id": row["id"]}
@@ -76,6 +82,7 @@ def raising(batch, rng):
 some = {"splits": list(range(13)), "batch_size": 8, "lanes": 5, "seed": 3}
 ordered = Feed(rows, batch_transform=mixup, **some)
 pooled = Feed(rows, batch_transform=[mixup, deadly], shuffle=40, **some)
+rebatched = Feed(in_batches, batch_transform=mixup, shuffle=40, rebatch=8, **{**some, "batch_size": None})
 padded = Feed(texts, batch_transform=shifted, batching="pad", shuffle=20, **some)
 bucketed = Feed(texts, batch_transform=shifted, batching=Pad(buckets=(4, 8)), shuffle=40, **some)
 means = Feed(texts, batch_transform=mean, batching="pad", shuffle=20, **some)
@@ -85,7 +92,19 @@ full = Feed(rows, batch_transform=mixup, drop_remainder=True, **some)
 dropping = Feed(Rows(), batch_transform=mixup, drops=True, shuffle=1, batch_size=8, lanes=3)
 segments = Feed(endless, batch_transform=mixup, segment=11, batch_size=8, lanes=4)
 """
-NAMES = ("ordered", "pooled", "padded", "bucketed", "means", "full", "dropping", "segments", "retried", "fast")
+NAMES = (
+    "ordered",
+    "pooled",
+    "rebatched",
+    "padded",
+    "bucketed",
+    "means",
+    "full",
+    "dropping",
+    "segments",
+    "retried",
+    "fast",
+)
 MOST = 20
 
 
@@ -103,6 +122,7 @@ def test_the_stream_is_the_same_with_any_workers_through_a_kill_and_a_resume(tmp
     feeds: dict[str, Any] = {}
     exec(FEEDS, feeds)
     alone = {name: in_process(feeds[name]) for name in NAMES}
+    assert digests(alone["rebatched"]) == digests(alone["pooled"])
     daemon = serve(FEEDS, *NAMES, workers=3, env={"FOLDER": str(tmp_path)})
     for name in NAMES:
         url = daemon.urls[name]

@@ -84,7 +84,9 @@ def test_the_page_shows_what_happens_and_asks_no_other_host(serve: Serve, page: 
         )
         page.until("/workers' memory\\s+[0-9.]+ MiB/.test(document.getElementById('tiles').innerText)")
 
-        verdict = page.until("document.querySelector('.consumer p:last-child')?.textContent.match(/^The generator is.*/)?.[0]")
+        verdict = page.until(
+            "document.querySelector('.consumer p:last-child')?.textContent.match(/^The generator is.*/)?.[0]"
+        )
         top = [sys.executable, "-m", "penstock_command", "top", daemon.url, "--json", "--every", "0.5"]
         (consumer,) = json.loads(subprocess.run(top, capture_output=True, check=True, timeout=60).stdout)["consumers"]
         assert re.sub(r"[0-9.,]+", "N", verdict) == re.sub(r"[0-9.,]+", "N", consumer["verdict"])

@@ -262,9 +262,8 @@ def _equal_segments(recording: Recording) -> int:
     shared = min((recording.count(place) for place in places), default=0)
     if len(places) < 2 or shared * len(places) < _ENOUGH:
         return 0
-    first = bytes(recording.digests[places[0]][: shared * recording.width])
-    same = all(bytes(recording.digests[place][: len(first)]) == first for place in places)
-    return places[-1] if same else 0
+    first = recording.samples_of(places[0], shared)
+    return places[-1] if all(recording.samples_of(place, shared) == first for place in places) else 0
 
 
 def _runs(facts: Facts) -> Iterator[Finding]:

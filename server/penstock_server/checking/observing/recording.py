@@ -96,6 +96,12 @@ class Recording(Struct):
         """Return how many samples of a place the recording has."""
         return len(self.digests.get(place, b"")) // self.width
 
+    def samples_of(self, place: int, count: int) -> list[bytes]:
+        """Return the digests of the first samples of a place, without those of what `batch_transform=` made."""
+        data, width = bytes(self.digests[place]), self.width
+        leaves = DIGEST * sum(not path.startswith(TRANSFORMED) for path in self.paths)
+        return [data[width * number : width * number + leaves] for number in range(count)]
+
     def save(self, path: Path) -> None:
         """Write the recording to a file."""
         path.write_bytes(msgspec.msgpack.encode(self))

@@ -147,7 +147,7 @@ class FeedOptions:
             TypeError, ValueError: it is no function of a batch, or this feed cannot have one.
         """
         checked_batch_transforms(self.batch_transform)
-        if self.batch_size is None or self.rebatch is not None:
+        if self.batch_size is None and self.rebatch is None:
             raise ValueError(
                 "batch_transform= gets batches that Penstock has made, and with batch_size=None the source makes them: "
                 "transform= gets these whole batches"
