@@ -284,3 +284,43 @@ def test_a_function_that_ends_its_workers_is_named(serve: Serve) -> None:
             pytest.raises(penstock.FeedError, match=r"batch_transform= ended its worker process 3 times in epoch 0"),
         ):
             list(connection.batches())
+
+
+RARE = """
+    import numpy as np
+    from penstock_server import Feed
+
+    calls = 0
+
+    def often_the_same(batch):
+        global calls
+        calls += 1
+        return batch + (calls if calls > 40 else 0)
+
+    def noisy(batch, rng):
+        batch += rng.integers(9)  # the arrays are the function's
+        return batch + np.random.randint(9)
+
+    def numbers(split):
+        yield from range(2000)
+
+    lanes = {"splits": [0, 1], "batch_size": 2, "lanes": 2}
+    rare = Feed(numbers, batch_transform=often_the_same, **lanes)
+    pooled = Feed(numbers, batch_transform=often_the_same, shuffle=16, **lanes)
+    items = Feed(range(4000), batch_transform=often_the_same, batch_size=2)
+    honest = Feed(numbers, batch_transform=noisy, **lanes)
+    honest_items = Feed(range(4000), batch_transform=noisy, batch_size=2)
+"""
+
+
+def test_a_function_that_makes_another_batch_now_and_then_is_noticed_while_the_feed_is_read(serve: Serve) -> None:
+    names = ("rare", "pooled", "items", "honest", "honest_items")
+    daemon = serve(RARE, *names, workers=2)
+    for name in names:
+        with penstock.connect(daemon.urls[name]) as connection:
+            assert sum(1 for _ in connection.batches()) == 2000
+    found = re.findall(
+        r"WARNING penstock: feed (\w+): batch_transform (\w+) for (?:merged )?batch \d+", daemon.stderr()
+    )
+    assert sorted(found) == [(name, "often_the_same") for name in ("items", "pooled", "rare")], daemon.stderr()
+    assert len(re.findall("WARNING", daemon.stderr())) == 3, daemon.stderr()

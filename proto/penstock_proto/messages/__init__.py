@@ -78,6 +78,7 @@ from .from_worker import (
     SplitSkipped,
     SplitsListed,
     StartFailed,
+    TransformDiffers,
 )
 from .hosts import (
     MAX_WORKERS,
@@ -318,6 +319,7 @@ __all__ = [
     "TimeSpent",
     "ToWorker",
     "Token",
+    "TransformDiffers",
     "TransformRows",
     "Unmap",
     "Version",

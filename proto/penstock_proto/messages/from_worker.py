@@ -150,6 +150,17 @@ class SplitSkipped(Message, frozen=True):
         clean(self, "split")
 
 
+class TransformDiffers(Message, frozen=True):
+    """A feed's `batch_transform=` made another batch when it was called once more with the same samples. `warning` says
+    so, for the log."""
+
+    feed: Name
+    warning: Line
+
+    def __post_init__(self) -> None:
+        clean(self, "warning")
+
+
 class CacheUsed(Message, frozen=True):
     """How a feed's cache was used since this worker's last such message. `hits` splits were read from the cache, and
     for `misses` the generator ran. `written` were written, with `nbytes` bytes in all. `stored`: the bytes in the
@@ -186,6 +197,7 @@ FromWorker: TypeAlias = (
     | RowsMeasured
     | RowsWritten
     | SplitSkipped
+    | TransformDiffers
     | CacheUsed
     | RunFailed
 )

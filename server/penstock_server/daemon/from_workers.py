@@ -200,6 +200,8 @@ class FromWorkers:
                 tell(message)
             case m.SplitSkipped():
                 tell(worker_messages.split_skipped(message))
+            case m.TransformDiffers():
+                self.spot_checks.on_transform_differs(message)
             case m.CacheUsed():
                 self.caches.note(message)
             case m.RunFailed():

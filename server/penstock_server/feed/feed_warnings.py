@@ -12,6 +12,12 @@ from penstock_proto.status.figures import count
 from .objects.iterables import WholeDataset
 from .options.shuffle_quality import mixing
 
+MAY_LOSE_ROWS = (
+    "As it is, the stream changes with the number of workers and after a fault, and rows that are chosen in this way "
+    "may be lost or come twice. `penstock check` finds the cause"
+)
+"""Why a difference matters, and how to find its cause. Two samples do not show that: experiments do."""
+
 MOST_DIFFERENT = 3
 """After this many spot checks of a feed that found a difference, its samples are no longer checked."""
 

@@ -390,7 +390,7 @@ class JoinedHost:
             case m.SplitSkipped() | m.SpotCheck():
                 if self._tickets.is_of(message.run, worker):
                     self._head.said(worker, message)
-            case m.CacheUsed():
+            case m.CacheUsed() | m.TransformDiffers():
                 self._head.said(worker, message)
             case m.Imported():
                 self._came(worker, message)

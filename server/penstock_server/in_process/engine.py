@@ -37,7 +37,7 @@ from ..coordinator.model.memory import MANY
 from ..coordinator.model.open_request import OpenRequest
 from ..feed.feed_warnings import MOST_DIFFERENT, mixing_warning
 from ..worker.failures import letting_through
-from ..worker.isolation import helpers
+from ..worker.isolation import breakpoints, helpers
 from ..worker.isolation.randomness import put_states, seeds, take_states
 from ..worker.reading.loaded_feed import LoadedFeed
 from ..worker.tasks.memfds import Memfds
@@ -170,6 +170,8 @@ class InProcess:
                 self._events.append(worker_messages.split_skipped(message))
             case m.CacheUsed() if message.problem:
                 _warn_once(warning_of(message))
+            case m.TransformDiffers():
+                _warn_once(message.warning)
             case m.SpotCheck():
                 self._checks.append(message)
             case m.SpotChecked():
@@ -201,11 +203,8 @@ class InProcess:
         """Make samples again, unless the user debugs the feed. This process is the only worker, so it sees only what
         differs from call to call."""
         if self._differences < MOST_DIFFERENT and sys.gettrace() is None:
-            hook, sys.breakpointhook = sys.breakpointhook, _pass
-            try:
+            with breakpoints.ignored():
                 self._tasks.take(check)
-            finally:
-                sys.breakpointhook = hook
 
     def _checked(self, answer: m.SpotChecked) -> None:
         if answer.warning:
@@ -331,10 +330,6 @@ class InProcess:
 
     def _nbytes(self, ticket: int) -> int:
         return int(self._slots[ticket][1].nbytes)
-
-
-def _pass(*_: object, **__: object) -> None:
-    """Do not stop at a breakpoint() a second time."""
 
 
 def _warn_once(text: str) -> None:

@@ -106,6 +106,13 @@ class SpotChecks:
             self._tell(on.StreamFailed(check.run // m.IDS_PER_STREAM, error))
         self._over(asked.popleft())
 
+    def on_transform_differs(self, message: m.TransformDiffers) -> None:
+        """Log that a worker's `batch_transform=` made another batch of the same samples."""
+        if message.feed in self._coordinator.feeds:
+            self._different[message.feed] += 1
+            if self._different[message.feed] == 1:
+                self._warn(message.warning)
+
     def gone(self, worker: int) -> None:
         """Note that the worker's process has ended: it answers no longer."""
         for asked in self._asked.pop(worker, ()):

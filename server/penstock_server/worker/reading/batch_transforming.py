@@ -10,9 +10,11 @@ This file knows nothing of slots or runs.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import time
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +28,14 @@ from penstock_proto.value_text import shown
 from ...feed.options.transforms import Transform
 from ...targets.importing import user_traceback
 from ..batch.collate import Rows
+from ..batch.sample_spec import digests_of
 from ..batch.variable_rows import VariableRows
 from ..failures import describe
+from ..isolation import breakpoints
 from ..isolation.randomness import GlobalRandomness, seeds
+
+if TYPE_CHECKING:
+    from .transform_checks import TransformChecks
 
 Place: TypeAlias = tuple[int] | tuple[int, int]
 """The place of a batch in its epoch: its number, or its lane and its number there."""
@@ -44,6 +51,7 @@ class BatchTransform:
         sample_spec: of the samples, before this.
         batch_rows: rows of a full batch.
         rows: checks and copies the samples, and pads them if they differ in shape.
+        checks: decides which batches are transformed twice; None: none is.
 
     Raises:
         SpecError: the samples have text, or become ragged.
@@ -61,6 +69,7 @@ class BatchTransform:
         sample_spec: Spec,
         batch_rows: int,
         rows: Rows | VariableRows,
+        checks: TransformChecks | None = None,
     ) -> None:
         for path, leaf in leaves(sample_spec):
             if leaf.text or leaf.ragged:
@@ -74,6 +83,7 @@ class BatchTransform:
         self._own = [randomness.of(transform.function) for transform in transforms]
         self._spec = sample_spec
         self._batch_rows = batch_rows
+        self._checks = checks
         self._store: list[Any] | None = None
         self.rows = rows
         self.served: Spec | None = None
@@ -108,11 +118,17 @@ class BatchTransform:
             GeneratorError: user code raised, or returned no batch.
             SpecError: what it returned does not fit the spec.
         """
-        rows = len(batch[0])
+        rows, checks = len(batch[0]), self._checks
+        copies = [leaf.copy() for leaf in batch] if checks is not None and checks.is_due else None
+        began = time.monotonic()
         made = self(unflatten(self._spec, batch), epoch, place)
+        if checks is not None:
+            checks.on_transformed(time.monotonic() - began)
         assert self.served is not None
         try:
             self._copy(made, rows, target)
+            if checks is not None and copies is not None:
+                self._check(checks, made, copies, epoch, place)
         except SpecError as error:
             error.split = error.split or named(place)
             raise
@@ -122,6 +138,17 @@ class BatchTransform:
                 split=named(place),
                 remote_traceback=user_traceback(error),
             ) from error
+
+    def _check(
+        self, checks: TransformChecks, made: Any, batch: Sequence[npt.NDArray[Any]], epoch: int, place: Place
+    ) -> None:
+        """Transform a batch once more, and report whether the result differs from `made`, the first one. What user code
+        raises meanwhile does not matter: the batch is there."""
+        began, differs = time.monotonic(), False
+        with contextlib.suppress(Exception), breakpoints.ignored():
+            first = digests_of(made)  # before the function runs again, as the arrays may be its own
+            differs = digests_of(self(unflatten(self._spec, batch), epoch, place)) != first
+        checks.on_checked(time.monotonic() - began, f"{self._name} for {named(place)}" if differs else "")
 
     def _copy(self, made: Any, rows: int, target: Sequence[Any]) -> None:
         """Copy a transformed batch to `target`; see `put`."""

@@ -25,7 +25,15 @@ def batch_transform_of(feed: LoadedFeed, randomness: GlobalRandomness) -> BatchT
         return None
     spec = feed.sample_spec
     assert spec is not None
-    made = BatchTransform(transforms, feed.plan.seed, randomness, spec, feed.plan.batch_size or 1, feed.rows_of(spec))
+    made = BatchTransform(
+        transforms,
+        feed.plan.seed,
+        randomness,
+        spec,
+        feed.plan.batch_size or 1,
+        feed.rows_of(spec),
+        feed.transform_checks,
+    )
     made.served = feed.spec
     return made
 

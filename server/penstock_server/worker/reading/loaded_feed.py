@@ -6,7 +6,7 @@ This file knows nothing of runs, slots or messages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock_proto import FeedError, ProtocolError
 from penstock_proto.batches import layout
@@ -30,6 +30,9 @@ from .first_split import FirstSplit
 from .items import Items, items_of
 from .keras_items import KerasItems
 
+if TYPE_CHECKING:
+    from .transform_checks import TransformChecks
+
 
 class LoadedFeed:
     """A feed that this process has imported.
@@ -48,6 +51,7 @@ class LoadedFeed:
         first: a report on the first sample, if this process has read it, or None.
         cache: the cache of its splits, or None.
         first_split: the split whose first sample this process has made, if it is kept open.
+        transform_checks: decides which batches its `batch_transform` transforms twice; None: none of them.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class LoadedFeed:
             reader = declared.generate
             self.cache = SplitCache(plan.cache, reader.stamp if isinstance(reader, Reader) else None)
         self.first_split = FirstSplit()
+        self.transform_checks: TransformChecks | None = None
         self._items: Items | None = None
         self._collate: Collate | None = None
         self._sample_collate: Collate | None = None

@@ -19,6 +19,7 @@ from penstock_proto import PenstockError
 from penstock_proto.batches.inferring import infer
 from penstock_proto.spec import leaves
 
+from ...feed.feed_warnings import MAY_LOSE_ROWS
 from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import DIGEST, digests_of
 from ..failures import describe
@@ -30,12 +31,6 @@ from .split_list import SplitSequence
 
 _ENOUGH = 16
 """Samples that must be equal before two segments count as equal."""
-
-MAY_LOSE_ROWS = (
-    "As it is, the stream changes with the number of workers and after a fault, and rows that are chosen in this way "
-    "may be lost or come twice. `penstock check` finds the cause"
-)
-"""Why a difference matters, and how to find its cause. Two samples do not show that: experiments do."""
 
 
 class Comparison(NamedTuple):

@@ -17,6 +17,7 @@ from penstock_proto.batches.inferring import infer
 from penstock_proto.spec import leaves
 
 from ...feed.combined.feed_kinds import is_shared
+from ...feed.feed_warnings import MAY_LOSE_ROWS
 from ...feed.options.plan_sizes import segment_count
 from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import DIGEST, digests_of
@@ -27,7 +28,6 @@ from ..reading.indexed import IndexRun
 from ..reading.keras_items import KerasItems
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.opening import opener_of
-from ..reading.reproducibility import MAY_LOSE_ROWS
 from ..reading.split_list import SharedSplits, SplitSequence
 from ..reading.splits import SplitOpener
 from ..reading.transforming import transform_of

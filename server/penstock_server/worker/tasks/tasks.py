@@ -27,6 +27,7 @@ from ..reading.loaded_feed import LoadedFeed
 from ..reading.reproducibility import check_reproducibility
 from ..reading.split_list import SharedSplits
 from ..reading.spot_checks import SpotChecks
+from ..reading.transform_checks import TransformChecks
 from .batch_maker import BatchMaker, nothing_made
 from .listing import answer_listing
 from .making_again import make_again
@@ -90,6 +91,9 @@ class Tasks:
         )
         self.randomness = GlobalRandomness()
         self._spots = SpotChecks(daemon.send)
+        for name, feed in feeds.items():
+            if feed.declared.batch_transform is not None:
+                feed.transform_checks = TransformChecks(name, daemon.send)
         self._opener = RunOpener(number, self._lists, self.randomness, page, daemon.send, self._spots)
         self._maker = BatchMaker(memfds, daemon.send)
 
