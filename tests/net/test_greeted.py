@@ -9,11 +9,13 @@ from penstock_proto.messages import FeedInfo
 from penstock_proto.spec import Leaf
 from penstock_server.consumers import greeted
 from penstock_server.consumers.greeted import Greeted
+from penstock_server.consumers.link import TcpLink
 from penstock_server.consumers.sessions import Session
 
 
 def session(name: str) -> Session:
-    return Session(name.encode(), "feed", name, b"", 0.0)
+    link = TcpLink(None, b"")  # type: ignore[arg-type]  # nothing is sent
+    return Session(name.encode(), "feed", name, b"", link, 0.0)
 
 
 def feed(lanes: int) -> FeedInfo:
