@@ -113,7 +113,7 @@ function chart(id, key, scale, shown, more = {}) {
       ],
       series: [{}, ...names.map(line)],
       hooks: {setCursor: [(self) => hover(self.cursor.idx)]},
-      padding: [8, 20, 0, 0],
+      padding: [8, 28, 0, 0],
     },
     data(key),
     byId(id),
