@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,37 +25,15 @@ _STORE_NBYTES = 4 << 20
 _STORE_ROWS = 256
 
 
-class Places(Protocol):
-    """The places that a `Reader` reads.
-
-    Attributes:
-        rows: the most samples that one read takes.
-        in_batches: whether each read must be of a whole batch, so of `rows` samples.
-    """
-
-    rows: int
-    in_batches: bool
-
-    def store(self) -> Any:
-        """Return memory for `rows` samples."""
-
-    def __len__(self) -> int: ...
-
-    def show(self, place: int) -> str:
-        """Return a short text for a place."""
-
-    def read(self, place: int, store: Any, rows: int) -> int:
-        """Read the next samples of a place into a store; return their number, fewer than `rows` if the place ended."""
-
-    def close(self, place: int) -> None:
-        """Close a place, if it is open."""
-
-
 class SplitPlaces:
     """The splits of epoch 0, or its segments.
 
     If zipped generators yield different numbers of samples, `on_uneven` is called with the place, the number of samples
     of the shortest, and a message.
+
+    Attributes:
+        rows: the most samples that one read takes.
+        in_batches: whether each read must be of a whole batch, so of `rows` samples.
     """
 
     in_batches = False
@@ -85,17 +63,20 @@ class SplitPlaces:
         self.rows = _rows_of_a_store(feed)
 
     def store(self) -> Any:
+        """Return memory for `rows` samples."""
         return self._feed.sample_collate.store(self.rows)
 
     def __len__(self) -> int:
         return len(self._splits)
 
     def show(self, place: int) -> str:
+        """Return a short text for a place."""
         text = self._opener.show(self._splits[place])
         named = self._feed.declared.splits is not None
         return printable(f"split {text}" if named else text)
 
     def read(self, place: int, store: Any, rows: int) -> int:
+        """Read the next samples of a place into a store; return their number, fewer than `rows` if the place ended."""
         split = self._open.get(place)
         if split is None:
             split = self._open[place] = self._opener.open(self._splits[place], place, 0)
@@ -110,13 +91,14 @@ class SplitPlaces:
         return self._open[place].generator if place in self._open else None
 
     def close(self, place: int) -> None:
+        """Close a place, if it is open."""
         split = self._open.pop(place, None)
         if split is not None:
             split.close()
 
 
 class BatchPlaces:
-    """The batches of an indexable feed, in the order of its items."""
+    """The batches of an indexable feed, in the order of its items. Attributes: as SplitPlaces."""
 
     in_batches = True
 

@@ -181,7 +181,8 @@ class Reader:
         try:
             read = self._places.read(place, self._store, rows)
         except GeneratorError as raised:
-            if self._feed.plan.on_error != "skip" or getattr(self._places, "raised", None) is not None:
+            failed_in_transform = isinstance(self._places, TransformedPlaces) and self._places.raised is not None
+            if self._feed.plan.on_error != "skip" or failed_in_transform:
                 raise
             error = raised
             read = self._read_before(place, recording)

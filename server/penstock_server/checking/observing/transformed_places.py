@@ -76,7 +76,7 @@ class TransformedPlaces:
         self._numbers.pop(place, None)
 
     def _put(self, place: int, store: list[Any], count: int) -> None:
-        """Transform the batch in a store, of which `count` rows were read."""
+        """Transform the batch in a store. Its first `count` rows were read, and fill up the others."""
         number, samples = self._numbers[place], self._samples
         self._numbers[place] += 1
         for leaf in store[:samples]:
