@@ -1008,6 +1008,11 @@ class Consumer:
             self._hand()
         self._epoch = None
 
+    @property
+    def has_read_all(self) -> bool:
+        """Whether nothing is left to read, and the daemon knows it."""
+        return self._epoch is None and not (self._reads or self.says or self.lost)
+
     def let_go(self) -> None:
         """From now on, let tensors die and close when everything is read."""
         self._hoards = self._stays = False
@@ -1434,8 +1439,12 @@ class World:
     def settle(self) -> None:
         """Take steps until none is possible."""
         while self.step():
-            if self.steps > MOST_STEPS * max(1, len(self.consumers)):
-                raise Stuck(f"no end after {self.steps} steps")
+            self.expect_an_end()
+
+    def expect_an_end(self) -> None:
+        """Raise an error after far more steps than any run needs."""
+        if self.steps > MOST_STEPS * max(1, len(self.consumers)):
+            raise Stuck(f"no end after {self.steps} steps")
 
     def step(self) -> bool:
         """Take one step, if any is possible."""
