@@ -290,6 +290,34 @@ def test_a_dropped_run_is_heard_until_it_has_answered_for_its_turns(world: World
     assert len(world.head.heard) == 2
 
 
+NEEDS_ROOM = m.NeedRoom(5, 7, 9000)
+NOTHING_MADE = m.Made(run=5, ticket=7, first=0, batches=0, rows=0, last=True)
+
+
+def test_a_worker_that_needs_more_room_answers_when_its_run_is_dropped(world: World) -> None:
+    world.works()
+    world.fill()
+    world.worker_says(FIRST, NEEDS_ROOM)
+    world.host.say(FIRST, m.DropRun(5))  # before a larger slot was found
+    world.worker_says(FIRST, NOTHING_MADE)
+    assert [message for _, message in world.head.heard] == [NEEDS_ROOM, NOTHING_MADE]
+    with pytest.raises(ProtocolError, match="has nothing to say about ticket 7 and run 5"):
+        world.worker_says(FIRST, NOTHING_MADE)
+
+
+def test_a_worker_that_needs_more_room_makes_nothing_until_it_has_a_larger_slot(world: World) -> None:
+    world.works()
+    world.fill()
+    world.worker_says(FIRST, NEEDS_ROOM)
+    for wrong in (made(), NEEDS_ROOM):
+        with pytest.raises(ProtocolError, match="and has no slot for it"):
+            world.worker_says(FIRST, wrong)
+    world.host.fill(do.Fill(FIRST, 5, 7, 0, 1, 0), world.slot)
+    world.place()
+    world.worker_says(FIRST, made())
+    assert [message for _, message in world.head.heard] == [NEEDS_ROOM, made()]
+
+
 def test_a_list_of_splits_is_sent_once_in_pieces_before_it_is_named(world: World) -> None:
     world.works()
     for run in (5, 6):

@@ -5,17 +5,22 @@ The rest is lost with the host. Until the daemon notices the end, it continues t
 
 A host may keep the bytes of the batches that it has made, if the coordinator allows it. Consumers over the network, or
 the daemon, fetch them at any time. If the host is lost, these batches are lost with it, and made again.
+
+The daemon believes a host's worker only what it was told to do (OpenTickets).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from penstock_proto import messages as m
+from penstock_server.coordinator.model import commands as do
 from penstock_server.coordinator.model import events as on
 from penstock_server.coordinator.model.workers import REMOTE
+from penstock_server.hosts.open_tickets import OpenTickets
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Fill, Slot, World
@@ -28,11 +33,12 @@ def machine_of(number: int) -> str:
 
 @dataclass(eq=False)
 class Host:
-    """A host that has joined, with the numbers of its workers."""
+    """A host that has joined, with the numbers of its workers, and the tickets for which they are to answer."""
 
     workers: tuple[int, ...]
     leaving: bool = False
     lost: bool = False
+    tickets: OpenTickets = field(default_factory=OpenTickets)
 
 
 class Hosts:
@@ -95,12 +101,63 @@ class Hosts:
         """Return whether the worker's host is lost."""
         return any(host.lost and worker in host.workers for host in self.there)
 
+    def tell(self, command: do.Command) -> None:
+        """Note a command to a host's worker, as JoinedHost does."""
+        host = self._of(getattr(command, "worker", None))
+        if host is None:
+            return
+        memfd: Any = object()
+        match command:
+            case do.StartRun():
+                host.tickets.begin_run(command.run, command.worker)
+            case do.DropRun():
+                host.tickets.drop_run(command.run)
+            case do.MeasureRows():
+                host.tickets.open(command.worker, command.run, command.ticket, None)
+            case do.Fill() | do.WriteRows():
+                host.tickets.open(command.worker, command.run, command.ticket, memfd)
+
+    def believes(self, worker: int, message: on.Event) -> bool:
+        """Check what a worker says, as JoinedHost does. Return whether it is for the coordinator.
+
+        Raises:
+            ProtocolError: the worker may not say this.
+        """
+        host = self._of(worker)
+        if host is None:
+            return True
+        tickets = host.tickets
+        match message:
+            case m.Made():
+                tickets.check(worker, message.run, message.ticket, batches=message.batches)
+                if message.last:
+                    tickets.answered(worker, message.run, message.ticket)
+            case m.NeedRoom():
+                tickets.needs_room(worker, message.run, message.ticket)
+            case m.RowsMeasured() | m.RowsWritten():
+                tickets.answered(worker, message.run, message.ticket)
+            case on.RunFailed():
+                if not tickets.is_of(message.run, worker):
+                    return False
+                tickets.run_failed(message.run)
+            case on.SplitSkipped():
+                return tickets.is_of(message.run, worker)
+        return True
+
+    def ended(self, worker: int) -> None:
+        """Note that the process of a worker has ended."""
+        if (host := self._of(worker)) is not None:
+            host.tickets.worker_ended(worker)
+
     def keep(self, worker: int, fill: Fill, places: range) -> None:
         """Record that the worker's host keeps these batches of a turn, if the slot still allows it."""
-        host = next((host for host in self.there if worker in host.workers), None)
+        host = self._of(worker)
         slot = fill.slot
         if host is not None and slot.ticket == fill.ticket and slot.stays:
             slot.kept.update((fill.base + place, host) for place in places)
+
+    def _of(self, worker: int | None) -> Host | None:
+        return next((host for host in self.there if worker in host.workers), None)
 
     def _keeps(self, host: Host) -> list[Slot]:
         return [slot for slot in self._world.arena.used.values() if host in slot.kept.values()]

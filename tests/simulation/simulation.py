@@ -769,7 +769,7 @@ class Worker:
         def arrive() -> None:
             if fill.stays:
                 self._world.hosts.keep(self.number, fill, range(made.first, made.first + made.batches))
-            self._world.handle(made)
+            self._world.hear(self.number, made)
 
         self.answers.append(arrive)
 
@@ -786,7 +786,7 @@ class Worker:
         fill.slot.fillers.discard((self, fill.run))
 
     def _answer(self, event: on.Event) -> None:
-        self.answers.append(partial(self._world.handle, event))
+        self.answers.append(partial(self._world.hear, self.number, event))
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------
@@ -1592,9 +1592,15 @@ class World:
             nbytes = feed.nbytes(((0, 0, 0),)) - 64 if feed.batch_size is None else 8 + 8 * feed.growth
             self.handle(on.SplitsListed(run, splits, feed.spec(), nbytes, sample_spec=feed.sample_spec()))
 
+    def hear(self, worker: int, event: on.Event) -> None:
+        """Hear what a worker says."""
+        if self.hosts.believes(worker, event):
+            self.handle(event)
+
     def bury(self, worker: Worker) -> None:
         """Tell the coordinator of a worker's death, and start another worker with the same number."""
         if self.workers.get(worker.number) is worker:
+            self.hosts.ended(worker.number)
             self.workers[worker.number] = Worker(self, worker.number)
             self.workers[worker.number].started = False
             self.workers[worker.number].alive = not self.hosts.is_lost(worker.number)
@@ -1733,6 +1739,7 @@ class World:
                 return
             self._fuse = self._fuse and self._fuse - 1
             command = self._commands.popleft()
+            self.hosts.tell(command)
             getattr(self, f"_do_{type(command).__name__}")(command)
         self._unkept.clear()
 

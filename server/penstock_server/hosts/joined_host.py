@@ -375,14 +375,17 @@ class JoinedHost:
     def _worker_said(self, worker: int, message: m.FromWorker, secret: bytes) -> None:
         match message:
             case m.Made():
-                self._tickets.check(worker, message.run, message.ticket)
+                self._tickets.check(worker, message.run, message.ticket, batches=message.batches)
                 if secret:
                     self._tickets.keep(message.ticket, message.run)
                     self._head.kept.begin(message.ticket, self, secret)
                 if message.last:
                     self._tickets.answered(worker, message.run, message.ticket)
                 self._head.said(worker, message)
-            case m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
+            case m.NeedRoom():
+                self._tickets.needs_room(worker, message.run, message.ticket)
+                self._head.said(worker, message)
+            case m.RowsMeasured() | m.RowsWritten():
                 self._tickets.answered(worker, message.run, message.ticket)
                 self._head.said(worker, message)
             case m.RunFailed():

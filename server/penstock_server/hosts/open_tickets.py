@@ -2,7 +2,8 @@
 
 A ticket is open from the command to fill a slot until the worker has answered, or until the worker or its host is gone.
 While it is open, the host may write into the slot, and the coordinator does not use the slot for anything else. Both
-are also true while the host keeps the slot's batches (kept.py).
+are also true while the host keeps the slot's batches (kept.py). A worker that has asked for a larger slot (NeedRoom)
+still answers, when it has that slot or its run is dropped, but it may write nowhere until then.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ..shared_memory.arena import Memfd
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Open:
-    """An open ticket: its worker, the memory of the slot if the worker writes there, and whether the host may keep the
-    batches."""
+    """An open ticket: its worker, the memory of the slot if the worker may write there, and whether the host may keep
+    the batches."""
 
     worker: int
     memfd: Memfd | None
@@ -72,9 +73,24 @@ class OpenTickets:
             raise ProtocolError(f"it kept nothing for ticket {ticket}")
         return self._kept.pop(ticket) is not None
 
-    def check(self, worker: int, run: int, ticket: int) -> None:
-        """Raise ProtocolError unless the worker is to answer for this ticket in this run."""
-        self._find(worker, run, ticket)
+    def check(self, worker: int, run: int, ticket: int, *, batches: int) -> None:
+        """Check that the worker is to answer for this ticket in this run, and may have made `batches` batches.
+
+        Raises:
+            ProtocolError: it is not, or may not.
+        """
+        if self._find(worker, run, ticket).memfd is None and batches:
+            raise ProtocolError(f"worker {worker} has made batches for ticket {ticket}, and has no slot for it")
+
+    def needs_room(self, worker: int, run: int, ticket: int) -> None:
+        """Note that the batch does not fit into the slot. The worker answers later.
+
+        Raises:
+            ProtocolError: the worker is not to answer for this ticket, or has no slot for it.
+        """
+        if self._find(worker, run, ticket).memfd is None:
+            raise ProtocolError(f"worker {worker} needs more room for ticket {ticket}, and has no slot for it")
+        self._open[ticket, run] = _Open(worker, None, keep=False)
 
     def slot(self, worker: int, run: int, ticket: int) -> Memfd | None:
         """Return the memory into which the worker may write in this run; None if it may write nowhere, or nobody needs
