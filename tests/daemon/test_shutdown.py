@@ -12,6 +12,7 @@ import signal
 import textwrap
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -50,6 +51,13 @@ FEED = """
 
     feed = Feed(numbers, splits=range(4), batch_size=8, turn=1)
     stalled = Feed(stuck, splits=range(2), batch_size=1, turn=1, lanes=2)
+    def clinging(split):
+        try:
+            yield from numbers(split)
+        finally:
+            time.sleep(3)
+
+    cling = Feed(clinging, splits=range(1), batch_size=8, turn=1)
     killed = Feed(dying, splits=range(4), batch_size=4, turn=1, lanes=4)
 """
 
@@ -269,6 +277,25 @@ def test_a_second_sigterm_is_an_error_at_the_trainer_at_once(serve: Serve, tf: A
                     assert comes(lambda: "a second signal stops now" in daemon.stderr())
                     assert daemon.stop() == 0
         assert isinstance(connection.error, penstock.DaemonStopped)
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("state", [False, True])
+def test_a_daemon_that_is_ending_refuses_new_trainers(
+    serve: Serve, tmp_path: Path, transport: str, state: bool
+) -> None:
+    options = {"state": tmp_path / "state.sqlite"} if state else {}
+    daemon = serve(FEED, "cling", **options)
+    with penstock.connect(daemon.url, transport=transport, reconnect=0) as connection:
+        with pytest.raises(penstock.DaemonStopped):
+            for i, _ in enumerate(connection.batches()):
+                if i == 2:
+                    daemon.process.send_signal(signal.SIGTERM)
+                    assert comes(lambda: "a second signal stops now" in daemon.stderr())
+                    daemon.process.send_signal(signal.SIGTERM)
+        with pytest.raises(penstock.DaemonStopped):  # its workers hold it up
+            penstock.connect(daemon.url, transport=transport)
+    assert daemon.stop() == 0
 
 
 @TRANSPORTS

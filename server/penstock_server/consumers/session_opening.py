@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock_proto import ConnectionLost, PenstockError, ProtocolError
+from penstock_proto import ConnectionLost, DaemonStopped, PenstockError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.batches.position import unpack
 
@@ -42,6 +42,7 @@ class Opening:
         unix: the abstract unix address for consumers on this host.
         feeds: knows whether all feeds are ready; until then Hellos wait.
         fail: ends a session with an error.
+        refuse: ends the session of a consumer that cannot be opened.
         gone: removes a session that has ended; also gets how many of its slabs were handed over.
         log: gets a line for each session that opens.
 
@@ -59,6 +60,7 @@ class Opening:
         *,
         feeds: StartingFeeds,
         fail: Callable[[Session, PenstockError], None],
+        refuse: Callable[[int, PenstockError], None],
         gone: Callable[[Session, int], None],
         log: RateLimitedLog,
     ) -> None:
@@ -70,6 +72,7 @@ class Opening:
         self._unix = unix
         self._feeds = feeds
         self._fail = fail
+        self._refuse = refuse
         self._gone = gone
         self._log = log
         self._numbers = itertools.count(1)
@@ -151,6 +154,9 @@ class Opening:
         self._table.bind(session, number, peer)
         self._tell(on.Open(number, session.feed, ask))
         if session.consumer is None:  # the coordinator refused it
+            return
+        if number not in self._coordinator.consumers:  # the daemon ends, and decides nothing more
+            self._refuse(number, DaemonStopped("the daemon was stopped"))
             return
         self._table.greeted.remove(session)
         if message.world_size:

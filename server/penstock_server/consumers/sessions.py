@@ -107,6 +107,7 @@ class Sessions:
             unix,
             feeds=feeds,
             fail=self._end,
+            refuse=self.refuse,
             gone=self._gone,
             log=self._log,
         )
@@ -288,7 +289,7 @@ class Sessions:
             self._out.send(session, message)
 
     def refuse(self, consumer: int, error: PenstockError) -> None:
-        """End the session of a consumer whose request the coordinator refuses."""
+        """End the session of a consumer that is not opened, or whose request the coordinator refuses."""
         session = self._table.by_consumer.get(consumer)
         if session is None:
             return
