@@ -259,12 +259,13 @@ class Run:
     def _run(self, scenario: Scenario, result: Result) -> None:
         try:
             self.service = Service(
-                [job.feed for job in scenario.jobs],
+                [job.feed for job in scenario.jobs if job.of is None],
                 self.folder / "main",
                 workers=scenario.workers,
                 memory=scenario.memory,
                 hang_timeout=scenario.hang_timeout,
                 state=scenario.state,
+                hosts=scenario.hosts,
             )
         except AssertionError as error:
             result.differences.append(f"the daemon did not start: {str(error)[-1500:]}")
@@ -294,11 +295,12 @@ class Run:
             barrier = threading.Barrier(len(job.consumers)) if job.together in ("drop", "pad") else None
             for place, plan in enumerate(job.consumers):
                 reader = Reader(job, plan, number, self)
-                reader.feed = f"feed{at}"
+                reader.feed = f"feed{at if job.of is None else job.of}"
                 if job.together == "group":
                     reader.options = {"group": "g"}
                 elif job.together:
                     reader.options = {"rank": place, "world_size": len(job.consumers), "last_round": job.together}
+                    reader.options["group"] = "" if job.of is None else f"job {at}"
                     reader.barrier = barrier
                 if plan.proxied:
                     self.proxies[number] = stack.enter_context(FaultProxy(self.service.port))
@@ -425,6 +427,12 @@ class Run:
                     done += f" (pids {[process.pid for process in found]})"
                     for process in found[:1]:
                         process.kill()
+                case "kill host":
+                    ours.kill_host(fault.which)
+                case "stop host":
+                    self._stop(ours.host(fault.which), fault.value)
+                case "end host":
+                    ours.end_host(fault.which)
                 case "kill consumer":
                     self.readers[fault.which].kill()
                 case "stop consumer":
@@ -456,8 +464,9 @@ class Run:
             readers = self.readers[at : at + len(job.consumers)]
             at += len(job.consumers)
             logs = [compare.without_refused(reader.log) for reader in readers]
-            name = f"feed{number}: " if len(self.scenario.jobs) > 1 else ""
-            turn = job.feed.turn or max((reader.turn for reader in readers), default=0) or self._asked_turn(number)
+            name = f"job {number}: " if len(self.scenario.jobs) > 1 else ""
+            feed = number if job.of is None else job.of
+            turn = job.feed.turn or max((reader.turn for reader in readers), default=0) or self._asked_turn(feed)
             if job.feed.batch_size is None:
                 turn = 1
             for reader in readers:

@@ -105,11 +105,15 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Job:
-    """A feed and its consumers. `together`: "" (each gets the whole stream), "drop" or "pad" (ranks), or "group"."""
+    """A feed and its consumers. `together`: "" (each gets the whole stream), "drop" or "pad" (ranks), or "group".
+
+    `of`: the number of the job whose feed it reads too; None: it has its own feed.
+    """
 
     feed: FeedCase
     consumers: tuple[Consumer, ...]
     together: str = ""
+    of: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,9 @@ class Fault:
     `what`: "kill worker", "kill workers", "stop worker" (SIGSTOP, for `value` seconds; 0: for good), "kill forks",
     "stop forks", "kill daemon" (and start it with `value` workers), "stop daemon", "drain" (and start it with `value`
     workers), "end" (two SIGTERMs, and start it with `value` workers), "scale" and "scale now" (to `value` workers),
-    "cut", "stall", "throttle", "kill consumer", "stop consumer", or, in a consumer's private daemon, "kill private
-    daemon" and "kill private worker".
+    "cut", "stall", "throttle", "kill consumer", "stop consumer", "kill host" (and start it again), "stop host", "end
+    host" (SIGTERM, and start it again), or, in a consumer's private daemon, "kill private daemon" and "kill private
+    worker".
     """
 
     after: int
@@ -131,7 +136,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario. `memory`: None is ample, 1.0 the least that the daemon asks for, other values a multiple of it."""
+    """A scenario. `memory`: None is ample, 1.0 the least that the daemon asks for, other values a multiple of it.
+
+    `hosts`: how many hosts have joined the daemon, with a worker each.
+    """
 
     seed: int
     jobs: tuple[Job, ...]
@@ -140,6 +148,7 @@ class Scenario:
     hang_timeout: float | None = None
     state: bool = False
     faults: tuple[Fault, ...] = ()
+    hosts: int = 0
 
     @property
     def command(self) -> str:
@@ -169,7 +178,39 @@ def scenario(seed: int) -> Scenario:
         jobs = [replace(job, feed=replace(job.feed, attempts=1000)) for job in jobs]
     if mode == "single" and memory is None:
         jobs[-1] = _with_others(random.Random(~seed), jobs[-1])  # older seeds keep the rest of their scenarios
-    return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults))
+    if mode == "ranks":
+        jobs += _beside_ranks(random.Random(~seed), jobs[0].feed)
+    hosts, theirs = (0, []) if memory is not None else _hosts(random.Random(~seed - 2**40))
+    if theirs:
+        faults = sorted([*faults, *theirs], key=lambda fault: fault.after)
+        jobs = [replace(job, feed=replace(job.feed, attempts=1000)) for job in jobs]
+    return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults), hosts)
+
+
+def _beside_ranks(chance: random.Random, feed: FeedCase) -> list[Job]:
+    """In half of the cases, add one or two jobs that read the feed of ranks too: other ranks, or a single consumer."""
+    jobs = []
+    for _ in range(chance.choice([0, 0, 1, 2])):
+        joins = chance.choice([0, 0, chance.randint(0, 40)])
+        if chance.random() < 0.5:
+            job = _ranks(chance, feed, [chance.choice(["local", "local", "tcp"]) for _ in range(4)], [1, 2, 3, 4])
+        else:
+            job = Job(feed, (_public(_reader(chance, feed, chance.randint(1, 3))),))
+        readers = tuple(replace(reader, joins=joins) for reader in job.consumers)
+        jobs.append(replace(job, consumers=readers, of=0))
+    return jobs
+
+
+def _hosts(chance: random.Random) -> tuple[int, list[Fault]]:
+    """In a sixth of the cases, add hosts, and what happens to them."""
+    if chance.random() > 1 / 6:
+        return 0, []
+    hosts, faults = chance.choice([1, 1, 2]), []
+    for _ in range(chance.choice([0, 1, 1, 2, 3])):
+        what = chance.choice(["kill host", "kill host", "kill host", "stop host", "end host"])
+        value = chance.choice([0.2, 1.0]) if what == "stop host" else 0.0
+        faults.append(Fault(chance.randint(0, chance.choice([10, 60, 150])), what, chance.randrange(hosts), value))
+    return hosts, faults
 
 
 def _with_others(chance: random.Random, job: Job) -> Job:
@@ -179,11 +220,13 @@ def _with_others(chance: random.Random, job: Job) -> Job:
         return job
     others = []
     for _ in range(chance.choice([1, 1, 2, 3])):
-        reader = _reader(chance, job.feed, first.epochs)
-        transport = "local" if reader.private else reader.transport
-        joins = chance.choice([0, 0, chance.randint(0, 40)])
-        others.append(replace(reader, private=False, transport=transport, joins=joins))
+        reader = _public(_reader(chance, job.feed, first.epochs))
+        others.append(replace(reader, joins=chance.choice([0, 0, chance.randint(0, 40)])))
     return replace(job, consumers=(first, *others))
+
+
+def _public(reader: Consumer) -> Consumer:
+    return replace(reader, private=False, transport="local") if reader.private else reader
 
 
 def _lives_on_the_least(job: Job) -> bool:
@@ -332,25 +375,7 @@ def _job(chance: random.Random, mode: str, number: int, kept: bool) -> Job:
         return Job(feed, (_reader(chance, feed, epochs),))
     transports = [chance.choice(["local", "local", "tcp"]) for _ in range(3)]
     if mode == "ranks":
-        world, epochs = chance.choice([2, 2, 3]), chance.randint(1, 3)
-        steps: tuple[Step, ...] = ()
-        if chance.random() < 0.5:
-            steps = (Step(chance.randint(1, 8), "resume"),)
-        breaks = [Step(chance.randint(1, 12), "break") if chance.random() < 0.2 else None for _ in range(world)]
-        if epochs == 1:  # a rank that leaves its last epoch closes, which ends the job of the others
-            breaks = [None] * world
-        readers = [
-            Consumer(
-                chance.choice(["numpy", "numpy", "hoard", "scribble"]),
-                epochs,
-                steps if steps else tuple([step] if step else []),
-                transports[rank],
-                transports[rank] == "tcp" and chance.random() < 0.6,
-                chance.choice([0, 0, 0.003]),
-            )
-            for rank, step in zip(range(world), breaks, strict=True)
-        ]
-        return Job(feed, tuple(readers), chance.choice(["drop", "pad"]))
+        return _ranks(chance, feed, transports, [2, 2, 3])
     epochs = chance.randint(1, 3)
     members = [Consumer("numpy", epochs, (), transports[0], False, chance.choice([0, 0.002]))]
     for member in range(1, chance.choice([2, 2, 3])):
@@ -362,6 +387,28 @@ def _job(chance: random.Random, mode: str, number: int, kept: bool) -> Job:
         proxied = transports[member] == "tcp" and chance.random() < 0.5
         members.append(Consumer(how, epochs, steps, transports[member], proxied, chance.choice([0, 0.004]), joins))
     return Job(feed, tuple(members), "group")
+
+
+def _ranks(chance: random.Random, feed: FeedCase, transports: list[str], worlds: list[int]) -> Job:
+    world, epochs = chance.choice(worlds), chance.randint(1, 3)
+    steps: tuple[Step, ...] = ()
+    if chance.random() < 0.5:
+        steps = (Step(chance.randint(1, 8), "resume"),)
+    breaks = [Step(chance.randint(1, 12), "break") if chance.random() < 0.2 else None for _ in range(world)]
+    if epochs == 1:  # a rank that leaves its last epoch closes, which ends the job of the others
+        breaks = [None] * world
+    readers = [
+        Consumer(
+            chance.choice(["numpy", "numpy", "hoard", "scribble"]),
+            epochs,
+            steps if steps else tuple([step] if step else []),
+            transports[rank],
+            transports[rank] == "tcp" and chance.random() < 0.6,
+            chance.choice([0, 0, 0.003]),
+        )
+        for rank, step in zip(range(world), breaks, strict=True)
+    ]
+    return Job(feed, tuple(readers), chance.choice(["drop", "pad"]))
 
 
 def _reader(chance: random.Random, feed: FeedCase, epochs: int) -> Consumer:

@@ -1,4 +1,6 @@
-"""The daemon of a scenario. It can be killed or drained, and is then started again on the same port."""
+"""The daemon of a scenario, and the hosts that have joined it.
+
+All of them can be killed or ended, and are then started again, the daemon on the same port."""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ import psutil
 from penstock_proto.status.status_shape import Status
 from penstock_server.status.json_text import json_text
 from penstock_server.to_daemon import control
-from tests.conftest import Daemon
+from tests.conftest import Daemon, wait_until
 
 from .scenario import FeedCase
 
@@ -49,7 +51,10 @@ def workers_of(daemon: psutil.Process) -> list[psutil.Process]:
 
 
 class Service:
-    """`penstock serve` with these feeds. `folder` has its counts of failures, its state file and its logs."""
+    """`penstock serve` with these feeds. `folder` has its counts of failures, its state file and its logs.
+
+    `hosts`: this many hosts join it, with a worker each.
+    """
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class Service:
         memory: float | None = None,
         hang_timeout: float | None = None,
         state: bool = False,
+        hosts: int = 0,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._feeds = [f"{FEEDS}:feed{number}" for number in range(len(cases))]
@@ -75,7 +81,12 @@ class Service:
         self._ends_with: tuple[int, ...] = ()
         self.daemon: Daemon | None = None
         self.unwell: list[str] = []
+        self._hosts: list[Daemon] = []
+        self._hosts_may_end = False
         self.start(workers)
+        for number in range(hosts):
+            self._hosts.append(self._join(number))
+        self._wait_for_hosts()
 
     def start(self, workers: int) -> None:
         """Start the daemon, on the port that it had before, if any."""
@@ -104,12 +115,32 @@ class Service:
             raise AssertionError(self.unwell[-1])
         return int(found[1]) << (10 if found[2] == "K" else 20)
 
+    def _wait_for_hosts(self) -> None:
+        assert self.daemon is not None
+        try:
+            for number in range(len(self._hosts)):
+                wait_until(lambda: f"host{number} works" in self.daemon.stderr(), 60, self.log)  # noqa: B023
+        except AssertionError as error:
+            self.unwell.append(f"a host does not work: {str(error)[-3000:]}")
+            self.stop()
+            raise
+
     def _launch(self, workers: int) -> Daemon:
-        words = [sys.executable, "-m", "penstock_server", "serve", *self._feeds]
-        words += ["--bind", f"tcp://127.0.0.1:{self._port}", "--workers", str(workers)]
+        words = ["serve", *self._feeds, "--bind", f"tcp://127.0.0.1:{self._port}", "--workers", str(workers)]
         for name, value in self._options.items():
             if value is not None:
                 words += [f"--{name}", str(value)]
+        return self._run(words)
+
+    def _join(self, number: int) -> Daemon:
+        words = ["join", f"tcp://127.0.0.1:{self._port}", *self._feeds, "--host-name", f"host{number}"]
+        words += ["--workers", "1"]
+        if self._options["hang-timeout"] is not None:
+            words += ["--hang-timeout", str(self._options["hang-timeout"])]
+        return self._run(words)
+
+    def _run(self, words: list[str]) -> Daemon:
+        words = [sys.executable, "-m", "penstock_server", *words]
         self._started += 1
         log = self._folder / f"log{self._started}"
         _started[:] = [daemon for daemon in _started if daemon.process.poll() is None]
@@ -126,11 +157,17 @@ class Service:
         return self._port
 
     def workers(self) -> list[psutil.Process]:
-        """Return the workers of the running daemon: none if it has just ended."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            assert self.daemon is not None
-            return workers_of(psutil.Process(self.daemon.process.pid))
-        return []
+        """Return the workers of the running daemon and of the hosts: none of one that has just ended."""
+        assert self.daemon is not None
+        found = []
+        for daemon in (self.daemon, *self._hosts):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += workers_of(psutil.Process(daemon.process.pid))
+        return found
+
+    def host(self, number: int) -> psutil.Process:
+        """Return the process of a host. Raises NoSuchProcess if it has just ended."""
+        return psutil.Process(self._hosts[number].process.pid)
 
     def forks(self) -> psutil.Process | None:
         """Return the fork server, or None."""
@@ -149,12 +186,24 @@ class Service:
         self._draining = None
         self.start(workers)
 
+    def kill_host(self, number: int) -> None:
+        """Kill a host and start another with its name."""
+        self._hosts[number].stop(signal.SIGKILL)
+        self._hosts[number] = self._join(number)
+
+    def end_host(self, number: int) -> None:
+        """Ask a host to leave. Another with its name is started when it has left."""
+        self._hosts_may_end = True
+        with contextlib.suppress(ProcessLookupError):
+            self._hosts[number].process.send_signal(signal.SIGTERM)
+
     def drain(self, workers: int, signals: int = 1) -> None:
         """Ask the daemon to stop after the current epochs, with one signal, or at once, with two."""
         assert self.daemon is not None
         if self._draining is not None:
             return
         self._draining = workers
+        self._hosts_may_end = True  # they end with their daemon
         self._ends_with = (0,) if signals == 1 else (0, -signal.SIGTERM)  # the second one may come after its end
         for _ in range(signals):
             with contextlib.suppress(ProcessLookupError):
@@ -162,16 +211,28 @@ class Service:
             time.sleep(0.02)
 
     def look(self) -> None:
-        """Start another daemon if this one has drained. Note a failure if it ended without being asked to."""
+        """Start others if the daemon has drained, or a host has left. Note a failure if one ended unasked."""
         assert self.daemon is not None
         status = self.daemon.process.poll()
         if status is None:
+            if self._draining is None:
+                self._look_at_hosts()
             return
         if self._draining is None or status not in self._ends_with:
             self.unwell.append(f"the daemon ended with {status}: {self.daemon.stderr()[-1500:]}")
         workers, self._draining = self._draining or 1, None
         self.daemon.stop()
         self.start(workers)
+
+    def _look_at_hosts(self) -> None:
+        for number, host in enumerate(self._hosts):
+            status = host.process.poll()
+            if status is None:
+                continue
+            if not (self._hosts_may_end and status in (0, -signal.SIGTERM)):  # the signal may come while it starts
+                self.unwell.append(f"host {number} ended with {status}: {host.stderr()[-1500:]}")
+            host.stop()
+            self._hosts[number] = self._join(number)
 
     def status(self) -> Status:
         return control.status(f"tcp://127.0.0.1:{self._port}", 5.0)
@@ -193,13 +254,15 @@ class Service:
             time.sleep(0.02)
 
     def dump(self) -> str:
-        """Abort the daemon and the workers, which write their stacks to the log. Return the last status."""
+        """Abort the daemon, the hosts and the workers, which write their stacks to the log. Return the last status."""
         assert self.daemon is not None
         text = ""
         with contextlib.suppress(Exception):
             text += json_text(self.status())[:6000]
-        for process in [*self.workers(), psutil.Process(self.daemon.process.pid)]:
+        daemons = [daemon.process.pid for daemon in (*self._hosts, self.daemon)]
+        for pid in [*(worker.pid for worker in self.workers()), *daemons]:
             with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
                 process.send_signal(signal.SIGCONT)
                 process.send_signal(signal.SIGABRT)
             time.sleep(0.1)
@@ -207,24 +270,36 @@ class Service:
         return text
 
     def log(self) -> str:
-        """Return the logs of all its daemons."""
+        """Return the logs of all its daemons and hosts."""
         files = sorted(self._folder.glob("log*"), key=lambda file: int(file.name[3:]))
         return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
     def stop(self) -> None:
-        """Stop the daemon. Note a failure unless it exits with status 0."""
+        """Stop the daemon and the hosts. Note a failure unless all of them exit with status 0."""
         assert self.daemon is not None
         running = self.daemon.process.poll() is None
         for worker in self.workers():
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.resume()
         try:
+            for number in range(len(self._hosts)):
+                self._stop_host(number)
             if self._draining is not None:
                 self.daemon.process.wait(20)
             status = self.daemon.stop(timeout=20)
         except subprocess.TimeoutExpired:
-            self.unwell.append("the daemon does not end at SIGTERM, although nobody reads")
+            self.unwell.append("the daemon or a host does not end at SIGTERM, although nobody reads")
             self.daemon.stop(signal.SIGKILL)
             return
         if running and status != 0 and self._draining is None:
             self.unwell.append(f"the daemon ended with {status}: {self.daemon.stderr()[-1500:]}")
+
+    def _stop_host(self, number: int) -> None:
+        host = self._hosts[number]
+        running = host.process.poll() is None
+        if running:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.host(number).resume()
+        status = host.stop(timeout=20)
+        if running and status not in (0, -signal.SIGTERM):
+            self.unwell.append(f"host {number} ended with {status}: {host.stderr()[-1500:]}")

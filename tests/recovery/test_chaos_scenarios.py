@@ -25,9 +25,10 @@ from tests.chaos.run import run
 from tests.chaos.scenario import Consumer, Failure, Fault, FeedCase, Job, Scenario, Step
 from tests.conftest import PATCHED, Daemon, DaemonLauncher
 
-SEEDS = (2, 3, 5, 8, 9, 10, 13)
-"""Among them are five kinds of feeds, a group, ranks, a private daemon, and most of the faults."""
-SOAK = (1, 4, 6, 7, 12, 14, 15, *range(17, 31))
+SEEDS = (2, 3, 5, 8, 9, 10, 13, 26)
+"""Among them are five kinds of feeds, a group, ranks beside others, hosts, a private daemon, and most of the
+faults."""
+SOAK = (1, 4, 6, 7, 12, 14, 15, *range(17, 26), *range(27, 31))
 
 
 @pytest.fixture
@@ -144,7 +145,9 @@ def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     assert len({job.feed.kind for job in jobs}) == 8
     assert len({consumer.how for job in jobs for consumer in job.consumers}) == 6
     assert {job.together for job in jobs} == {"", "drop", "pad", "group"}
-    assert len({fault.what for one in found for fault in one.faults}) == 18
+    assert len({fault.what for one in found for fault in one.faults}) == 21
+    assert {one.hosts for one in found} == {0, 1, 2}
+    assert {job.together for job in jobs if job.of is not None} == {"", "drop", "pad"}
     failing = {(job.feed.on_error, failure.what) for job in jobs for failure in job.feed.failures}
     assert failing == {(on_error, what) for on_error in ("raise", "retry", "skip") for what in ("raise", "die", "hang")}
     steps = {step.then for job in jobs for consumer in job.consumers for step in consumer.steps}
