@@ -66,7 +66,7 @@ class Head:
     """Stands in for the head, and records what it hears."""
 
     def __init__(self) -> None:
-        self.plans = (PLAN,)
+        self.plans: tuple[m.FeedPlan, ...] = (PLAN,)
         self.first_samples = {"feed": do.Compare(-1, 0, "feed", 0, 0, b"12345678")}
         self.heard: list[Any] = []
         self.kept = KeptBatches()
@@ -185,11 +185,25 @@ def test_workers_count_when_one_of_them_has_made_the_first_samples_again(world: 
 def test_other_feeds_and_other_samples_are_refused(world: World) -> None:
     with pytest.raises(StartError, match="its feed feed has seed 3, and the head's has 0"):
         world.worker_says(FIRST, m.Imported((msgspec.structs.replace(PLAN, seed=3),), 0.1, tensorflow=False))
-    with pytest.raises(StartError, match="it has 0 feeds, and the head has 1"):
+    with pytest.raises(StartError, match="it has only 0 of the head's 1 feeds"):
         world.worker_says(FIRST, m.Imported((), 0.1, tensorflow=False))
+    other = msgspec.structs.replace(PLAN, name="other")
+    with pytest.raises(StartError, match="it has a feed other, and the head has feed"):
+        world.worker_says(FIRST, m.Imported((PLAN, other), 0.1, tensorflow=False))
+    world.head.plans = (other, PLAN)
+    with pytest.raises(StartError, match="it has only 1 of the head's 2 feeds"):
+        world.worker_says(FIRST, m.Imported((PLAN, PLAN), 0.1, tensorflow=False))
+    world.head.plans = (PLAN,)
     world.worker_says(FIRST, m.Imported((PLAN,), 0.1, tensorflow=False))
     with pytest.raises(StartError, match="cannot make the samples of the head: no file"):
         world.worker_says(FIRST, m.Compared(0, unfit="no file"))
+
+
+def test_feeds_of_the_head_may_have_become_ready_in_another_order(world: World) -> None:
+    other = msgspec.structs.replace(PLAN, name="other")
+    world.head.plans = (other, PLAN)
+    world.worker_says(FIRST, m.Imported((PLAN, other), 0.1, tensorflow=False))
+    assert isinstance(world.network.told(FIRST)[0], m.Compare)
 
 
 def test_bytes_go_only_into_the_slot_that_the_worker_is_to_fill_and_only_until_it_has_answered(world: World) -> None:

@@ -63,8 +63,13 @@ def differences(join: m.Join, here: dict[str, str], ours: tuple[m.Source, ...]) 
 
 
 def plan_differences(theirs: tuple[m.FeedPlan, ...], ours: tuple[m.FeedPlan, ...]) -> str:
-    """Return the first difference between the feeds as imported there and here, with both sides, or ""."""
-    for one, other in zip(theirs, ours, strict=False):
+    """Return the first difference between the feeds as imported there and here, with both sides, or "". Their order
+    does not matter: feeds are imported in order, but served as soon as each can be."""
+    by_name = {plan.name: plan for plan in ours}
+    for one in theirs:
+        other = by_name.get(one.name)
+        if other is None:
+            return f"it has a feed {one.name}, and the head has {', '.join(by_name)}"
         for field in structs.fields(m.FeedPlan):
             there, here = getattr(one, field.name), getattr(other, field.name)
             if field.name != "warnings" and there != here:
@@ -75,9 +80,8 @@ def plan_differences(theirs: tuple[m.FeedPlan, ...], ours: tuple[m.FeedPlan, ...
                     f"its feed {one.name} has {field.name} {_short(there)}, and the head's has {_short(here)}: see "
                     f"that both {same}"
                 )
-    if len(theirs) != len(ours):
-        return f"it has {len(theirs)} feeds, and the head has {len(ours)}"
-    return ""
+    count = len({plan.name for plan in theirs})
+    return "" if count == len(ours) else f"it has only {count} of the head's {len(ours)} feeds"
 
 
 def _digest(feed: str) -> bytes:
