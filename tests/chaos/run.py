@@ -407,10 +407,10 @@ class Run:
                     ours.drain(int(fault.value))
                 case "end":
                     ours.drain(int(fault.value), signals=2)
-                case "scale" | "scale now":
+                case "scale" | "scale now" | "scale host":
+                    url, host = f"tcp://127.0.0.1:{ours.port}", f"host{fault.which}" * (fault.what == "scale host")
                     try:
-                        url = f"tcp://127.0.0.1:{ours.port}"
-                        control.scale(url, int(fault.value), now=fault.what == "scale now", timeout=5)
+                        control.scale(url, int(fault.value), now=fault.what == "scale now", timeout=5, host=host)
                     except (PenstockError, OSError) as error:
                         done += f" (refused: {error})"
                 case "cut" | "stall" | "throttle":
