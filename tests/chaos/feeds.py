@@ -85,6 +85,20 @@ class Source:
             return {"payload": body, "draw": draw, "id": identity}
         return {"x": (body, {"draw": draw.astype(np.float64)}), "id": identity, "odd": identity[..., 3] % 2 == 1}
 
+    def transformed(self, batch, rng):
+        """Return the batch with its rows reversed, and perhaps with other numbers."""
+        if self.case["structure"] == "tuple":
+            body, draw, identity = batch
+        elif self.case["structure"] == "dict":
+            body, draw, identity = batch["payload"], batch["draw"], batch["id"]
+        else:
+            body, draw, identity = batch["x"][0], batch["x"][1]["draw"], batch["id"]
+        body, draw, identity = body[::-1], draw[::-1].copy(), identity[::-1].copy()
+        if self.case["transforms"] == "draw":
+            draw += rng.random(draw.shape)
+            identity[:, 4] = [checksum(*row) for row in zip(body, draw, strict=True)]
+        return self.shaped(body, draw, identity)
+
     def many(self, epoch, split, size, rng):
         with Held(self.case["holds"], split) as held:
             process = leaving.start(self.case["leaves"])  # noqa: F841
@@ -151,6 +165,10 @@ def declared(case, folder):
     options["on_error"] = OnError(case["on_error"], crashes=case["attempts"])
     if case["batch_size"] is None:  # only a spec can say which dimensions vary
         options["spec"] = spec(case["structure"])
+    if case["transforms"]:
+        options["batch_transform" if case["batch_size"] else "transform"] = source.transformed
+    if case["cache"]:
+        options["cache"] = os.path.join(folder, f"cache-{case['tag']}")
     if case["tells_samples"]:
         options["samples"] = case["tells_samples"]
     kind = case["kind"]

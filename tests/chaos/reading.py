@@ -37,8 +37,10 @@ def parts(case: FeedCase, batch: Any) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def look(case: FeedCase, batch: Any) -> tuple[list[list[int]], str]:
-    """Return the ids of a batch, and its fault in words, or ""."""
+    """Return the ids of a batch as it was before its feed transformed it, and its fault in words, or ""."""
     body, draw, identity = parts(case, batch)
+    if case.transforms:
+        body, draw, identity = body[::-1], draw[::-1], identity[::-1]
     found, wrong = [], ""
     for row in range(len(identity)):
         tag, epoch, split, number, crc = identity[row].tolist()

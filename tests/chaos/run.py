@@ -483,7 +483,8 @@ class Run:
             else:
                 differences = [text for log in logs for text in compare.single(job, turn, log)]
             found += [name + text for text in differences]
-            if not found and (job.feed.shuffle or job.feed.draws != "none") and any(map(len, logs)):
+            draws = job.feed.draws != "none" or job.feed.transforms == "draw"
+            if not found and (job.feed.shuffle or draws) and any(map(len, logs)):
                 found += [name + text for text in self._quiet(number, job, logs)]
 
     def _unheard(self, readers: list[Reader]) -> list[int]:

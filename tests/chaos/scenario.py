@@ -35,6 +35,9 @@ class FeedCase:
 
     `holds`: the settings that its generator holds while it yields (held.py).
     `leaves`: how its generator starts a process that it leaves behind (leaving.py); "" if it starts none.
+    `transforms`: what its `batch_transform` (for ready batches, `transform`) does: "reverse" the rows, "draw" numbers
+    as well, or "" if it has none.
+    `cache`: whether its splits are cached.
     """
 
     kind: str
@@ -61,6 +64,8 @@ class FeedCase:
     failures: tuple[Failure, ...] = ()
     holds: tuple[str, ...] = ()
     leaves: str = ""
+    transforms: str = ""
+    cache: bool = False
 
     @property
     def indexable(self) -> bool:
@@ -314,7 +319,18 @@ def _feed(chance: random.Random, mode: str, number: int) -> FeedCase:
         case = replace(case, tells_samples=sum(sizes[0]))
     if not indexable:  # not drawn from `chance`: older seeds keep their scenarios
         case = replace(case, holds=held.drawn(case.tag, draws), leaves=leaving.drawn(case.tag))
+    case = _with_more(random.Random(~case.tag), case, mode)
     return replace(case, failures=_failures(chance, case))
+
+
+def _with_more(chance: random.Random, case: FeedCase, mode: str) -> FeedCase:
+    """Let a fifth of the feeds transform batches, and a fifth of those whose epochs are alike cache their splits."""
+    if chance.random() < 0.2:
+        draws = case.order == "exact" and case.on_error != "skip"  # otherwise batches may be made of other rows
+        case = replace(case, transforms=chance.choice(["reverse", "draw"]) if draws else "reverse")
+    if mode == "single" and case.kind in ("list", "function", "shard", "plain") and chance.random() < 0.2:
+        case = replace(case, cache=True, takes_epoch=False, draws="numpy" if case.draws == "rng" else case.draws)
+    return case
 
 
 def _failures(chance: random.Random, case: FeedCase) -> tuple[Failure, ...]:
