@@ -1,14 +1,15 @@
 """Several jobs read the same feed: what does each get, and what does it cost, with and without `share=True`?
 
-    python benchmarks/sharing.py --json sharing.json   # three and a half minutes
+    python benchmarks/sharing.py --json sharing.json   # four minutes
     python benchmarks/sharing.py --quick               # one minute: does everything work?
 
 Jobs are processes that only read. They connect to one daemon, begin together, and read for the same time. Each has its
-first batches uncounted. Cases with `share=True` and `share=False` alternate, each with a fresh daemon.
+first batches uncounted. Cases with `share=True` and `share=False` alternate, each with a fresh daemon. A job is one
+process, or several ranks: one case has a single reader, 2 ranks and 4 ranks.
 
 - *heavy*: a sample is 4 ms of Python. *big*: batches of 3 MB that cost little. *small*: batches of 98 KiB of samples
   that cost next to nothing.
-- Each job adds up the bytes of all batches and hashes the numbers of all samples while it reads, which counts. The
+- Each process adds up the bytes of each batch and hashes the numbers of its samples while it reads, which counts. The
   streams of all jobs, with sharing and without, must be equal as far as they go. If not, the script fails.
 - CPU is divided by the batches that all jobs got together: that of the workers, and that of the daemon, its workers and
   the jobs.
@@ -50,12 +51,11 @@ import penstock
 
 FEED = Path(__file__).with_name("sharing_feed.py")
 FEEDS = {"heavy": "heavy: 4 ms a sample, 8 a batch", "big": "big: 3 MB a batch", "small": "small: 98 KiB a batch"}
-JOBS = (1, 2, 4, 8)
+JOBS = ((1,), (1,) * 2, (1,) * 4, (1,) * 8, (1, 2, 4))
+"""The jobs of each case: how many processes each of them has."""
 WAYS = (True, False)
 MEMORY = "4G"
 WORKERS = 2
-STEP = 8
-"""A job reports the hash of its stream after each so many batches."""
 SLAB = 4 << 20
 POPULATE_READ = 22
 """MADV_POPULATE_READ of Linux 5.14, which the module mmap does not name."""
@@ -64,26 +64,23 @@ POPULATE_READ = 22
 # --- a job ---
 
 
-def digest_of(before: int, batch: tuple[np.ndarray, np.ndarray]) -> int:
-    """Return the hash of a stream with one more batch."""
+def digest_of(batch: tuple[np.ndarray, np.ndarray]) -> int:
+    """Return the hash of a batch."""
     array, numbers = batch
-    words = int(array.reshape(-1).view(np.uint64).sum())
-    return (before * 1000003 + words + zlib.crc32(np.ascontiguousarray(numbers))) % (1 << 64)
+    return (int(array.reshape(-1).view(np.uint64).sum()) + zlib.crc32(np.ascontiguousarray(numbers))) % (1 << 64)
 
 
-def job(url: str, share: bool) -> None:
+def job(url: str, options: dict[str, Any]) -> None:
     """Say that it is connected, read from the first line of the input on until the time in that line, and print the
-    times of all batches and the hashes of the stream as JSON."""
-    with penstock.connect(url, share=share) as connection:
+    times and the hashes of all batches as JSON. `options`: of `connect`."""
+    with penstock.connect(url, **options) as connection:
         print("connected", flush=True)
         end = float(sys.stdin.readline())
         times: list[float] = []
-        digests, digest = [], 0
+        digests = []
         for batch in connection.batches():
-            digest = digest_of(digest, batch)
+            digests.append(digest_of(batch))
             times.append(time.monotonic())
-            if len(times) % STEP == 0:
-                digests.append(digest)
             if times[-1] > end:
                 break
     print(json.dumps({"times": times, "digests": digests}))
@@ -96,12 +93,11 @@ def reader(url: str) -> None:
         share, seconds = json.loads(line)
         with penstock.connect(url, share=share) as connection:
             batches = iter(connection.batches())
-            digest = 0
             for _ in range(10):
-                digest = digest_of(digest, next(batches))
+                digest_of(next(batches))
             cpu, begun, count = time.process_time(), time.monotonic(), 0
             while (apart := time.monotonic() - begun) < seconds:
-                digest = digest_of(digest, next(batches))
+                digest_of(next(batches))
                 count += 1
             print(json.dumps([count / apart, (time.process_time() - cpu) / count]), flush=True)
             sys.stdin.readline()
@@ -180,10 +176,14 @@ def said(process: "subprocess.Popen[str]") -> str:
     return line.strip()
 
 
-def measured(feed: str, jobs: int, share: bool, seconds: float, warmup: float) -> dict[str, Any]:
-    """Measure one case."""
+def measured(feed: str, jobs: tuple[int, ...], share: bool, seconds: float, warmup: float) -> dict[str, Any]:
+    """Measure one case. `jobs`: how many processes each job has."""
+    options: list[dict[str, Any]] = []
+    for job, count in enumerate(jobs):
+        ranks = [{"rank": rank, "world_size": count, "group": f"job {job}"} for rank in range(count)]
+        options += [{"share": share, **(rank if count > 1 else {})} for rank in ranks]
     with serving(feed) as daemon, ExitStack() as stack:
-        some = [stack.enter_context(script("--job", daemon.url, json.dumps(share))) for _ in range(jobs)]
+        some = [stack.enter_context(script("--job", daemon.url, json.dumps(one))) for one in options]
         for one in some:
             said(one)
         begin = time.monotonic() + warmup
@@ -196,14 +196,17 @@ def measured(feed: str, jobs: int, share: bool, seconds: float, warmup: float) -
         after = (time.monotonic(), daemon.made(), cpu_seconds(daemon.pid), cpu_seconds())
         memory = memory_bytes()
         found = [json.loads(said(one)) for one in some]
-        moved = daemon.log.read_text().count(" reads it") - jobs
-    counts = [sum(before[0] < at <= after[0] for at in one["times"]) for one in found]
-    ahead = max(len([at for at in one["times"] if at <= after[0]]) for one in found)
-    behind = max(len([at for at in one["times"] if at <= before[0]]) for one in found)
+        moved = daemon.log.read_text().count(" reads it") - len(options)
+    found_of = iter(found)
+    times = [[at for _ in range(count) for at in next(found_of)["times"]] for count in jobs]
+    counts = [sum(before[0] < at <= after[0] for at in some) for some in times]
+    ahead = max(sum(at <= after[0] for at in some) for some in times)
+    behind = max(sum(at <= before[0] for at in some) for some in times)
     total = sum(counts)
     return {
         "feed": feed,
-        "jobs": jobs,
+        "jobs": len(jobs),
+        "processes": jobs,
         "share": share,
         "per_second": [count / (after[0] - before[0]) for count in counts],
         "workers_cpu": (after[2] - before[2]) / total,
@@ -211,21 +214,24 @@ def measured(feed: str, jobs: int, share: bool, seconds: float, warmup: float) -
         "made": (after[1] - before[1]) / (ahead - behind),
         "memory": memory,
         "moved": moved,
-        "digests": [one["digests"] for one in found],
+        "streams": [
+            (one.get("rank", 0), one.get("world_size", 1), some["digests"])
+            for one, some in zip(options, found, strict=True)
+        ],
     }
 
 
-def check(streams: list[list[int]], what: str) -> None:
-    """Compare streams as far as each two of them go.
+def check(streams: list[tuple[int, int, list[int]]], what: str) -> None:
+    """Compare the streams of all processes as far as each two of them go: rank, world size and hashes of batches.
 
     Raises:
         SystemExit: two differ.
     """
-    longest = max(streams, key=len)
-    for stream in streams:
-        if stream != longest[: len(stream)]:
-            first = next(place for place, (one, other) in enumerate(zip(stream, longest, strict=False)) if one != other)
-            sys.exit(f"{what}: two jobs got different streams, from batch {STEP * first} to {STEP * (first + 1)} on")
+    known: dict[int, int] = {}
+    for rank, world, digests in streams:
+        for place, digest in enumerate(digests):
+            if known.setdefault(place * world + rank, digest) != digest:
+                sys.exit(f"{what}: two jobs got different streams, from batch {place * world + rank} on")
 
 
 def one_reader(feed: str, rounds: int, seconds: float) -> dict[str, Any]:
@@ -319,11 +325,11 @@ def cases_table(cases: list[dict[str, Any]]) -> str:
     rows = [["jobs", "share", "batches/s of a job", "slowest", "of one alone", "slowest"]]
     rows[0] += ["workers' CPU, ms a batch", "CPU of all, ms a batch", "made", "memory, MiB", "moves"]
     base = next(mean(case["per_second"]) for case in cases if case["jobs"] == 1 and not case["share"])
-    for case in sorted(cases, key=lambda case: (case["jobs"], not case["share"])):
+    for case in sorted(cases, key=lambda case: (max(_processes(case)) > 1, case["jobs"], not case["share"])):
         rate, least = mean(case["per_second"]), min(case["per_second"])
         rows.append(
             [
-                str(case["jobs"]),
+                label(_processes(case)),
                 str(case["share"]),
                 f"{rate:.1f}",
                 f"{least:.1f}",
@@ -337,6 +343,16 @@ def cases_table(cases: list[dict[str, Any]]) -> str:
             ]
         )
     return "\n".join([FEEDS[cases[0]["feed"]], *aligned(rows)])
+
+
+def _processes(case: dict[str, Any]) -> list[int]:
+    return list(case.get("processes", [1] * case["jobs"]))
+
+
+def label(processes: list[int]) -> str:
+    """Return the jobs of a case in words, by how many processes each has."""
+    ranks = [f"{count} ranks" for count in processes if count > 1]
+    return ", ".join([str(processes.count(1)), *ranks])
 
 
 def alone_table(found: list[dict[str, Any]]) -> str:
@@ -367,7 +383,7 @@ def tables(result: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short, for 1 and 4 jobs: does everything work?")
+    parser.add_argument("--quick", action="store_true", help="short, for some jobs: does everything work?")
     parser.add_argument("--feeds", default=",".join(FEEDS), help="some of heavy, big and small (all)")
     parser.add_argument("--seconds", type=float, help="how long each case is measured (2; 1 with --quick)")
     parser.add_argument(
@@ -393,11 +409,11 @@ def main() -> None:
         result["note"] = chosen.note
     for feed in feeds:
         streams = []
-        for number, jobs in enumerate((1, 4) if chosen.quick else JOBS):
+        for number, jobs in enumerate(JOBS[::2] if chosen.quick else JOBS):
             for share in WAYS if number % 2 else WAYS[::-1]:
-                progress(f"{feed}, {jobs} jobs, share={share}")
+                progress(f"{feed}, {label([*jobs])} jobs, share={share}")
                 case = measured(feed, jobs, share, seconds, warmup=1.0)
-                streams += case.pop("digests")
+                streams += case.pop("streams")
                 result["cases"].append(case)
         check(streams, feed)
     for feed in feeds:
