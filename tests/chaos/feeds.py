@@ -177,6 +177,11 @@ def declared(case, folder):
     if kind == "items":
         assert not case["failures"]
         return Feed([source.one(-1, 0, number, None) for number in range(sizes[0][0])], **options)
+    if kind == "file":
+        files = os.path.join(folder, f"data-{case['tag']}-*.{case['format']}")
+        names = ("payload", "draw", "id")
+        leaves = names if case["structure"] == "tuple" else {name: name for name in names}
+        return Feed.from_files(files, leaves, **options)
     if kind == "plain":
         return Feed(_with_signature(source, "", lambda _: (0, sizes[0][0])), **options)
     if kind == "shard":

@@ -31,7 +31,8 @@ class FeedCase:
     """A feed. `sizes` has the number of samples of each split. The kind "function" has several such lists.
 
     `kind`: "list" (of splits), "function" (which picks one of several lists), "shard", "plain" (one generator),
-    "segment" (with samples=), "endless", "index" (an object with __getitem__) or "items" (a list of samples).
+    "segment" (with samples=), "endless", "index" (an object with __getitem__), "items" (a list of samples) or "file"
+    (a file for each split, of `format`: "h5", "npz" or "parquet").
 
     `holds`: the settings that its generator holds while it yields (held.py).
     `leaves`: how its generator starts a process that it leaves behind (leaving.py); "" if it starts none.
@@ -66,6 +67,7 @@ class FeedCase:
     leaves: str = ""
     transforms: str = ""
     cache: bool = False
+    format: str = ""
 
     @property
     def indexable(self) -> bool:
@@ -328,13 +330,17 @@ def _with_more(chance: random.Random, case: FeedCase, mode: str) -> FeedCase:
     if chance.random() < 0.2:
         draws = case.order == "exact" and case.on_error != "skip"  # otherwise batches may be made of other rows
         case = replace(case, transforms=chance.choice(["reverse", "draw"]) if draws else "reverse")
+    if mode == "single" and case.kind in ("list", "plain") and case.batch_size and chance.random() < 0.2:
+        structure = "tuple" if case.structure == "tuple" else "dict"
+        case = replace(case, kind="file", format=chance.choice(["h5", "npz", "parquet"]), structure=structure)
+        case = replace(case, takes_epoch=False, tells_samples=None, draws="none", pause=0.0, holds=(), leaves="")
     if mode == "single" and case.kind in ("list", "function", "shard", "plain") and chance.random() < 0.2:
-        case = replace(case, cache=True, takes_epoch=False, draws="numpy" if case.draws == "rng" else case.draws)
+        case = replace(case, cache=True, takes_epoch=False, draws="none" if case.draws == "rng" else case.draws)
     return case
 
 
 def _failures(chance: random.Random, case: FeedCase) -> tuple[Failure, ...]:
-    if case.kind == "items" or chance.random() < 0.4:
+    if case.kind in ("items", "file") or chance.random() < 0.4:
         return ()
     found = []
     for _ in range(chance.randint(1, 2)):

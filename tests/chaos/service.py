@@ -24,6 +24,7 @@ from penstock_server.status.json_text import json_text
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, wait_until
 
+from . import files
 from .scenario import FeedCase
 
 FEEDS = Path(__file__).with_name("feeds.py")
@@ -70,6 +71,9 @@ class Service:
         folder.mkdir(parents=True, exist_ok=True)
         self._feeds = [f"{FEEDS}:feed{number}" for number in range(len(cases))]
         self._folder = folder
+        for case in cases:
+            if case.kind == "file":
+                files.write(case, folder)
         (folder / "feeds.json").write_text(json.dumps([asdict(case) for case in cases]))
         self._options: dict[str, Any] = {"hang-timeout": hang_timeout}
         if state:
