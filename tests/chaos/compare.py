@@ -138,8 +138,7 @@ def mixed(
             found.append(f"{where}: batch {small[0]} of {len(got)} has {len(got[small[0]])} rows")
         if len(small) > 1:
             found.append(f"{where}: {len(small)} batches are not full")
-    in_lanes = case.order == "fast" and not case.shuffle and case.kind != "file"
-    if not found and in_lanes and case.batch_size is not None:
+    if not found and case.order == "fast" and case.order_is_known and case.batch_size is not None:
         found += of_lanes(known, variant, cuts, got, where)
     if not found and in_order and case.order == "exact" and case.shuffle and case.kind in ("segment", "endless"):
         found += of_blocks(known, got, cuts, where)
@@ -292,7 +291,7 @@ def _with_cuts(
     """Return the differences if splits end where `cuts` says."""
     case = known.case
     mine: Epoch = [tuple((split, number) for _, split, number in batch) for batch in got]
-    if case.shuffle or case.order == "fast" or case.kind == "file":  # a file has several splits
+    if case.order == "fast" or not case.order_is_known:
         if world > 1:
             return []  # `ranks` compares all of them at once
         return mixed(known, variant, cuts, mine, complete, where)
@@ -303,7 +302,7 @@ def _with_cuts(
 def ranks(job: Job, turn: int, logs: list[list[Event]]) -> list[str]:
     """Compare each rank alone and, if the order is not known, the batches of all ranks together."""
     found = [f"rank {r}: {text}" for r, log in enumerate(logs) for text in rank(job, turn, log, r)]
-    if found or not job.feed.shuffle:
+    if found or job.feed.order_is_known:
         return found
     known, together = Known(job.feed, turn), _by_epoch(logs)
     ends = Counter(event[1] for log in logs for event in log if event[0] == "end")
@@ -381,7 +380,7 @@ def _dealt_once(
     doubled = Counter({batch: n - 1 for batch, n in had.items() if n > 1})
     if doubled:
         return [f"{where}: {doubled.total()} batches came twice, {words(next(iter(doubled)))} is the first"]
-    if known.case.shuffle:
+    if not known.case.order_is_known:
         found = mixed(known, variant, cuts, _small_last(list(had)), False, where, False)
         missing = [()] * max(0, len(expected) - len(had))
     else:

@@ -192,6 +192,14 @@ def declared(case, folder):
         return Feed(_with_signature(source, "number", size), segment=whole, **options)
     generate = _with_signature(source, "split", lambda split: split)
     lists = [[(1000 * v + split, size) for split, size in enumerate(variant)] for v, variant in enumerate(sizes)]
+    if case["weights"]:
+        size, count = options.pop("batch_size"), len(case["weights"])
+        cache = {"cache": options.pop("cache")} if case["cache"] else {}
+        parts = {
+            str(part): Feed(generate, splits=lists[0][part::count], batch_size=size, **cache) for part in range(count)
+        }
+        weights = dict(zip(parts, case["weights"], strict=True))
+        return Feed.mix(parts, weights=weights, stop="all", **options)
     if kind == "list":
         return Feed(generate, splits=lists[0], **options)
 

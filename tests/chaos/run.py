@@ -484,7 +484,7 @@ class Run:
                 differences = [text for log in logs for text in compare.single(job, turn, log)]
             found += [name + text for text in differences]
             draws = job.feed.draws != "none" or job.feed.transforms == "draw"
-            if not found and (job.feed.shuffle or draws or job.feed.kind == "file") and any(map(len, logs)):
+            if not found and (draws or not job.feed.order_is_known) and any(map(len, logs)):
                 found += [name + text for text in self._quiet(number, job, logs)]
 
     def _unheard(self, readers: list[Reader]) -> list[int]:

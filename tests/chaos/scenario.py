@@ -39,6 +39,7 @@ class FeedCase:
     `transforms`: what its `batch_transform` (for ready batches, `transform`) does: "reverse" the rows, "draw" numbers
     as well, or "" if it has none.
     `cache`: whether its splits are cached.
+    `weights`: if there are any, it is a mix of as many feeds, which have these weights and take turns at its splits.
     """
 
     kind: str
@@ -68,10 +69,16 @@ class FeedCase:
     transforms: str = ""
     cache: bool = False
     format: str = ""
+    weights: tuple[int, ...] = ()
 
     @property
     def indexable(self) -> bool:
         return self.kind in ("index", "items")
+
+    @property
+    def order_is_known(self) -> bool:
+        """Whether the model knows the order of the samples: nothing is drawn, and each file is one split."""
+        return not (self.shuffle or self.weights or self.kind == "file")
 
     @property
     def labels_epochs(self) -> bool:
@@ -326,7 +333,7 @@ def _feed(chance: random.Random, mode: str, number: int) -> FeedCase:
 
 
 def _with_more(chance: random.Random, case: FeedCase, mode: str) -> FeedCase:
-    """Let a fifth of the feeds transform batches, and a fifth of those whose epochs are alike cache their splits."""
+    """Let some feeds transform their batches, cache their splits, read files, or be a mix."""
     if chance.random() < 0.2:
         draws = case.order == "exact" and case.on_error != "skip"  # otherwise batches may be made of other rows
         case = replace(case, transforms=chance.choice(["reverse", "draw"]) if draws else "reverse")
@@ -334,6 +341,11 @@ def _with_more(chance: random.Random, case: FeedCase, mode: str) -> FeedCase:
         structure = "tuple" if case.structure == "tuple" else "dict"
         case = replace(case, kind="file", format=chance.choice(["h5", "npz", "parquet"]), structure=structure)
         case = replace(case, takes_epoch=False, tells_samples=None, draws="none", pause=0.0, holds=(), leaves="")
+    elif case.kind == "list" and len(case.sizes[0]) > 1 and case.batch_size and chance.random() < 0.2:
+        count = chance.randint(2, min(3, len(case.sizes[0])))
+        weights = tuple(chance.choice([1, 1, 2, 5]) for _ in range(count))
+        if all(any(case.sizes[0][part::count]) for part in range(count)):  # a feed without samples is refused
+            case = replace(case, weights=weights, tells_samples=None, transforms="")
     if mode == "single" and case.kind in ("list", "function", "shard", "plain") and chance.random() < 0.2:
         case = replace(case, cache=True, takes_epoch=False, draws="none" if case.draws == "rng" else case.draws)
     return case
@@ -385,7 +397,9 @@ def _may(case: FeedCase, failure: Failure) -> bool:
         return True
     if failure.what == "raise" and case.on_error == "skip":
         return True
-    return failure.split % 1000 > 0 and failure.number > 0 if not case.indexable else failure.number > 0
+    if case.indexable:
+        return failure.number > 0
+    return failure.split % 1000 >= max(1, len(case.weights)) and failure.number > 0
 
 
 def _job(chance: random.Random, mode: str, number: int, kept: bool) -> Job:
