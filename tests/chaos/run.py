@@ -23,7 +23,6 @@ from typing import Any
 import psutil
 
 from penstock_proto import PenstockError
-from penstock_server.to_daemon import control
 from tests.fakes.fault_proxy import FaultProxy
 
 from . import compare, leaving, service
@@ -266,6 +265,7 @@ class Run:
                 hang_timeout=scenario.hang_timeout,
                 state=scenario.state,
                 hosts=scenario.hosts,
+                keys=scenario.keys,
             )
         except AssertionError as error:
             result.differences.append(f"the daemon did not start: {str(error)[-1500:]}")
@@ -302,6 +302,8 @@ class Run:
                     reader.options = {"rank": place, "world_size": len(job.consumers), "last_round": job.together}
                     reader.options["group"] = "" if job.of is None else f"job {at}"
                     reader.barrier = barrier
+                if self.service.keys is not None and not plan.private:
+                    reader.options["keys"] = str(self.service.keys)
                 if plan.proxied:
                     self.proxies[number] = stack.enter_context(FaultProxy(self.service.port))
                 self.readers.append(reader)
@@ -408,9 +410,9 @@ class Run:
                 case "end":
                     ours.drain(int(fault.value), signals=2)
                 case "scale" | "scale now" | "scale host":
-                    url, host = f"tcp://127.0.0.1:{ours.port}", f"host{fault.which}" * (fault.what == "scale host")
+                    host = f"host{fault.which}" * (fault.what == "scale host")
                     try:
-                        control.scale(url, int(fault.value), now=fault.what == "scale now", timeout=5, host=host)
+                        ours.scale(int(fault.value), now=fault.what == "scale now", host=host)
                     except (PenstockError, OSError) as error:
                         done += f" (refused: {error})"
                 case "cut" | "stall" | "throttle":
@@ -498,7 +500,8 @@ class Run:
         import penstock
 
         try:
-            with penstock.connect(f"tcp://127.0.0.1:{self.service.port}/feed{number}") as connection:
+            url = f"tcp://127.0.0.1:{self.service.port}/feed{number}"
+            with penstock.connect(url, keys=self.service.keys) as connection:
                 return connection.info.turn
         except PenstockError:
             return 1

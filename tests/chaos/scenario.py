@@ -152,7 +152,7 @@ class Fault:
 class Scenario:
     """A scenario. `memory`: None is ample, 1.0 the least that the daemon asks for, other values a multiple of it.
 
-    `hosts`: how many hosts have joined the daemon, with a worker each.
+    `hosts`: how many hosts have joined the daemon, with a worker each. `keys`: whether it has --keys.
     """
 
     seed: int
@@ -163,6 +163,7 @@ class Scenario:
     state: bool = False
     faults: tuple[Fault, ...] = ()
     hosts: int = 0
+    keys: bool = False
 
     @property
     def command(self) -> str:
@@ -198,7 +199,8 @@ def scenario(seed: int) -> Scenario:
     if theirs:
         faults = sorted([*faults, *theirs], key=lambda fault: fault.after)
         jobs = [replace(job, feed=replace(job.feed, attempts=1000)) for job in jobs]
-    return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults), hosts)
+    keys = random.Random(~seed - 2**41).random() < 0.1
+    return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults), hosts, keys)
 
 
 def _beside_ranks(chance: random.Random, feed: FeedCase) -> list[Job]:

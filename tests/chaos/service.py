@@ -19,7 +19,9 @@ from typing import Any
 
 import psutil
 
+from penstock_proto.security.keys import ClientKeys, client_keys
 from penstock_proto.status.status_shape import Status
+from penstock_server.cli import keygen
 from penstock_server.status.json_text import json_text
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, wait_until
@@ -54,7 +56,12 @@ def workers_of(daemon: psutil.Process) -> list[psutil.Process]:
 class Service:
     """`penstock serve` with these feeds. `folder` has its counts of failures, its state file and its logs.
 
-    `hosts`: this many hosts join it, with a worker each.
+    Args:
+        hosts: this many hosts join it, with a worker each.
+        keys: whether it has keys.
+
+    Attributes:
+        keys: the folder of a client's keys; None without keys.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Service:
         hang_timeout: float | None = None,
         state: bool = False,
         hosts: int = 0,
+        keys: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._feeds = [f"{FEEDS}:feed{number}" for number in range(len(cases))]
@@ -78,6 +86,10 @@ class Service:
         self._options: dict[str, Any] = {"hang-timeout": hang_timeout}
         if state:
             self._options["state"] = folder / "state.sqlite"
+        self.keys: Path | None = None
+        if keys:
+            keygen.generate(folder / "keys", ["trainer"], [f"host{number}" for number in range(hosts)])
+            self._options["keys"], self.keys = folder / "keys", folder / "keys/clients/trainer"
         self._port = 0
         self._started = 0
         self._memory = memory
@@ -139,6 +151,8 @@ class Service:
     def _join(self, number: int) -> Daemon:
         words = ["join", f"tcp://127.0.0.1:{self._port}", *self._feeds, "--host-name", f"host{number}"]
         words += ["--workers", "1"]
+        if self.keys is not None:
+            words += ["--keys", str(self._folder / f"keys/hosts/host{number}")]
         if self._options["hang-timeout"] is not None:
             words += ["--hang-timeout", str(self._options["hang-timeout"])]
         return self._run(words)
@@ -239,7 +253,16 @@ class Service:
             self._hosts[number] = self._join(number)
 
     def status(self) -> Status:
-        return control.status(f"tcp://127.0.0.1:{self._port}", 5.0)
+        return control.status(f"tcp://127.0.0.1:{self._port}", 5.0, self._client_keys)
+
+    def scale(self, workers: int, *, now: bool, host: str = "") -> None:
+        """Tell the daemon, or a host, to run so many workers."""
+        url = f"tcp://127.0.0.1:{self._port}"
+        control.scale(url, workers, now=now, timeout=5, keys=self._client_keys, host=host)
+
+    @property
+    def _client_keys(self) -> ClientKeys | None:
+        return None if self.keys is None else client_keys(self.keys)
 
     def nothing_held(self, patience: float = 5.0) -> str:
         """Wait until the daemon holds no stream and no reserved memory. Return what it still holds in the end, or "".

@@ -150,6 +150,7 @@ def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     assert {job.feed.transforms for job in jobs} == {"", "reverse", "draw"}
     assert {len(job.feed.weights) for job in jobs} == {0, 2, 3}
     assert {job.feed.cache for job in jobs} == {True, False}
+    assert {one.keys for one in found} == {False, True}
     assert {one.hosts for one in found} == {0, 1, 2}
     assert {job.together for job in jobs if job.of is not None} == {"", "drop", "pad"}
     failing = {(job.feed.on_error, failure.what) for job in jobs for failure in job.feed.failures}
