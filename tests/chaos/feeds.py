@@ -72,9 +72,10 @@ class Source:
         """Return one sample, or one ready batch."""
         self.meet(epoch, split, number)
         width = self.case["width"]
-        if self.case["batch_size"] is not None:
+        if self.case["batch_size"] is not None and not self.case["rebatches"]:
             return self.shaped(*self.row(epoch, split, number, width, rng))
-        width = width_of(width, split, number)
+        if not self.case["rebatches"]:
+            width = width_of(width, split, number)
         rows = [self.row(epoch, split, ROWS * number + r, width, rng) for r in range(rows_of(split, number))]
         return self.shaped(*map(np.stack, zip(*rows, strict=True)))
 
@@ -163,7 +164,9 @@ def declared(case, folder):
     options["batch_size"] = case["batch_size"]
     options["shuffle"] = Shuffle(case["shuffle"], interleave=case["interleave"])
     options["on_error"] = OnError(case["on_error"], crashes=case["attempts"])
-    if case["batch_size"] is None:  # only a spec can say which dimensions vary
+    if case["rebatches"]:
+        options["rebatch"], options["batch_size"] = case["batch_size"], None
+    elif case["batch_size"] is None:  # only a spec can say which dimensions vary
         options["spec"] = spec(case["structure"])
     if case["transforms"]:
         options["batch_transform" if case["batch_size"] else "transform"] = source.transformed

@@ -43,7 +43,9 @@ def lanes_of(case: FeedCase, variant: int = 0, cuts: Cuts | None = None) -> list
 
     def samples(lane: int) -> Iterator[Sample]:
         for split, size in islice(splits_of(case, variant), lane, None, lanes):
-            yield from ((split, number) for number in range(min(size, cuts.get(split, size))))
+            for number in range(min(size, cuts.get(split, size))):
+                made = [ROWS * number + row for row in range(rows_of(split, number))] if case.rebatches else [number]
+                yield from ((split, row) for row in made)
 
     return [samples(lane) for lane in range(lanes)]
 

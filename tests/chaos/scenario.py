@@ -39,6 +39,7 @@ class FeedCase:
     `transforms`: what its `batch_transform` (for ready batches, `transform`) does: "reverse" the rows, "draw" numbers
     as well, or "" if it has none.
     `cache`: whether its splits are cached.
+    `rebatches`: whether its generator yields batches of several rows, which become batches of `batch_size`.
     `weights`: if there are any, it is a mix of as many feeds, which have these weights and take turns at its splits.
     """
 
@@ -69,6 +70,7 @@ class FeedCase:
     transforms: str = ""
     cache: bool = False
     format: str = ""
+    rebatches: bool = False
     weights: tuple[int, ...] = ()
 
     @property
@@ -343,6 +345,8 @@ def _with_more(chance: random.Random, case: FeedCase, mode: str) -> FeedCase:
         structure = "tuple" if case.structure == "tuple" else "dict"
         case = replace(case, kind="file", format=chance.choice(["h5", "npz", "parquet"]), structure=structure)
         case = replace(case, takes_epoch=False, tells_samples=None, draws="none", pause=0.0, holds=(), leaves="")
+    elif case.kind in ("list", "function", "shard", "plain") and case.batch_size and chance.random() < 0.15:
+        case = replace(case, rebatches=True, tells_samples=None)
     elif case.kind == "list" and len(case.sizes[0]) > 1 and case.batch_size and chance.random() < 0.2:
         count = chance.randint(2, min(3, len(case.sizes[0])))
         weights = tuple(chance.choice([1, 1, 2, 5]) for _ in range(count))

@@ -149,6 +149,7 @@ def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     assert len({fault.what for one in found for fault in one.faults}) == 22
     assert {job.feed.transforms for job in jobs} == {"", "reverse", "draw"}
     assert {len(job.feed.weights) for job in jobs} == {0, 2, 3}
+    assert {job.feed.rebatches for job in jobs} == {True, False}
     assert {job.feed.cache for job in jobs} == {True, False}
     assert {one.keys for one in found} == {False, True}
     assert {one.hosts for one in found} == {0, 1, 2}
