@@ -14,7 +14,7 @@ The log of a consumer (reading.py) is a list of events:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain, islice, product
 from typing import Any
 
@@ -24,6 +24,8 @@ from .scenario import FeedCase, Job
 
 Event = list[Any]
 Epoch = list[Batch]
+MOST_BEFORE = 5000
+"""A consumer that comes late begins after at most so many batches of an epoch."""
 
 
 class Known:
@@ -199,9 +201,14 @@ def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
     return []
 
 
-def single(job: Job, turn: int, log: list[Event]) -> list[str]:
-    """Compare the log of a consumer that gets the whole stream."""
-    return _walk(job, Known(job.feed, turn), log, lambda epoch: epoch)[0]
+def single(job: Job, turn: int, log: list[Event], *, late: bool = False) -> list[str]:
+    """Compare the log of a consumer that gets the whole stream, or its rest from anywhere on if it came `late`."""
+    return _walk(job, Known(job.feed, turn), log, lambda epoch: epoch, late=late)[0]
+
+
+def from_where(expected: Epoch, got: Epoch) -> Epoch:
+    """Return what is expected of an epoch that was read from its middle on."""
+    return expected[expected.index(got[0]) :] if got and got[0] in expected else expected
 
 
 def rank(job: Job, turn: int, log: list[Event], number: int) -> list[str]:
@@ -218,17 +225,20 @@ def rank(job: Job, turn: int, log: list[Event], number: int) -> list[str]:
     return _walk(job, Known(job.feed, turn), log, dealt, world)[0]
 
 
-def _walk(job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1) -> tuple[list[str], int]:
+def _walk(
+    job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1, *, late: bool = False
+) -> tuple[list[str], int]:
     """Compare each epoch of the log. Return the differences, and the number of epochs that are over."""
     case = job.feed
     found: list[str] = []
     epoch, got = 0, []
     resumed = False
+    begins = late
 
     def over(complete: bool) -> None:
-        nonlocal epoch, got
-        found.extend(_epoch(known, epoch, got, complete, dealt, world))
-        epoch, got = epoch + 1, []
+        nonlocal epoch, got, late
+        found.extend(_epoch(known, epoch, got, complete, dealt, world, late))
+        epoch, got, late = epoch + 1, [], False
 
     for event in log:
         if event[0] == "over" and resumed and got:  # the state was at the end of the last epoch
@@ -240,6 +250,8 @@ def _walk(job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1) 
             over(True)
         elif event[0] == "break":
             over(False)
+        elif event[0] == "in" and begins:
+            epoch, begins = event[1], False
         elif event[0] == "in" and event[1] > epoch:  # the state was at the end of the epoch
             over(True)
         elif event[0] == "wrong":
@@ -270,7 +282,7 @@ def _expected_most(case: FeedCase, got: list[Any], complete: bool, world: int) -
     return len(got) * world + world if case.kind == "endless" else 10**9
 
 
-def _epoch(known: Known, epoch: int, got: list[Any], complete: bool, dealt: Any, world: int) -> list[str]:
+def _epoch(known: Known, epoch: int, got: list[Any], complete: bool, dealt: Any, world: int, late: bool) -> list[str]:
     case, where = known.case, f"epoch {epoch}"
     wrong = _labels(case, epoch, got, where)
     if wrong:
@@ -278,7 +290,7 @@ def _epoch(known: Known, epoch: int, got: list[Any], complete: bool, dealt: Any,
     variant = _variant(case, got)
     best: list[str] = []
     for cuts in known.all_cuts(epoch, variant):
-        found = _with_cuts(known, variant, cuts, got, complete, dealt, world, where)
+        found = _with_cuts(known, variant, cuts, got, complete, dealt, world, late, where)
         if not found:
             return []
         best = best or found
@@ -286,16 +298,29 @@ def _epoch(known: Known, epoch: int, got: list[Any], complete: bool, dealt: Any,
 
 
 def _with_cuts(
-    known: Known, variant: int, cuts: Cuts, got: list[Any], complete: bool, dealt: Any, world: int, where: str
+    known: Known,
+    variant: int,
+    cuts: Cuts,
+    got: list[Any],
+    complete: bool,
+    dealt: Any,
+    world: int,
+    late: bool,
+    where: str,
 ) -> list[str]:
-    """Return the differences if splits end where `cuts` says."""
+    """Return the differences if splits end where `cuts` says. `late`: the epoch was read from anywhere on."""
     case = known.case
     mine: Epoch = [tuple((split, number) for _, split, number in batch) for batch in got]
     if case.order == "fast" or not case.order_is_known:
         if world > 1:
             return []  # `ranks` compares all of them at once
-        return mixed(known, variant, cuts, mine, complete, where)
-    expected = dealt(known.exact(variant, cuts, _expected_most(case, got, complete, world)))
+        return mixed(known, variant, cuts, mine, complete and not late, where, in_order=not late)
+    more = MOST_BEFORE if late else 0
+    expected = dealt(known.exact(variant, cuts, _expected_most(case, got, complete, world) + more))
+    if late:
+        expected = from_where(expected, mine)
+        if case.kind == "endless":
+            expected = expected[: len(mine) + 1]
     return exactly(expected, mine, complete, where)
 
 
@@ -392,8 +417,11 @@ def _dealt_once(
     return found
 
 
-def quiet(case: FeedCase, logs: list[list[Event]], reference: list[Event], compares_order: bool) -> list[str]:
-    """Compare the numbers that the generator drew, and the shuffled order, with a quiet run of one worker."""
+def quiet(
+    case: FeedCase, logs: list[list[Event]], reference: list[Event], compares_order: bool, late: Container[int] = ()
+) -> list[str]:
+    """Compare the numbers that the generator drew, and the shuffled order, with a quiet run of one worker. `late`: the
+    numbers of the logs of consumers that came late."""
     sums: dict[Any, int] = {}
     epochs: dict[int, Epoch] = {}
     at = 0
@@ -404,8 +432,9 @@ def quiet(case: FeedCase, logs: list[list[Event]], reference: list[Event], compa
                 sums[(at, row[1], row[2])] = row[3]
         elif event[0] in ("end", "break"):
             at += 1
-    for log in logs:
+    for number, log in enumerate(logs):
         at, place = 0, 0
+        begins = within = number in late
         for event in log:
             if event[0] == "batch":
                 epoch = event[1][0][0] if case.labels_epochs else at
@@ -414,11 +443,13 @@ def quiet(case: FeedCase, logs: list[list[Event]], reference: list[Event], compa
                         return [f"epoch {epoch}: sample {row[1]}:{row[2]} has other random numbers than in a quiet run"]
                 batch = tuple((row[1], row[2]) for row in event[1])
                 like = epochs.get(epoch, [])
+                if within:
+                    place, within = like.index(batch) if batch in like else len(like), False
                 if compares_order and place < len(like) and like[place] != batch:
                     return [f"epoch {epoch}, batch {place}: {words(batch)} came, in a quiet run {words(like[place])}"]
                 place += 1
             elif event[0] in ("end", "break"):
-                at, place = at + 1, 0
-            elif event[0] == "in" and event[1] > at:
-                at, place = event[1], 0
+                at, place, within = at + 1, 0, False
+            elif event[0] == "in" and (begins or event[1] > at):
+                at, place, begins = event[1], 0, False
     return []

@@ -127,7 +127,10 @@ class Reading:
         while True:
             try:
                 given = None if load else state
-                self.connection = penstock.connect(self.url, transport=self.plan.transport, state=given, **self.options)
+                start = {"start": self.plan.start} if state is None and self.plan.start != "beginning" else {}
+                self.connection = penstock.connect(
+                    self.url, transport=self.plan.transport, state=given, **start, **self.options
+                )
                 if load:
                     self.connection.load_state_dict(state)
                 break

@@ -483,7 +483,9 @@ class Run:
             elif job.together:
                 differences = compare.ranks(job, turn, logs)
             else:
-                differences = [text for log in logs for text in compare.single(job, turn, log)]
+                differences = []
+                for plan, log in zip(job.consumers, logs, strict=True):
+                    differences += compare.single(job, turn, log, late=plan.start != "beginning")
             found += [name + text for text in differences]
             draws = job.feed.draws != "none" or job.feed.transforms == "draw"
             if not found and (draws or not job.feed.order_is_known) and any(map(len, logs)):
@@ -537,7 +539,8 @@ class Run:
         finally:
             quiet.stop()
         in_order = not cuts and not job.together and job.feed.order == "exact"
-        return quiet.unwell + compare.quiet(job.feed, logs, log, in_order)
+        late = [number for number, plan in enumerate(job.consumers) if plan.start != "beginning"]
+        return quiet.unwell + compare.quiet(job.feed, logs, log, in_order, late)
 
     def _end_service(self) -> None:
         killed = any(fault.what == "kill consumer" for fault in self.scenario.faults)

@@ -106,7 +106,7 @@ class Consumer:
 
     `how`: "numpy", "hoard" (keeps all batches), "scribble" (overwrites all batches), "process" (NumPy, in its own
     process, which saves a state with each batch), or "eager" and "mapped" (tf.data). A `private` consumer has its own
-    daemon.
+    daemon. `start`: where it begins if others read the feed: "beginning", "latest" or "next_epoch".
     """
 
     how: str = "numpy"
@@ -117,6 +117,7 @@ class Consumer:
     pause: float = 0.0
     joins: int = 0
     private: bool = False
+    start: str = "beginning"
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,8 @@ def _beside_ranks(chance: random.Random, feed: FeedCase) -> list[Job]:
         else:
             job = Job(feed, (_public(_reader(chance, feed, chance.randint(1, 3))),))
         readers = tuple(replace(reader, joins=joins) for reader in job.consumers)
+        if not job.together:
+            readers = (_late(chance, feed, readers[0]),)
         jobs.append(replace(job, consumers=readers, of=0))
     return jobs
 
@@ -239,8 +242,14 @@ def _with_others(chance: random.Random, job: Job) -> Job:
     others = []
     for _ in range(chance.choice([1, 1, 2, 3])):
         reader = _public(_reader(chance, job.feed, first.epochs))
-        others.append(replace(reader, joins=chance.choice([0, 0, chance.randint(0, 40)])))
+        others.append(_late(chance, job.feed, replace(reader, joins=chance.choice([0, 0, chance.randint(0, 40)]))))
     return replace(job, consumers=(first, *others))
+
+
+def _late(chance: random.Random, feed: FeedCase, reader: Consumer) -> Consumer:
+    """Let some of the consumers that come late begin where the others are."""
+    starts = ["beginning", "latest", "next_epoch"] if feed.kind != "endless" else ["beginning", "latest"]
+    return replace(reader, start=chance.choice(starts)) if reader.joins else reader
 
 
 def _public(reader: Consumer) -> Consumer:

@@ -151,6 +151,8 @@ def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     assert {len(job.feed.weights) for job in jobs} == {0, 2, 3}
     assert {job.feed.rebatches for job in jobs} == {True, False}
     assert {job.feed.cache for job in jobs} == {True, False}
+    starts = {consumer.start for job in jobs for consumer in job.consumers}
+    assert starts == {"beginning", "latest", "next_epoch"}
     assert {one.keys for one in found} == {False, True}
     assert {one.hosts for one in found} == {0, 1, 2}
     assert {job.together for job in jobs if job.of is not None} == {"", "drop", "pad"}
@@ -276,6 +278,19 @@ def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
     twice = log_of([*good[2:], good[5]])
     assert "1 batches came twice" in found(log_of(good[:3], end=False), twice, killed=(0,), transport="tcp")
     assert "is not a batch of it" in found(log_of([good[0][:2]]), log_of(good[1:]))
+
+
+def test_a_consumer_that_comes_late_gets_all_that_follows() -> None:
+    good = epoch()
+    job = Job(LANES, (Consumer(start="latest"),))
+    assert compare.single(job, 2, log_of(good[4:]), late=True) == []
+    assert compare.single(job, 2, log_of(good[4:])) != []
+    for wrong in ([*good[4:6], *good[7:]], [*good[4:], good[3]], good[4:-1], good[5:3:-1]):
+        assert compare.single(job, 2, log_of(wrong), late=True) != []
+    shuffled = replace(LANES, shuffle=10)
+    assert compare.quiet(shuffled, [log_of(good[4:])], log_of(good), True, [0]) == []
+    assert compare.quiet(shuffled, [log_of(good[4:])], log_of(good), True) != []
+    assert compare.quiet(shuffled, [log_of([*good[4:6], *good[7:]])], log_of(good), True, [0]) != []
 
 
 def test_what_ranks_are_handed_is_theirs() -> None:
