@@ -777,7 +777,7 @@ def test_a_look_at_a_running_feed_takes_no_batch_from_anybody(serve: Serve) -> N
         ("truncated.h5", "truncated.h5: the file is truncated: copy it again"),
         ("many.h5", "has 200 datasets of length 3: if each is a sample, write a generator"),
         ("odd.npz", "nothing in it can be served: 'x' holds Python objects"),
-        ("none.npy", "no samples to read: the files have no rows"),
+        ("none.npy", "no samples to read: none.npy has no rows"),
         ("junk.tfrecord", "junk.tfrecord: record at byte 0: its length is corrupt"),
         ("junk.tar", "junk.tar: the tar file is truncated or damaged"),
         ("photos", "photos/cats/1.jpg cannot be decoded: it is not an image of a known format, or is empty"),

@@ -494,5 +494,5 @@ def test_an_option_that_cannot_work_is_refused_when_the_feed_is_made(options: di
 
 @pytest.mark.parametrize("rows", [(0, 5000), (1200, None)])
 def test_rows_beyond_the_end_are_an_error(digits: Path, rows: Any) -> None:
-    with pytest.raises(ValueError, match="the files have 1200 rows"):
+    with pytest.raises(ValueError, match="have 1200 rows"):
         read(from_hdf5(str(digits / "digits-*.h5"), rows=rows))

@@ -102,11 +102,13 @@ def divide(tables: list[Table], rows: tuple[int, int | None], split_rows: int | 
     """
     total = sum(table.rows for table in tables)
     start, stop = rows[0], total if rows[1] is None else rows[1]
-    if stop > total:
-        raise ValueError(f"rows=({rows[0]}, {rows[1]}) goes beyond the end: the files have {total} rows in all")
-    if start >= stop:
-        many = "the files have no rows" if not total else f"rows=({start}, None) is empty: the files have {total} rows"
-        raise ValueError(f"no samples to read: {many}")
+    if start >= stop or stop > total:
+        files = list(dict.fromkeys(table.file for table in tables))
+        named = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+        has = f"{named} {'has' if len(files) == 1 else 'have'} {total or 'no'} rows"
+        if stop > total:
+            raise ValueError(f"rows=({rows[0]}, {rows[1]}) goes beyond the end: {has} in all")
+        raise ValueError(f"no samples to read: {has if not total else f'rows=({start}, None) is empty: {has}'}")
 
     def step_of(table: Table) -> int:
         wanted = split_rows or _good_size(table, stop - start)

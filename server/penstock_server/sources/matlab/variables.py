@@ -122,8 +122,10 @@ def reading(file: str) -> Iterator[Any]:
         ) from None
     try:
         yield io
-    except (FileNotFoundError, PermissionError, IsADirectoryError, MemoryError):
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
+    except MemoryError:
+        raise MemoryError(f"{file} needs more memory than there is, or is damaged") from None
     except Exception as error:  # of scipy, which raises any
         raise OSError(
             f"{file} is not a MATLAB file, or is truncated or damaged: copy it again ({type(error).__name__}: {error})"
