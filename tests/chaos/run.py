@@ -266,6 +266,7 @@ class Run:
                 state=scenario.state,
                 hosts=scenario.hosts,
                 keys=scenario.keys,
+                host_slots=scenario.host_slots,
             )
         except AssertionError as error:
             result.differences.append(f"the daemon did not start: {str(error)[-1500:]}")

@@ -155,7 +155,8 @@ class Fault:
 class Scenario:
     """A scenario. `memory`: None is ample, 1.0 the least that the daemon asks for, other values a multiple of it.
 
-    `hosts`: how many hosts have joined the daemon, with a worker each. `keys`: whether it has --keys.
+    `hosts`: how many hosts have joined the daemon, with a worker each. `host_slots`: their --memory is that of so many
+    of the largest slots; None: it is ample. `keys`: whether the daemon has --keys.
     """
 
     seed: int
@@ -167,6 +168,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     hosts: int = 0
     keys: bool = False
+    host_slots: int | None = None
 
     @property
     def command(self) -> str:
@@ -202,8 +204,11 @@ def scenario(seed: int) -> Scenario:
     if theirs:
         faults = sorted([*faults, *theirs], key=lambda fault: fault.after)
         jobs = [replace(job, feed=replace(job.feed, attempts=1000)) for job in jobs]
-    keys = random.Random(~seed - 2**41).random() < 0.1
-    return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults), hosts, keys)
+    more = random.Random(~seed - 2**41)
+    keys = more.random() < 0.1
+    fixed = all(job.feed.batch_size is not None for job in jobs)
+    host_slots = more.choice([None, None, 1, 2, 4]) if hosts and fixed else None
+    return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults), hosts, keys, host_slots)
 
 
 def _beside_ranks(chance: random.Random, feed: FeedCase) -> list[Job]:

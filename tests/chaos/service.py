@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -59,6 +60,7 @@ class Service:
     Args:
         hosts: this many hosts join it, with a worker each.
         keys: whether it has keys.
+        host_slots: the hosts' memory, in slots of the feed with the largest; None: it is ample.
 
     Attributes:
         keys: the folder of a client's keys; None without keys.
@@ -75,6 +77,7 @@ class Service:
         state: bool = False,
         hosts: int = 0,
         keys: bool = False,
+        host_slots: int | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._feeds = [f"{FEEDS}:feed{number}" for number in range(len(cases))]
@@ -99,6 +102,7 @@ class Service:
         self.unwell: list[str] = []
         self._hosts: list[Daemon] = []
         self._hosts_may_end = False
+        self._host_slots = host_slots
         self.start(workers)
         for number in range(hosts):
             self._hosts.append(self._join(number))
@@ -151,11 +155,19 @@ class Service:
     def _join(self, number: int) -> Daemon:
         words = ["join", f"tcp://127.0.0.1:{self._port}", *self._feeds, "--host-name", f"host{number}"]
         words += ["--workers", "1"]
+        if self._host_slots is not None:
+            words += ["--memory", f"{self._host_slots * self._slot_kib()}K"]
         if self.keys is not None:
             words += ["--keys", str(self._folder / f"keys/hosts/host{number}")]
         if self._options["hang-timeout"] is not None:
             words += ["--hang-timeout", str(self._options["hang-timeout"])]
         return self._run(words)
+
+    def _slot_kib(self) -> int:
+        """Return the KiB of a slot of the feed with the largest, rounded up."""
+        assert self.daemon is not None
+        found = re.findall(r"slots of ([\d.]+) (K|M)iB", self.daemon.stderr())
+        return max(math.ceil((float(number) + 0.05) * (1 if unit == "K" else 1024)) for number, unit in found)
 
     def _run(self, words: list[str]) -> Daemon:
         words = [sys.executable, "-m", "penstock_server", *words]

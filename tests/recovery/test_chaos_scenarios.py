@@ -154,6 +154,7 @@ def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     starts = {consumer.start for job in jobs for consumer in job.consumers}
     assert starts == {"beginning", "latest", "next_epoch"}
     assert {one.keys for one in found} == {False, True}
+    assert {one.host_slots for one in found} == {None, 1, 2, 4}
     assert {one.hosts for one in found} == {0, 1, 2}
     assert {job.together for job in jobs if job.of is not None} == {"", "drop", "pad"}
     failing = {(job.feed.on_error, failure.what) for job in jobs for failure in job.feed.failures}
