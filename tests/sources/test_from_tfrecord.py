@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 import penstock
 from penstock_server import Feed, FixedLen, FixedLenSequence, VarLen
-from penstock_server.sources import crc32c
+from penstock_server.sources import crc32c, registry
 from penstock_server.sources.example import example_class
 from penstock_server.sources.tfrecord.reader import CorruptRecord
 from tests.conftest import Serve
@@ -408,3 +409,19 @@ def test_the_crc_without_google_crc32c_is_right(length: int) -> None:
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     assert crc32c.in_numpy(data) == crc ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+@pytest.mark.parametrize("name", ["a.tfr", "a.tfrec-00001-of-00010.gz", "a.records", "a"])
+def test_files_with_other_endings_are_recognized(tf: Any, tmp_path: Path, name: str, compression: str) -> None:
+    path = write(tf, tmp_path / name, range(3), compression)
+    found = registry.format_of(str(path))
+    assert found is not None
+    assert found.name == "TFRecord"
+
+
+def test_other_compressed_files_are_not_taken_for_tfrecord(tmp_path: Path) -> None:
+    text = b"a,b\n1,2\n" * 100
+    for name, data in {"gz": gzip.compress(text), "zlib": zlib.compress(text), "broken": b"\x1f\x8b\x08broken"}.items():
+        (tmp_path / name).write_bytes(data)
+        assert registry.format_of(str(tmp_path / name)) is None

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from ..features import Feature
     from ..files import Files
 
-_ENDING = re.compile(r"(\.tfrecords?(-\d+-of-\d+)?(\.gz|\.zlib)?|\.tfrec)\*?$")
+_ENDING = re.compile(r"\.(tfrecords?|tfrec|tfr)(-\d+-of-\d+)?(\.gz|\.zlib)?\*?$")
 
 
 class TFRecord(Format):
     """TFRecord files of Examples, whose features are leaves."""
 
     name = "TFRecord"
-    endings = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecord.zlib")
+    endings = (".tfrecord", ".tfrecords", ".tfrec", ".tfr", ".tfrecord.gz", ".tfrecord.zlib")
     constructor = "from_tfrecord"
     needs_module = "TFRecord files need a module, which declares their features: `penstock peek FILE` prints one"
     facts = Facts(
@@ -36,10 +36,10 @@ class TFRecord(Format):
         return _ENDING.search(name) is not None
 
     def recognizes(self, head: bytes) -> bool:
-        """See `Format`. A file that is not compressed begins with a length and its CRC."""
-        from .reader import is_head
+        """See `Format`. A file begins with a length and its CRC, perhaps compressed."""
+        from .reader import begins_with_record
 
-        return is_head(head[:12])
+        return begins_with_record(head)
 
     def source(
         self,

@@ -29,6 +29,7 @@ from ..reader import Reader
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
+_ANY_HEADER = zlib.MAX_WBITS | 32  # of gzip or zlib
 
 _PIECES = 256
 """About how many splits all files together are divided into."""
@@ -257,6 +258,16 @@ def compression_of(head: bytes) -> str:
 def is_head(head: bytes) -> bool:
     """Return whether bytes are a record's length and its CRC."""
     return len(head) == _HEAD.size and masked(crc32c()(head[:8])) == _HEAD.unpack(head)[1]
+
+
+def begins_with_record(head: bytes) -> bool:
+    """Return whether the first bytes of a file, at least 64, are the beginning of a record, perhaps compressed."""
+    if compression_of(head[: _HEAD.size]):
+        try:
+            head = zlib.decompressobj(_ANY_HEADER).decompress(head, _HEAD.size)
+        except zlib.error:
+            return False
+    return is_head(head[: _HEAD.size])
 
 
 def _decompressed(opened: Any, compression: str) -> Any:
