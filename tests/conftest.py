@@ -565,9 +565,9 @@ Join = Callable[..., Host]
 def join(daemon_launchers: list[DaemonLauncher]) -> Iterator[Join]:
     """`join(daemon, "train", "val", workers=2, host_name="b")`: a host that joins the daemon, with the same module.
 
-    Keywords: `working=False` does not wait until the host gets work. `folder` is the folder of its module. `patched` is
-    as for `command`. `words` are further arguments. All other keywords become options. Hosts are forked, as daemons
-    are, the second one from another process than the first.
+    Keywords: `working=False` does not wait until the host gets work. `folder` is the folder of its module. `url` is
+    the head's, if the host has another one. `patched` is as for `command`. `words` are further arguments. All other
+    keywords become options. Hosts are forked, as daemons are, the second one from another process than the first.
     """
     hosts: list[Host] = []
 
@@ -579,10 +579,11 @@ def join(daemon_launchers: list[DaemonLauncher]) -> Iterator[Join]:
         patched: dict[str, object] | None = None,
         env: dict[str, str] | None = None,
         words: tuple[str, ...] = (),
+        url: str = "",
         **options: object,
     ) -> Host:
         name = str(options.setdefault("host_name", f"host{len(hosts)}"))
-        url = next(iter(daemon.urls.values())).rpartition("/")[0]
+        url = url or next(iter(daemon.urls.values())).rpartition("/")[0]
         all_words = ["join", url, *(f"feeds.py:{feed}" for feed in feeds or ("feed",)), *words]
         for option, value in {"workers": 2, **options}.items():
             all_words += [f"--{option.replace('_', '-')}", str(value)]

@@ -41,7 +41,8 @@ class FaultProxy:
 
     Attributes:
         port: its port, which stays the same while it refuses connections.
-        accepted: the number of connections that it has made.
+        tried: the number of connections that clients have made.
+        accepted: the number of those for which the daemon was there.
         carried: bytes that passed, by direction.
     """
 
@@ -55,7 +56,7 @@ class FaultProxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._mends: list[asyncio.TimerHandle] = []
-        self.accepted = 0
+        self.tried = self.accepted = 0
         self.carried = {UP: 0, DOWN: 0}
         self._kept = socket.socket()  # bound but not listening: nobody else gets the port
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -183,6 +184,7 @@ class FaultProxy:
         await asyncio.sleep(0)  # transports close their sockets in the loop's next iteration
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tried += 1
         self._writers.add(writer)
         self._spawn(self._connection(reader, writer))
 

@@ -32,6 +32,7 @@ from penstock_server.http import metrics
 from penstock_server.http.metrics import METRICS
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Join, Serve, wait_until
+from tests.fakes.fault_proxy import FaultProxy
 from tests.http.test_http import values
 from tests.reference.every_way import read_every_way
 from tests.reference.one_stream import digests
@@ -375,6 +376,22 @@ def test_hosts_wait_for_a_head_that_comes_back_and_end_when_it_does_not(serve: S
     assert "is gone, and did not come back within 0 s" in short.log()
     host.process.send_signal(signal.SIGTERM)
     assert host.wait_ended() == 0, host.log()
+
+
+def test_a_host_behind_a_proxy_waits_for_a_head_that_comes_back(serve: Serve, join: Join) -> None:
+    """Such a proxy accepts connections while the head is gone, and closes them."""
+    head = serve(SLOW, workers=1)
+    bind = head.url.rpartition("/")[0]
+    with FaultProxy(int(bind.rpartition(":")[2])) as proxy:
+        host = join(head, url=f"tcp://127.0.0.1:{proxy.port}")
+        head.process.kill()
+        head.process.wait()
+        before = proxy.tried
+        wait_until(lambda: proxy.tried > before + 1)
+        host.daemon = serve(SLOW, workers=1, bind=bind)
+        host.wait_working()
+        host.process.send_signal(signal.SIGTERM)
+        assert host.wait_ended() == 0, host.log()
 
 
 def test_user_code_that_fails_on_another_host_is_raised_with_the_host_and_its_death_blames_the_split(

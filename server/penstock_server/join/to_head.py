@@ -20,6 +20,8 @@ from ..net.tcp_peer import TcpPeer
 CONNECTING = 5.0
 """Seconds that the head may take to answer."""
 
+_CLOSED = "closed"
+
 Done = Callable[[], None]
 
 
@@ -71,8 +73,8 @@ async def connect(
         on_end: called once, when the connection has ended; with the reason if the head broke the rules.
 
     Raises:
-        OSError: nobody answers there; or, without keys, a user of this machine does who is not trusted (the head's
-            lists of splits are pickles).
+        OSError: nobody answers there; or whoever does closes the connection, such as a proxy whose head is gone; or,
+            without keys, a user of this machine does who is not trusted (the head's lists of splits are pickles).
         KeyRefused: one side has no key, or one that the other side does not accept.
         ProtocolError: the peer does not speak ZeroMQ.
     """
@@ -87,7 +89,7 @@ async def connect(
         if ready.done():
             on_end(why)
         else:
-            ready.set_result(why or "it closed the connection")
+            ready.set_result(why or _CLOSED)
 
     def is_ready() -> None:
         if not ready.done():
@@ -100,6 +102,8 @@ async def connect(
     except TimeoutError:
         peer.close()
         raise TimeoutError("it accepts connections, and says nothing") from None
+    if why == _CLOSED:
+        raise ConnectionResetError("it accepts connections, and closes them")
     if why == zmtp.wants(zmtp.CURVE):
         raise KeyRefused(needs_key("the head"))
     if why:
