@@ -434,6 +434,10 @@ class Run:
                     ours.kill_host(fault.which)
                 case "stop host":
                     self._stop(ours.host(fault.which), fault.value)
+                case "cut host":
+                    ours.links[fault.which].cut(fault.value)
+                case "stall host":
+                    ours.links[fault.which].stall(fault.value)
                 case "end host":
                     ours.end_host(fault.which)
                 case "kill consumer":

@@ -138,11 +138,11 @@ class Fault:
     """A fault, which comes after `after` batches in total. `which` is the number of its target.
 
     `what`: "kill worker", "kill workers", "stop worker" (SIGSTOP, for `value` seconds; 0: for good), "kill forks",
-    "stop forks", "kill daemon" (and start it with `value` workers), "stop daemon", "drain" (and start it with `value`
-    workers), "end" (two SIGTERMs, and start it with `value` workers), "scale" and "scale now" (to `value` workers),
-    "cut", "stall", "throttle", "kill consumer", "stop consumer", "kill host" (and start it again), "stop host", "end
-    host" (SIGTERM, and start it again), "scale host" (to `value` workers), or, in a consumer's private daemon, "kill
-    private daemon" and "kill private worker".
+    "stop forks", "kill daemon" (and start it with `value` workers), "stop daemon", "drain" (and start it with
+    `value` workers), "end" (two SIGTERMs, and start it with `value` workers), "scale" and "scale now" (to `value`
+    workers), "cut", "stall", "throttle", "kill consumer", "stop consumer", "kill host" (and start it again), "stop
+    host", "end host" (SIGTERM, and start it again), "scale host" (to `value` workers), "cut host" and "stall host"
+    (its connection), or, in a consumer's private daemon, "kill private daemon" and "kill private worker".
     """
 
     after: int
@@ -233,8 +233,15 @@ def _hosts(chance: random.Random) -> tuple[int, list[Fault]]:
         return 0, []
     hosts, faults = chance.choice([1, 1, 2]), []
     for _ in range(chance.choice([0, 1, 1, 2, 3])):
-        what = chance.choice(["kill host", "kill host", "stop host", "end host", "scale host"])
-        value = {"stop host": chance.choice([0.2, 1.0]), "scale host": chance.randint(1, 3)}.get(what, 0.0)
+        what = chance.choice(
+            ["kill host", "kill host", "stop host", "end host", "scale host", "cut host", "stall host"]
+        )
+        value = {
+            "stop host": chance.choice([0.2, 1.0]),
+            "scale host": chance.randint(1, 3),
+            "cut host": chance.choice([0.0, 0.3]),
+            "stall host": chance.choice([0.2, 1.0]),
+        }.get(what, 0.0)
         faults.append(Fault(chance.randint(0, chance.choice([10, 60, 150])), what, chance.randrange(hosts), value))
     return hosts, faults
 

@@ -26,6 +26,7 @@ from penstock_server.cli import keygen
 from penstock_server.status.json_text import json_text
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, wait_until
+from tests.fakes.fault_proxy import FaultProxy
 
 from . import files
 from .scenario import FeedCase
@@ -64,6 +65,7 @@ class Service:
 
     Attributes:
         keys: the folder of a client's keys; None without keys.
+        links: the connections of the hosts to the daemon.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class Service:
         self._hosts_may_end = False
         self._host_slots = host_slots
         self.start(workers)
+        self._links = contextlib.ExitStack()
+        self.links = [self._links.enter_context(FaultProxy(self._port)) for _ in range(hosts)]
         for number in range(hosts):
             self._hosts.append(self._join(number))
         self._wait_for_hosts()
@@ -153,7 +157,7 @@ class Service:
         return self._run(words)
 
     def _join(self, number: int) -> Daemon:
-        words = ["join", f"tcp://127.0.0.1:{self._port}", *self._feeds, "--host-name", f"host{number}"]
+        words = ["join", f"tcp://127.0.0.1:{self.links[number].port}", *self._feeds, "--host-name", f"host{number}"]
         words += ["--workers", "1"]
         if self._host_slots is not None:
             words += ["--memory", f"{self._host_slots * self._slot_kib()}K"]
@@ -330,6 +334,8 @@ class Service:
             self.unwell.append("the daemon or a host does not end at SIGTERM, although nobody reads")
             self.daemon.stop(signal.SIGKILL)
             return
+        finally:
+            self._links.close()
         if running and status != 0 and self._draining is None:
             self.unwell.append(f"the daemon ended with {status}: {self.daemon.stderr()[-1500:]}")
 

@@ -146,7 +146,7 @@ def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     assert {job.feed.format for job in jobs} == {"", "h5", "npz", "parquet"}
     assert len({consumer.how for job in jobs for consumer in job.consumers}) == 6
     assert {job.together for job in jobs} == {"", "drop", "pad", "group"}
-    assert len({fault.what for one in found for fault in one.faults}) == 22
+    assert len({fault.what for one in found for fault in one.faults}) == 24
     assert {job.feed.transforms for job in jobs} == {"", "reverse", "draw"}
     assert {len(job.feed.weights) for job in jobs} == {0, 2, 3}
     assert {job.feed.rebatches for job in jobs} == {True, False}
