@@ -104,6 +104,24 @@ class TestAtTheHost:
 
         played(play, slots=2)
 
+    def test_so_it_does_if_that_is_made_while_it_waits(self) -> None:
+        """Perhaps trainers need the batch that waits for memory before they fetch what is kept."""
+
+        async def play(world: AtHost) -> None:
+            await world.start()
+            for ticket in (7, 8, 9):
+                await world.fill(ticket=ticket, keep=True)
+            assert len(world.told(0, m.Fill)) == 2
+            world.says(0, made(0, 2, last=True))
+            assert kinds(world) == ["Said", "Payload", "Payload", "KeptNoLonger"]
+            world.link.send_all()
+            await settle()
+            assert len(world.told(0, m.Fill)) == 3
+            world.says(0, made(0, 2, last=True, ticket=8))
+            assert kinds(world)[4:] == ["Said"]  # nothing waits, so this is kept
+
+        played(play, slots=2)
+
     def test_a_host_that_leaves_sends_everything_and_keeps_nothing_more(self) -> None:
         async def play(world: AtHost) -> None:
             await world.start()

@@ -138,6 +138,8 @@ class BuiltSlots:
         if not slot.parts:
             self._stop_keeping(slot)
         self._release_if_over(slot)
+        if self._building.is_short:  # perhaps for a batch that comes before these
+            self._make_room()
 
     def on_run_failed(self, run: int) -> None:
         """Note that the run has failed, and will not answer for its tickets."""
