@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import signal
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,7 +22,7 @@ from rich.console import Console
 import penstock
 from penstock.commands.top_history import Looks
 from penstock.commands.top_screen import as_json, screen
-from penstock_proto import DaemonStopped, FeedError
+from penstock_proto import DaemonStopped, FeedError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.status.status_shape import HostEngine, Status
 from penstock_proto.transport import codec as proto_codec
@@ -30,6 +32,7 @@ from penstock_server.cli.status_lines import status_lines
 from penstock_server.hosts import agreement
 from penstock_server.http import metrics
 from penstock_server.http.metrics import METRICS
+from penstock_server.join import to_head
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Join, Serve, wait_until
 from tests.fakes.fault_proxy import FaultProxy
@@ -376,6 +379,33 @@ def test_hosts_wait_for_a_head_that_comes_back_and_end_when_it_does_not(serve: S
     assert "is gone, and did not come back within 0 s" in short.log()
     host.process.send_signal(signal.SIGTERM)
     assert host.wait_ended() == 0, host.log()
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "text"),
+    [
+        (b"", OSError, "it accepts connections, and closes them"),  # tried again
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".ljust(64), ProtocolError, "is not a Penstock daemon: "),
+    ],
+)
+def test_who_only_closes_connections_may_be_a_proxy_whose_head_is_gone(
+    says: bytes, error: type[Exception], text: str
+) -> None:
+    def nothing(*_: object) -> Any:
+        return None
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(says)
+        writer.close()
+
+    async def run() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            await to_head.connect("127.0.0.1", port, None, on_message=nothing, place=nothing, on_end=nothing)
+
+    with pytest.raises(error, match=text):
+        asyncio.run(run())
 
 
 def test_a_host_behind_a_proxy_waits_for_a_head_that_comes_back(serve: Serve, join: Join) -> None:
