@@ -200,7 +200,7 @@ def scenario(seed: int) -> Scenario:
         jobs[-1] = _with_others(random.Random(~seed), jobs[-1])  # older seeds keep the rest of their scenarios
     if mode == "ranks":
         jobs += _beside_ranks(random.Random(~seed), jobs[0].feed)
-    hosts, theirs = (0, []) if memory is not None else _hosts(random.Random(~seed - 2**40))
+    hosts, theirs = _hosts(random.Random(~seed - 2**40))
     if theirs:
         faults = sorted([*faults, *theirs], key=lambda fault: fault.after)
         jobs = [replace(job, feed=replace(job.feed, attempts=1000)) for job in jobs]
