@@ -217,9 +217,20 @@ def test_jobs_are_compared_with_one_that_is_alone_and_does_not_share():
 
 
 def test_streams_of_jobs_that_differ_end_the_benchmark():
-    sharing.check([[1, 2, 3], [1], [1, 2]], "big")
-    with pytest.raises(SystemExit, match="from batch 8 to 16 on"):
-        sharing.check([[1, 2, 3], [1, 4]], "big")
+    sharing.check([(0, 1, [1, 2, 3]), (0, 1, [1]), (0, 2, [1, 3]), (1, 2, [2, 4])], "big")
+    with pytest.raises(SystemExit, match="big: two jobs got different streams, from batch 1 on"):
+        sharing.check([(0, 1, [1, 2, 3]), (0, 1, [1, 4])], "big")
+    with pytest.raises(SystemExit, match="from batch 2 on"):
+        sharing.check([(0, 1, [1, 2, 3]), (0, 2, [1, 4])], "big")
+
+
+def test_jobs_are_told_apart_by_their_processes():
+    case = {"feed": "big", "share": True, "per_second": [4.0], "workers_cpu": 0.1, "cpu": 0.2, "made": 1.0}
+    case |= {"memory": 1 << 20, "moved": 0}
+    cases = [{**case, "jobs": 3, "processes": [1, 2, 4]}, {**case, "jobs": 1}, {**case, "jobs": 1, "share": False}]
+    *_, alone, last = sharing.cases_table(cases).splitlines()
+    assert alone.split()[:3] == ["1", "False", "4.0"]
+    assert last.startswith("  1, 2 ranks, 4 ranks ")
 
 
 def test_a_loader_that_cannot_share_is_listed_with_the_reason():
