@@ -25,7 +25,7 @@ from .scenario import FeedCase, Job
 Event = list[Any]
 Epoch = list[Batch]
 MOST_BEFORE = 5000
-"""A consumer that comes late begins after at most so many batches of an epoch."""
+"""The most batches of an epoch that a late consumer may have missed."""
 
 
 class Known:
@@ -207,7 +207,7 @@ def single(job: Job, turn: int, log: list[Event], *, late: bool = False) -> list
 
 
 def from_where(expected: Epoch, got: Epoch) -> Epoch:
-    """Return what is expected of an epoch that was read from its middle on."""
+    """Return the rest of an epoch, from the first batch that was read on."""
     return expected[expected.index(got[0]) :] if got and got[0] in expected else expected
 
 

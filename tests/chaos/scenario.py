@@ -155,8 +155,8 @@ class Fault:
 class Scenario:
     """A scenario. `memory`: None is ample, 1.0 the least that the daemon asks for, other values a multiple of it.
 
-    `hosts`: how many hosts have joined the daemon, with a worker each. `host_slots`: their --memory is that of so many
-    of the largest slots; None: it is ample. `keys`: whether the daemon has --keys.
+    `hosts`: how many hosts have joined the daemon, with a worker each. `host_slots`: their --memory, as a
+    number of the largest slots; None: it is ample. `keys`: whether the daemon has --keys.
     """
 
     seed: int

@@ -272,7 +272,7 @@ class Service:
         return control.status(f"tcp://127.0.0.1:{self._port}", 5.0, self._client_keys)
 
     def scale(self, workers: int, *, now: bool, host: str = "") -> None:
-        """Tell the daemon, or a host, to run so many workers."""
+        """Tell the daemon, or a host, to run this number of workers."""
         url = f"tcp://127.0.0.1:{self._port}"
         control.scale(url, workers, now=now, timeout=5, keys=self._client_keys, host=host)
 

@@ -105,7 +105,7 @@ class TestAtTheHost:
         played(play, slots=2)
 
     def test_so_it_does_if_that_is_made_while_it_waits(self) -> None:
-        """Perhaps trainers need the batch that waits for memory before they fetch what is kept."""
+        """Trainers may need the waiting batch first. Then they do not fetch the kept one."""
 
         async def play(world: AtHost) -> None:
             await world.start()

@@ -101,7 +101,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str) -> 
 
 
 _CRASH = {
-    "HDF5": "libhdf5 reads some damaged heaps of texts for ever",
+    "HDF5": "libhdf5 never finishes reading some damaged texts",
     "MATLAB": "scipy ends its process at some damaged types (SIGBUS, SIGSEGV)",
 }
 """What libraries do that nobody can catch. `peek` reads in a child process, and a daemon in workers."""

@@ -73,8 +73,8 @@ async def connect(
         on_end: called once, when the connection has ended; with the reason if the head broke the rules.
 
     Raises:
-        OSError: nobody answers there; or whoever does closes the connection, such as a proxy whose head is gone; or,
-            without keys, a user of this machine does who is not trusted (the head's lists of splits are pickles).
+        OSError: nobody answers there. Or the peer closes the connection, such as a proxy whose head is gone.
+            Or, without keys, the peer is a user of this machine who is not trusted (the head sends pickles).
         KeyRefused: one side has no key, or one that the other side does not accept.
         ProtocolError: the peer does not speak ZeroMQ.
     """
