@@ -48,7 +48,7 @@ class Executor:
         """Note that all commands are carried out."""
         if self.group_file is not None:
             self.group_file.idle()
-        self.slots.trim()
+        self.slots.trim_soon()
         self.all_done()
 
     def carry_out(self, command: do.Command) -> None:

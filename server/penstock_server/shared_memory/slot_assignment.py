@@ -20,6 +20,9 @@ from .arena import Arena, Memfd
 PATIENCE = 10.0
 """Seconds that a ticket waits for a slot to come free when the machine has no memory for a new one."""
 
+_TRIM = 0.02
+"""Seconds after which memory that nobody needs goes back to the system."""
+
 
 class MapsMemfds(Protocol):
     """Processes that map memfds."""
@@ -54,6 +57,7 @@ class SlotAssignment:
         self._waiting: dict[int, deque[FindSlot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
+        self._trim: asyncio.TimerHandle | None = None
 
     def memfd(self, ticket: int) -> Memfd:
         """Return the memfd of the ticket."""
@@ -84,14 +88,23 @@ class SlotAssignment:
             self._arena.free(memfd)
             self._freed.set()
 
+    def trim_soon(self) -> None:
+        """Let `trim` be called in a moment, if there may be something to return. (Events come far more often than
+        shares change.)"""
+        if self._arena.spare and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(_TRIM, self.trim)
+
     def trim(self) -> None:
         """Return to the system the memory that the streams' shares do not need."""
+        self._trim = None
         if self._arena.spare:
             for memfd in self._arena.trim(self._budget.reserved, self._budget.slots_reserved):
                 self._gone(memfd)
 
     async def stop(self) -> None:
         """Cancel all requests and copies."""
+        if self._trim is not None:
+            self._trim.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
