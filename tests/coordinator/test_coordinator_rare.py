@@ -467,21 +467,16 @@ def test_lanes_that_end_while_they_move_are_made_to_the_end_through_deaths(seeds
         assert consumer.read[3] == list(feed.expected(3)), seed
 
 
-@pytest.mark.parametrize("world_size", [0, 2])
-def test_parts_of_a_turn_that_wait_are_sent_as_one_slab_but_to_ranks(world_size: int) -> None:
+def test_parts_of_a_turn_that_wait_are_sent_as_one_slab() -> None:
     for seed in range(10):
         world = World(SimFeed(splits=(42,), lanes=1, batch_size=4, turn=6), seed=seed)
-        for rank in range(world_size or 1):
-            consumer = world.open(group="g" * bool(world_size), rank=rank, world_size=world_size, stays=True)
+        consumer = world.open(stays=True)
         world.settle()  # the next epoch is made, but nobody reads it
         first, second = list(consumer.stream.epochs[0].order.window)[:2]
-        if world_size:
-            assert [(part.first, part.batches) for part in first.parts] == [(place, 1) for place in range(6)]
-        else:
-            assert [(part.first, part.batches, part.rows) for part in first.parts] == [(0, 6, 24)]
-            assert [(part.first, part.batches, part.rows) for part in second.parts] == [(0, 4, 16)]
-            assert first.parts[-1].record != second.parts[-1].record
-            assert consumer.read[0] == list(world.feeds["train"].expected(0))
+        assert [(part.first, part.batches, part.rows) for part in first.parts] == [(0, 6, 24)]
+        assert [(part.first, part.batches, part.rows) for part in second.parts] == [(0, 4, 16)]
+        assert first.parts[-1].record != second.parts[-1].record
+        assert consumer.read[0] == list(world.feeds["train"].expected(0))
 
 
 def test_leftovers_are_written_once_though_the_worker_that_had_their_lane_before_dies() -> None:

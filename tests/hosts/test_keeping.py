@@ -61,6 +61,8 @@ class TestAtTheHost:
             assert secrets_of(world) == [secret] * 2
             assert slots.fetch(m.Fetch(3, 7, secret, 0, 2)) is not None
             assert slots.fetch(m.Fetch(3, 7, secret, 1, 2)) is None
+            assert slots.fetch(m.Fetch(3, 7, secret, 0, 1, 2)) is not None
+            assert slots.fetch(m.Fetch(3, 7, secret, 0, 2, 2)) is None
             assert world.used == 1
             world.membership.take(m.Release(7))
             assert world.used == 0
@@ -609,7 +611,7 @@ def test_no_consumer_is_sent_to_its_own_machine_for_another(consumer: str, endpo
 def test_all_slabs_that_wait_for_their_bytes_are_brought_at_once_and_sent_in_order() -> None:
     kept, host = KeptBatches(), Keeper()
     sent: list[int] = []
-    layout = SimpleNamespace(regions=lambda first, batches: [])
+    layout = SimpleNamespace(regions=lambda first, batches, stride: [])
     coordinator = SimpleNamespace(feeds={"feed": SimpleNamespace(layout=lambda shapes: layout)})
     router = SimpleNamespace(send=lambda peer, message: sent.append(message.seq) or True)
     out = ToConsumers(coordinator, lambda event: None, router, kept)  # type: ignore[arg-type]

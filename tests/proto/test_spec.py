@@ -262,22 +262,45 @@ def test_leaves_hold_what_is_written_to_them(parts: list[tuple[str, list[int]]],
         np.testing.assert_array_equal(leaf, values)
 
 
-@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 5), st.data())
+@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 7), st.data())
 def test_the_regions_of_a_slab_are_its_batches_and_nothing_else(
     parts: list[tuple[str, list[int]]], turn: int, data: st.DataObject
 ) -> None:
     layout = lay_out([dtype for dtype, _ in parts], [shape for _, shape in parts], turn)
     first = data.draw(st.integers(0, turn - 1))
     batches = data.draw(st.integers(1, turn - first))
+    stride = data.draw(st.integers(1, (turn - first - 1) // (batches - 1))) if batches > 1 else 1
     source, target = np.full(layout.nbytes, 1, np.uint8), np.zeros(layout.nbytes, np.uint8)
-    for start, stop in layout.regions(first, batches):
+    for start, stop in layout.regions(first, batches, stride):
         target[start:stop] += source[start:stop]
     assert target.max() == 1
     assert target.sum() == layout.nbytes_of(batches)
     for array in (layout.headers(target), *layout.leaves(target)):
         flat = np.ascontiguousarray(array).reshape(turn, -1).view(np.uint8)
-        assert flat[first : first + batches].all()
-        assert not (np.delete(flat, np.s_[first : first + batches], 0).any() and batches < turn)
+        own = np.s_[first : first + (batches - 1) * stride + 1 : stride]
+        assert flat[own].all()
+        assert not (np.delete(flat, own, 0).any() and batches < turn)
+
+
+@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 7), st.data())
+def test_a_copied_slab_lies_at_the_first_places(
+    parts: list[tuple[str, list[int]]], turn: int, data: st.DataObject
+) -> None:
+    layout = lay_out([dtype for dtype, _ in parts], [shape for _, shape in parts], turn)
+    first = data.draw(st.integers(0, turn - 1))
+    batches = data.draw(st.integers(1, turn - first))
+    stride = data.draw(st.integers(1, (turn - first - 1) // (batches - 1))) if batches > 1 else 1
+    source, target = np.zeros(layout.nbytes, np.uint8), np.full(layout.nbytes, 9, np.uint8)
+    layout.headers(source)[:, 0] = range(turn)
+    for leaf in layout.leaves(source):
+        leaf[:] = np.arange(turn).reshape(turn, *[1] * (leaf.ndim - 1)).astype(leaf.dtype)
+    layout.copy(source, target, first, batches, stride)
+    for copied, of in zip(
+        [layout.headers(target), *layout.leaves(target)], [layout.headers(source), *layout.leaves(source)], strict=True
+    ):
+        for number in range(batches):
+            np.testing.assert_array_equal(copied[number], of[first + number * stride])
+        assert (np.ascontiguousarray(copied[batches:]).view(np.uint8) == 9).all()
 
 
 def test_sizes_round_up_to_the_alignment() -> None:

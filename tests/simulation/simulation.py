@@ -1375,6 +1375,7 @@ class World:
         credit_bytes: int = 1 << 40,
         quota: int = 0,
         position: Position | None = None,
+        again: bool = False,
         group: str = "",
         rank: int = 0,
         world_size: int = 0,
@@ -1391,7 +1392,7 @@ class World:
             credit_bytes,
             quota,
             position,
-            False,
+            again,
             group,
             rank,
             world_size,
@@ -1874,7 +1875,7 @@ class World:
             return  # the slot may belong to another stream by now
         feed = self.feeds[consumer.stream.feed.name]
         first = command.first
-        places = range(first, first + command.batches)
+        places = range(first, first + command.batches * command.stride, command.stride)
         batches = {place: slot.lost.get(place) or slot.read(command.ticket, place) for place in places}
         hold(command.rows == sum(map(feed.rows, batches.values())), "a slab has the wrong number of rows")
         merged = feed.transforms and command.lane == TAIL_LANE and not command.repeat
@@ -1908,6 +1909,7 @@ class World:
                 repeat=command.repeat,
                 lanes=command.lanes,
                 places=command.places,
+                stride=command.stride,
             )
             slab = Slab(command.seq, command.epoch, command.ticket, slot, command.nbytes, batches, message)
             consumer.told.append(partial(consumer.slab, slab))

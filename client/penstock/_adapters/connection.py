@@ -188,7 +188,8 @@ class Connection:
         - `epoch`: the number of the newest epoch, from 0; -1 before the first.
         - `slabs`, `batches`, `rows`, `bytes`: how many were handed over. (A dataset receives all batches of a slab at
           once.)
-        - `copies`: slabs copied because the consumer held too many; `aliased`: slabs that it holds now.
+        - `copies`: slabs copied because the consumer held too many, or because a rank was sent small batches of
+          several rounds; `aliased`: slabs that it holds now.
         - `reconnects`: how often a lost connection was replaced.
         - `first_batch_seconds`: how long `connect` took, plus the time from the first iteration to its first batch;
           None before that batch. `seconds`: the time since that batch.

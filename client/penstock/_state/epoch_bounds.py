@@ -67,6 +67,11 @@ class EpochBounds:
 
     def on_slab(self, slab: Slab) -> None:
         """Note a slab. Raises ProtocolError, as `on_message`."""
+        if slab.stride > 1 and (slab.stride != self._ranks or self._others < self._ranks - 1):
+            raise ProtocolError(
+                f"the daemon sent batches of several rounds of {slab.stride} ranks within a round, or to one of "
+                f"{self._ranks} ranks"
+            )
         self._read(slab)
         self._others = self._ranks - 1
         self._between = 0
@@ -111,7 +116,7 @@ class EpochBounds:
             number, known = self._pool
             if known:
                 raise ProtocolError(f"the daemon sent a batch before the other lanes of pool {number}")
-            left = some.batches
+            left = some.batches * some.stride
             while left and self._pools:
                 batches, nbytes = self._pools.popleft()
                 part = min(left, batches)

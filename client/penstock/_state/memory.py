@@ -12,7 +12,7 @@ import collections
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,6 @@ class Pool:
         """
         buffer = self._buffer(nbytes)
         return Root(buffer, address_of(buffer), nbytes, self._free.append, buffer)
-
-    def copied(self, root: Root, nbytes: int, regions: Iterable[tuple[int, int]]) -> Root:
-        """Return the root of `nbytes` bytes with a copy of these regions (start, stop) of `root`."""
-        private = self.take(nbytes)
-        source, target = np.asarray(root), np.asarray(private)
-        for start, stop in regions:
-            np.copyto(target[start:stop], source[start:stop])
-        return private
 
     def _buffer(self, nbytes: int) -> npt.NDArray[np.uint8]:
         try:

@@ -58,6 +58,8 @@ before the slab."""
 class Progress:
     """The progress of one stream.
 
+    It counts the batches that this consumer gets. Its positions count those of the other ranks, too.
+
     Attributes:
         consumed: batches that were handed over since the very beginning of the stream.
         oldest: the fewest consumed batches for which `position` can still return a position.
@@ -134,7 +136,8 @@ class Progress:
         if any(isinstance(message, PoolBegun) for message in before):  # the position must include the pool's records
             place = place.copy()
             _passed(place, before)
-        return place.position(self.info, consumed - self._at, _slabs(what).values())
+        stride = what.stride if isinstance(what, Slab) else 1
+        return place.position(self.info, (consumed - self._at) * stride, _slabs(what).values())
 
     def ends_epoch(self, consumed: int) -> bool:
         """Return whether an epoch was read to its end after `consumed` batches, a count that `position` accepts."""
@@ -215,12 +218,13 @@ def _joined(first: _Step, second: _Step) -> _Step | None:
     """Join two steps, or return None if that is impossible or would be too long.
 
     A step does not join one before it if messages came between them. So a stream that resumes within a step finds the
-    same batches there. Nor do slabs of stripes: which lanes they move depends on where they begin.
+    same batches there. Nor do slabs of stripes, since which lanes they move depends on where they begin, or slabs with
+    batches of several rounds.
     """
     (_, a, before), (consumed, b, between) = first, second
     if isinstance(a, _Next) or isinstance(b, _Next) or before or between or a.batches + b.batches > SPAN:
         return None
-    if any(slab.lanes for slab in (*_slabs(a).values(), *_slabs(b).values())):
+    if any(slab.lanes or slab.stride > 1 for slab in (*_slabs(a).values(), *_slabs(b).values())):
         return None
     if (POOL_LANE in _slabs(a)) != (POOL_LANE in _slabs(b)):
         return None
@@ -267,8 +271,8 @@ class EpochCheck:
         self.slabs += isinstance(some, Slab)
         if isinstance(some, Slab) and some.repeat:
             return
-        self.batches += some.batches
-        self.rows += some.rows
+        self.batches += some.batches * some.stride
+        self.rows += some.rows * some.stride
         if some.lanes or (some.lane >= 0 and some.record):
             for lane, count in counts_of(some).items():
                 self._read[lane] = self._read.get(lane, 0) + count

@@ -19,6 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from msgspec import structs
+
 from penstock_proto import PenstockError, ProtocolError, StreamClosed
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import End, Had, Message, MissingRanks, Opened, Pong, ServerMessage
@@ -185,13 +188,11 @@ class HandOff:
             return item
         began, whole = item.began, item.whole
         if copy or build is not None:
-            regions = item.layout.regions(item.slab.first, item.slab.batches)
             try:
-                private = self._pool.copied(item.root, item.layout.nbytes, regions)
+                item = self._copied(item)  # drops the original, which releases the slot
             except PenstockError as error:  # the batch counts as handed over, so the stream cannot go on without it
                 self.lose(renewed(error))
                 raise
-            item = Received(item.slab, item.layout, private)  # drops the original, which releases the slot
             self.mailbox.wake()
         if self.hand_overs is not None and build is None:
             self.hand_overs.on_handed(item.slab.batches, began, whole, time.monotonic())
@@ -383,12 +384,24 @@ class HandOff:
         if copy:
             self._release()
             copy = len(state.aliased) >= (quota or 0)
+        copy = copy or item.slab.scattered  # TensorFlow can take batches in place only if they lie together
         if quota is not None:
             state.aliased.add(item.slab.seq)  # during a copy too: this keeps the connection open
         self._counters.count_handed_over(item, copy or item.copied)
         if not transport.sends_anywhere:
             self._send()
         return item, copy
+
+    def _copied(self, item: Received) -> Received:
+        """Return a slab with copies of its batches, at the first places of private memory.
+
+        Raises:
+            MemoryBound: there is no memory for it.
+        """
+        slab = item.slab
+        private = self._pool.take(item.layout.nbytes)
+        item.layout.copy(np.asarray(item.root), np.asarray(private), slab.first, slab.batches, slab.stride)
+        return Received(structs.replace(slab, first=0, stride=1), item.layout, private)
 
     def _check_newest(self, epoch: int, build: BuildReads | None) -> None:
         """Raise Refused if a newer iteration has begun in the same epoch."""

@@ -35,7 +35,7 @@ class Arriving:
     def restart(self) -> None:
         """Start again from the first byte, because the bytes now come from elsewhere."""
         slab = self.received.slab
-        self._regions = iter(self.received.layout.regions(slab.first, slab.batches))
+        self._regions = iter(self.received.layout.regions(slab.first, slab.batches, slab.stride))
         self.at, self.stop = next(self._regions)
         self._start = self.at
         self.is_whole = False
@@ -50,7 +50,7 @@ class Arriving:
         """Copy the slab from the memory of `root`, and mark it as whole."""
         slab = self.received.slab
         source, target = np.asarray(root), np.asarray(self.received.root)
-        for start, stop in self.received.layout.regions(slab.first, slab.batches):
+        for start, stop in self.received.layout.regions(slab.first, slab.batches, slab.stride):
             np.copyto(target[start:stop], source[start:stop])
         self.received.copied = self.is_whole = True
 

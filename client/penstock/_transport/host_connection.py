@@ -42,7 +42,7 @@ class HostConnection(ABC):
         if not self.asked:
             self.heard = time.monotonic()
         self.asked[slab.seq] = arriving
-        self._say(Fetch(slab.seq, slab.kept.ticket, slab.kept.secret, slab.first, slab.batches))
+        self._say(Fetch(slab.seq, slab.kept.ticket, slab.kept.secret, slab.first, slab.batches, slab.stride))
 
     @property
     def unsent(self) -> bool:

@@ -196,7 +196,7 @@ class LocalTransport:
     def _slab(self, slab: Slab) -> Received:
         layout = self._views.layout(slab)
         self._credit.on_slab(slab)
-        root = self._memfds.root(slab.memfd, layout.nbytes, slab.seq, private=slab.shared)
+        root = self._memfds.root(slab.memfd, layout.nbytes, slab.seq, private=slab.shared and not slab.scattered)
         if root is None:
             raise ProtocolError(f"{slab} refers to a slot that was not sent")
         return Received(slab, layout, root)

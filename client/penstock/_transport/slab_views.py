@@ -63,10 +63,11 @@ class SlabViews:
             layout, good = self.fixed, not slab.shapes
             most = slab.batches * (self._full or 0)
             good = good and (slab.rows == most or (slab.batches == 1 and 0 < slab.rows < most))
-            good = good and len(slab.lanes) <= slab.batches
+            good = good and len(slab.lanes) <= slab.batches * slab.stride
         else:
             good = (
-                not slab.lanes
+                len(slab.lanes) <= 1
+                and slab.stride == 1
                 and len(slab.shapes) == len(self._arrays)
                 and all(
                     len(shape) == len(array.shape)
@@ -77,7 +78,7 @@ class SlabViews:
             good = good and (self._full is None or self._have_rows(slab))
             layout = lay_out([array.dtype for array in self._arrays], slab.shapes) if good else SlotLayout((), 0, 0)
             good = good and is_possible(layout)
-        good = good and slab.first + slab.batches <= layout.batches
+        good = good and slab.first + (slab.batches - 1) * slab.stride < layout.batches
         if not good or slab.nbytes != layout.nbytes_of(slab.batches):
             raise ProtocolError(f"{slab} does not match the batches of the feed, {self.spec}")
         return layout

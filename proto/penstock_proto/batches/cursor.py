@@ -57,10 +57,10 @@ class Cursor:
     def read(self, some: Slab | SentElsewhere) -> None:
         """Move past batches that were read or sent elsewhere."""
         if some.lane == POOL_LANE:
-            self.read_pooled(some.batches)
+            self.read_pooled(some.batches * some.stride)
             return
-        self.batches += some.batches
-        self.rows += some.rows
+        self.batches += some.batches * some.stride
+        self.rows += some.rows * some.stride
         self.stand(some)
 
     def stand(self, some: Slab | SentElsewhere) -> None:
@@ -162,7 +162,8 @@ class Cursor:
 def counts_of(some: Slab | SentElsewhere) -> dict[int, int]:
     """Return how many of these batches come from each lane."""
     lanes = some.lanes or (some.lane,)
-    return {lane: (some.batches - place + len(lanes) - 1) // len(lanes) for place, lane in enumerate(lanes)}
+    batches = some.batches * some.stride
+    return {lane: (batches - place + len(lanes) - 1) // len(lanes) for place, lane in enumerate(lanes)}
 
 
 def _records(slab: Slab) -> Iterable[tuple[int, bytes]]:

@@ -73,15 +73,34 @@ class SlotLayout:
             for p in self.places
         ]
 
-    def regions(self, first: int, batches: int) -> list[tuple[int, int]]:
-        """Return where the bytes of a slab lie in its slot, as (start, stop) pairs in order."""
+    def regions(self, first: int, batches: int, stride: int = 1) -> list[tuple[int, int]]:
+        """Return where the bytes of a slab lie in its slot, as (start, stop) pairs in order. Each batch lies `stride`
+        places after the one before."""
         if batches == self.batches:
             return [(0, self.nbytes)]
+        if stride > 1:
+            offsets = [(0, HEADER), *((p.offset, p.nbytes) for p in self.places if p.nbytes)]
+            places = range(first, first + batches * stride, stride)
+            return [(at + place * each, at + (place + 1) * each) for at, each in offsets for place in places]
         found = [(HEADER * first, HEADER * (first + batches))]
         for p in self.places:
             if p.nbytes:
                 found.append((p.offset + first * p.nbytes, p.offset + (first + batches) * p.nbytes))
         return found
+
+    def copy(
+        self,
+        source: npt.NDArray[np.uint8],
+        target: npt.NDArray[np.uint8],
+        first: int,
+        batches: int,
+        stride: int = 1,
+    ) -> None:
+        """Copy the bytes of a slab from a slot to the first places of another."""
+        stop = first + batches * stride
+        np.copyto(self.headers(target)[:batches], self.headers(source)[first:stop:stride])
+        for into, of in zip(self.leaves(target), self.leaves(source), strict=True):
+            np.copyto(into[:batches], of[first:stop:stride])
 
     def nbytes_of(self, batches: int) -> int:
         """Return the bytes of a slab of `batches` batches: the sum of its regions."""

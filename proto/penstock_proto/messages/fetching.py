@@ -18,14 +18,16 @@ from .server import Chunk, Greeting, Pong
 
 
 class Fetch(Message, frozen=True):
-    """Asks for the batches of slab `seq`: `batches` of them, from place `first` of the slot of `ticket` on. Answered by
-    Chunks, as the daemon sends them; over unix by Lent; or by NotKept. `secret` as in Slab."""
+    """Asks for the batches of slab `seq`: `batches` of them, from place `first` of the slot of `ticket` on, each
+    `stride` places after the one before. Answered by Chunks, as the daemon sends them; over unix by Lent; or by
+    NotKept. `secret` as in Slab."""
 
     seq: Count
     ticket: Count
     secret: Token
     first: Count
     batches: Batches
+    stride: Batches = 1
 
 
 class NotKept(Message, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -135,6 +135,11 @@ class Slab(Message, frozen=True):
 
     `shared`: other consumers may have the slab, too. A client that reads it in shared memory maps that for itself alone
     (copy on write), so that nobody else sees what is written to its arrays.
+
+    `stride`: more than 1 only for one of n ranks, and then n. The slab is for whole rounds, n * `batches` consecutive
+    batches. It has those of this rank, at places `first`, `first` + n, and so on; other ranks get those
+    between them. `lane`, `index`, `rows` and `nbytes` are those of its own batches. But it moves the position past all
+    of them, and `lanes` and `places` are theirs. `record` is empty.
     """
 
     seq: Count
@@ -153,6 +158,12 @@ class Slab(Message, frozen=True):
     lanes: Lanes = ()
     places: LanePlaces = ()
     shared: bool = False
+    stride: Batches = 1
+
+    @property
+    def scattered(self) -> bool:
+        """Whether other batches lie between its own."""
+        return self.stride > 1 and self.batches > 1
 
 
 class SentElsewhere(Message, frozen=True):
@@ -169,6 +180,7 @@ class SentElsewhere(Message, frozen=True):
     record: Record = b""
     lanes: Lanes = ()
     places: LanePlaces = ()
+    stride: ClassVar[int] = 1
 
 
 class LaneInPool(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

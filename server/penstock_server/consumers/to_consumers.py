@@ -120,7 +120,7 @@ class ToConsumers:
     def _bytes(self, session: Session, slab: SendSlab, memfd: Memfd) -> None:
         """Send the bytes of a slab."""
         layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
-        session.link.send_bytes(slab.seq, memfd, layout.regions(slab.first, slab.batches))
+        session.link.send_bytes(slab.seq, memfd, layout.regions(slab.first, slab.batches, slab.stride))
 
     def host_at(self, session: Session, where: m.HostAt) -> None:
         """Tell a consumer at which address it can fetch slabs from a host. A loopback address means this machine only

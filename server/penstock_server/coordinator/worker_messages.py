@@ -140,6 +140,7 @@ def slab(command: do.SendSlab, memfd: int, kept: m.Kept | None = None) -> m.Slab
         lanes=command.lanes,
         places=command.places,
         shared=command.shared,
+        stride=command.stride,
     )
 
 

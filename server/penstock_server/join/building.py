@@ -115,10 +115,7 @@ class Regions:
     def of_batches(self, first: int, batches: int, shapes: m.Shapes, step: int = 1) -> list[tuple[int, int]]:
         """Return the regions of `batches` batches from place `first` on, each `step` places after the one before, as
         (start, stop)."""
-        found = self._layout(shapes)
-        if step == 1:
-            return found.regions(first, batches)
-        return [region for place in range(first, first + batches * step, step) for region in found.regions(place, 1)]
+        return self._layout(shapes).regions(first, batches, step)
 
     def of_rows(self, message: m.WriteRows) -> list[tuple[int, int]]:
         """Return the regions of the rows that `message` asked for, and of the header of their batch."""

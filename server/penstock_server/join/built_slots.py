@@ -56,15 +56,15 @@ class BuiltSlot:
     lent: int = 0
     answered: bool = False
 
-    def find(self, first: int, batches: int) -> list[tuple[int, int]] | None:
+    def find(self, first: int, batches: int, stride: int = 1) -> list[tuple[int, int]] | None:
         """Return the regions of these batches, as (start, stop); None if not all of them were reported."""
         for start, count, shapes in self.parts:
-            if (start, count) == (first, batches):
+            if (start, count, 1) == (first, batches, stride):
                 return self.regions.of_batches(first, batches, shapes)
         reported = sum(count for _, count, shapes in self.parts if not shapes)
-        if first + batches > reported:
+        if first + (batches - 1) * stride >= reported:
             return None
-        return self.regions.of_batches(first, batches, ())
+        return self.regions.of_batches(first, batches, (), stride)
 
     @property
     def is_over(self) -> bool:
@@ -181,7 +181,7 @@ class BuiltSlots:
         slot = self._kept.get(fetch.ticket)
         if slot is None or not hmac.compare_digest(slot.secret, fetch.secret):
             return None
-        found = slot.find(fetch.first, fetch.batches)
+        found = slot.find(fetch.first, fetch.batches, fetch.stride)
         return None if found is None else (slot, found)
 
     @property

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock._state import progress
 from penstock._state.progress import EpochCheck, Progress
 from penstock_proto.batches.position import Place, Position, pack, unpack
-from penstock_proto.messages import End, FeedInfo, LaneEnded, Slab
+from penstock_proto.messages import End, FeedInfo, LaneEnded, LanePlace, SentElsewhere, Slab
 from tests.fakes.fake_daemon import Made, dealt, record, standing
 
 lanes = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(sum)
@@ -45,6 +45,26 @@ def within(position: Position, consumed: int, cut: list[tuple[Slab, list[LaneEnd
             places[slab.lane] = msgspec.structs.replace(place, ahead=slab.record)
         at += slab.batches
     return msgspec.structs.replace(position, skip=skip, places=tuple(places[lane] for lane in sorted(places)))
+
+
+def test_a_rank_that_has_read_part_of_several_rounds_is_behind_as_many_whole_rounds() -> None:
+    info, _ = dealt([40], turn=1)
+    follow = Progress(info)
+    places = (LanePlace(0, 5, b"five"), LanePlace(1, 6, b"six"))
+    follow.on_handed(Slab(0, 0, 0, 0, 2, 8, 128, lanes=(0, 1), places=places, stride=3, first=1), ())
+    follow.on_handed(
+        Slab(1, 0, 0, 3, 1, 4, 64, lanes=(0,)),
+        (SentElsewhere(0, 1, 3, 1, 4, lanes=(1,)), SentElsewhere(0, 0, 4, 1, 4, lanes=(0,))),
+    )
+    begun = follow.position(1)
+    assert (begun.batches, begun.rows, begun.skip) == (0, 0, 3)
+    assert begun.places == (Place(0, 0, b"", b"five"), Place(1, 0, b"", b"six"))
+    whole = follow.position(2)
+    assert (whole.batches, whole.rows, whole.skip) == (6, 24, 0)
+    assert whole.places == (Place(0, 3, b"five"), Place(1, 3, b"six"))
+    after = follow.position(3)
+    assert (after.batches, after.rows, after.skip) == (9, 36, 0)
+    assert after.places == (Place(0, 5, b"five"), Place(1, 4, b"six"))
 
 
 @given(lanes, st.integers(1, 4), st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 60), max_size=20))

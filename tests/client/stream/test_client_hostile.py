@@ -279,6 +279,36 @@ def test_what_was_sent_elsewhere_lies_within_the_skip_or_goes_to_other_ranks() -
         EpochBounds(info, shares=True).on_message(elsewhere)
 
 
+def test_batches_of_several_rounds_come_only_to_a_rank_of_them_and_between_two_rounds() -> None:
+    info = small_feed()
+    several = m.Slab(0, 0, 0, 1, 2, 8, 128, stride=3)
+    bounds = EpochBounds(info, ranks=3)
+    for _ in range(2):
+        bounds.on_slab(several)
+        for _ in range(2):
+            bounds.on_message(m.SentElsewhere(0, 0, 0, 1, 4))
+        bounds.on_slab(m.Slab(0, 0, 0, 1, 1, 4, 64))
+    bounds.on_message(m.SentElsewhere(0, 0, 0, 1, 4))
+    with pytest.raises(ProtocolError, match="of 3 ranks within a round"):
+        bounds.on_slab(several)
+    for ranks in (1, 2, 4):
+        with pytest.raises(ProtocolError, match=f"or to one of {ranks} ranks"):
+            EpochBounds(info, ranks=ranks).on_slab(several)
+
+
+@pytest.mark.parametrize("wrong", [{"first": 4}, {"batches": 3, "rows": 12}, {"stride": 5}, {"nbytes": 1}])
+def test_batches_of_several_rounds_lie_within_their_slot(wrong: dict[str, int]) -> None:
+    views = SlabViews(small_feed(turn=7, batch_size=4))
+    assert views.fixed is not None
+    good = m.Slab(0, 0, 0, 0, 2, 8, views.fixed.nbytes_of(2), first=3, stride=3)
+    assert views.layout(good) is views.fixed
+    with pytest.raises(ProtocolError, match="does not match"):
+        views.layout(structs.replace(good, **{"nbytes": views.fixed.nbytes_of(wrong.get("batches", 2)), **wrong}))
+    varying = SlabViews(small_feed(batch_size=None))
+    with pytest.raises(ProtocolError, match="does not match"):
+        varying.layout(m.Slab(0, 0, 0, 0, 1, 1, 64, shapes=((1,),), stride=2))
+
+
 def test_the_batches_of_pools_are_counted() -> None:
     info = small_feed(lanes=4, pool=2)
     slab, elsewhere = m.Slab(0, 0, POOL_LANE, 0, 1, 4, 64), m.SentElsewhere(0, POOL_LANE, 0, 1, 4)

@@ -244,7 +244,6 @@ class Admission:
                 room=partial(self._budget.room_for_window, self._last_stream),
                 on_moved=partial(self.sharing.keep_list, feed),
                 joinable=shares,
-                singly=ask.world_size > 1,
             )
         stream = Stream(
             self._last_stream,

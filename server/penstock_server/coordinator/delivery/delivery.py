@@ -26,14 +26,12 @@ class Delivery(Protocol):
     """The interface of a delivery policy to its stream.
 
     Attributes:
-        singly: whether batches are delivered one by one, so that workers have to report each on its own.
         shared: whether consumers come and go, and the stream lives on for a while without any.
         group_log: reports a group's position to the state file; None if it is not saved there.
         has_returned: whether batches that a consumer returned wait for another consumer.
         whole: whether each consumer gets the whole stream.
     """
 
-    singly: bool
     whole: bool
     shared: bool
     group_log: GroupLog | None
@@ -104,7 +102,6 @@ class Delivery(Protocol):
 class SingleDelivery:
     """Sends everything to one consumer."""
 
-    singly = False
     shared = False
     whole = True
     group_log: GroupLog | None = None

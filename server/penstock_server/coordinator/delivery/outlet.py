@@ -134,9 +134,11 @@ class Outlet:
         *,
         shared: bool = False,
         repeat: bool = False,
+        stride: int = 1,
     ) -> None:
         """Send the consumer this part of the source, as a slab of `nbytes` bytes. `shared`: others may get it, too.
-        `repeat`: it is another rank's batch, which fills up the last round."""
+        `repeat`: it is another rank's batch, which fills up the last round. `stride`: the places from each of its
+        batches to the next; other ranks get those between them."""
         self.slots.hold(source.slot)
         sent = self.feed.sent
         sent.batches += part.batches
@@ -160,6 +162,7 @@ class Outlet:
                 lanes=part.lanes,
                 places=part.places,
                 shared=shared,
+                stride=stride,
             )
         )
 

@@ -4,58 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock_proto import ConnectionLost, PenstockError, StateMismatch, StreamClosed
 from penstock_proto.batches.position import Position
-from penstock_proto.messages import LaneEnded, LanePlace, PoolBegun
+from penstock_proto.messages import LaneEnded, PoolBegun
 
 from ..model.consumer import Consumer
-from ..model.stripe import Source, Stripe
+from ..model.stripe import Source
 from ..model.turn import Part
 from .front_place import Before
 from .jobs import after_left_epochs, end_for, moved
-from .outlet import Outlet, elsewhere
+from .outlet import Outlet
+from .rounds import Batch, Round, Several, in_few, one_of, part_of, parts_of, together
 from .window import Entry, EpochEnd, LeftEarly, Window
 
-
-class _Batch(Struct, frozen=True):
-    """One batch of a round: its number in the epoch, and where it is."""
-
-    number: int
-    source: Source
-    part: Part
-    shared: bool
-
-
-class _Round(Struct):
-    """What the window has of a round, as far as it was looked through.
-
-    `first`: the entry with which it begins. `items`: its batches, and the messages between them; `batches`: only the
-    batches. `at`: the entry to look at next; for a round that is `full`, the one with which the next round begins.
-    `after`: how many batches of the epoch come before that. `end`: how it ends, if it is not full: with the epoch, or
-    because the stream has left the epoch.
-    """
-
-    epoch: int
-    first: int
-    at: int
-    after: int
-    items: list[_Batch | LaneEnded | PoolBegun] = []
-    batches: list[_Batch] = []
-    full: bool = False
-    end: EpochEnd | LeftEarly | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether it is known how it ends."""
-        return self.full or self.end is not None
+_SMALL = 256 << 10
+"""A batch of at most this many bytes is sent together with those of later rounds. Its trainer copies it, which costs
+less than a slab of its own."""
 
 
 class RankJob:
     """Ranks: batch j of an epoch goes to rank j mod n. A round is sent when it is whole, so that all ranks get the same
-    number of batches.
+    number of batches. If several rounds of small batches lie together, each rank gets one slab with its batches of all
+    of them.
 
     Each rank is told of the others' batches before it is sent its own. So its position after that batch is the position
     after the round. A last round of only k batches is left out. With `pad` it is filled up: rank r gets the batch of
@@ -67,7 +39,7 @@ class RankJob:
         consumers: the ranks, in order.
         pad: fill up the last round.
         position: the earliest position of a rank; None: the start of epoch 0.
-        in_lanes: whether a batch may be part of a slab of several. See `_part_of`.
+        in_lanes: whether batches come from lanes: those of an indexable feed do not.
 
     Attributes: as for Job.
     """
@@ -94,7 +66,7 @@ class RankJob:
         self._in_lanes = in_lanes
         self._outlet = outlet
         self._window = window
-        self._round: _Round | None = None
+        self._round: Round | None = None
         """The next round, as far as it was looked through."""
 
     @property
@@ -172,6 +144,8 @@ class RankJob:
             epoch = self._window[self.at].epoch
             if not self.reads(epoch):
                 break
+            if self._send_rounds(epoch):
+                continue
             found = self._next_round()
             if isinstance(found.end, LeftEarly):
                 under_way = any(consumer.under_way for consumer in self.there)
@@ -205,7 +179,7 @@ class RankJob:
 
     # --- helpers ---
 
-    def _fault(self, found: _Round) -> PenstockError | None:
+    def _fault(self, found: Round) -> PenstockError | None:
         """Return why the ranks cannot get this round; None if they can.
 
         A rank that has closed before or within the epoch cannot. Then the others would wait for it in their
@@ -229,13 +203,13 @@ class RankJob:
     def _readers(self, epoch: int) -> list[Consumer]:
         return [consumer for consumer in self.consumers if consumer.reading and consumer.epoch == epoch]
 
-    def _next_round(self) -> _Round:
+    def _next_round(self) -> Round:
         """Return what the window has of the next round."""
         assert self.at is not None
         found, window = self._round, self._window
         if found is None or found.first != self.at:
             epoch = window[self.at].epoch
-            found = self._round = _Round(epoch, self.at, self.at, self._done[1] if self._done[0] == epoch else 0)
+            found = self._round = Round(epoch, self.at, self.at, self._done[1] if self._done[0] == epoch else 0)
         while not found.complete and found.at < window.end:
             entry = window[found.at]
             if isinstance(entry.item, Part):
@@ -249,13 +223,13 @@ class RankJob:
                 found.after = max(found.after, entry.at)  # batches before it may have been passed over
         return found
 
-    def _look_at(self, found: _Round, entry: Entry, part: Part) -> None:
+    def _look_at(self, found: Round, entry: Entry, part: Part) -> None:
         """Add those batches of an entry to the round that belong to it."""
         source, ranks = entry.source, self.round
         assert source is not None
         for number in range(max(entry.at, found.after), entry.at + part.batches):
             one = self._batch_of(source, part, number - entry.at)
-            batch = _Batch(number, source, one, entry.shared)
+            batch = Batch(number, source, one, entry.shared)
             found.items.append(batch)
             found.batches.append(batch)
             found.after = number + 1
@@ -267,40 +241,92 @@ class RankJob:
 
     def _batch_of(self, source: Source, part: Part, number: int) -> Part:
         """Return one batch of a part."""
-        one = part
-        if part.batches > 1:
-            size = self._outlet.feed.plan.batch_size or 1
-            one = replace(part, first=part.first + number, batches=1, rows=min(size, part.rows - number * size))
-        return _part_of(source, part, one) if self._in_lanes else one
+        size = self._outlet.feed.plan.batch_size or 1
+        return part_of(source, part, number, size) if self._in_lanes else one_of(part, number, size)
 
-    def _send(self, found: _Round) -> bool:
+    def _send_rounds(self, epoch: int) -> bool:
+        """Send each rank its batch of the next round, or of several, if all batches of these lie together. Return
+        whether it was sent."""
+        assert self.at is not None
+        feed, ranks = self._outlet.feed, self.round
+        if feed.info.room < ranks:
+            return False
+        entry = self._window[self.at]
+        begin = max(entry.at, self._done[1]) if self._done[0] == epoch else entry.at
+        known, size = begin - entry.at, feed.plan.batch_size or 1
+        whole = together(self._window, self.at, known + max(feed.info.most, ranks), size)
+        if whole is None or whole.batches - known < ranks:
+            return False
+        readers = self._readers(epoch)
+        if len(readers) < ranks or any((epoch, begin // ranks) < one.first for one in readers):
+            return False  # one has read them already, or this is not a border between rounds
+        rounds, own = 1, Part(whole.first + known, 1, size, ())
+        if feed.nbytes_of(own) <= _SMALL:
+            rounds = max(1, min(whole.batches - known, feed.info.most) // ranks)
+            own = replace(own, batches=rounds, rows=rounds * size)
+        nbytes = feed.nbytes_of(own)
+        if not all(one.has_credit_for(nbytes) for one in readers):
+            return False
+        source = entry.source
+        assert source is not None
+        if self._in_lanes:
+            some = parts_of(source, whole, known, rounds * ranks, size)
+            own = replace(own, lanes=some.lanes, places=some.places)
+        for one in readers:
+            mine = replace(own, first=own.first + one.rank)
+            self._outlet.send(epoch, one, source, mine, nbytes, shared=entry.shared, stride=ranks)
+        self._done, self._round = (epoch, begin + rounds * ranks), None
+        while self.at < self._window.end and self._window[self.at].after <= self._done and self._is_part(self.at):
+            self.at += 1
+        return True
+
+    def _is_part(self, at: int) -> bool:
+        return isinstance(self._window[at].item, Part)
+
+    def _send(self, found: Round) -> bool:
         """Send a round, if all ranks have credit for it. Return whether it was sent."""
         receivers = self._receivers(found)
         if not all(self._has_credit(consumer, batch) for consumer, batch in receivers):
             return False
-        epoch, readers = found.epoch, self._readers(found.epoch)
-        own = {batch.number: consumer for consumer, batch in receivers if consumer.rank == batch.number % self.round}
-        at = found.after - len(found.batches)
-        for item in found.items:
-            listening = [one for one in readers if (epoch, at) >= one.told]
-            if isinstance(item, _Batch):
-                consumer = own.get(at)
-                others = listening if consumer is None else [one for one in listening if one is not consumer]
-                self._outlet.tell(elsewhere(epoch, item.source, item.part), others)
-                at += 1
-            else:
-                self._outlet.tell(item, listening)
+        own = {consumer.number: batch.number for consumer, batch in receivers if self._is_own(consumer, batch)}
+        told = in_few(found)
+        for consumer in self._readers(found.epoch):
+            self._tell_of_others(consumer, found.epoch, told, own.get(consumer.number))
         times = [batch.number for _, batch in receivers]
+        newest = {place.lane: place for batch in found.batches for place in batch.part.places}
         for consumer, batch in receivers:
-            part, repeat = batch.part, consumer.rank != batch.number % self.round
+            part, repeat = batch.part, not self._is_own(consumer, batch)
             if repeat:
                 part = replace(part, record=b"", lanes=(), places=())
+            elif part.places:  # a later batch of the round may be of the same lane: all ranks keep the same record
+                part = replace(part, places=tuple(newest[place.lane] for place in part.places))
             shared = batch.shared or times.count(batch.number) > 1
             nbytes = self._outlet.feed.nbytes_of(part)
             self._outlet.send(found.epoch, consumer, batch.source, part, nbytes, shared=shared, repeat=repeat)
         return True
 
-    def _receivers(self, found: _Round) -> list[tuple[Consumer, _Batch]]:
+    def _tell_of_others(
+        self,
+        consumer: Consumer,
+        epoch: int,
+        told: list[tuple[int, Several | LaneEnded | PoolBegun]],
+        own: int | None,
+    ) -> None:
+        """Tell a rank of the batches of a round that others get, and what lies between them. `own`: the number of its
+        own batch, if it gets one."""
+        begin = consumer.told[1] if consumer.told[0] == epoch else 0
+        for at, what in told if epoch >= consumer.told[0] else ():
+            if isinstance(what, Several):
+                if (message := what.told(epoch, begin, own)) is not None:
+                    self._outlet.tell(message, [consumer])
+            elif at >= begin:
+                self._outlet.tell(what, [consumer])
+
+    def _is_own(self, consumer: Consumer, batch: Batch) -> bool:
+        """Whether a batch is the consumer's own, and does not fill up the last round."""
+        return consumer.rank == batch.number % self.round
+
+    def _receivers(self, found: Round) -> list[tuple[Consumer, Batch]]:
         """Return who gets which batch of a round."""
         batches = found.batches
         if not batches or not (found.full or (self._pad and isinstance(found.end, EpochEnd))):
@@ -313,7 +339,7 @@ class RankJob:
             if (found.epoch, number) >= consumer.first
         ]
 
-    def _has_credit(self, consumer: Consumer, batch: _Batch) -> bool:
+    def _has_credit(self, consumer: Consumer, batch: Batch) -> bool:
         return consumer.has_credit_for(self._outlet.feed.nbytes_of(batch.part))
 
 
@@ -327,25 +353,3 @@ def off_border(position: Position | None, world_size: int, feed: str) -> StateMi
         'with last_round="pad"',
         feed=feed,
     )
-
-
-def _part_of(source: Source, whole: Part, one: Part) -> Part:
-    """Return one batch of a part as a batch of a stripe is told: `lanes` and `places` instead of the record.
-
-    Then a rank can be told of the batches of one lane in any order, and of a batch without a record of its own.
-    """
-    lane, index = source.lane_at(one.first), source.index_at(one.first) + 1
-    if lane < 0:
-        return replace(one, lanes=(), places=())
-    if isinstance(source, Stripe):
-        is_first = one.first - len(source.visits) < whole.first
-        places = tuple(
-            place
-            for place in whole.places
-            if place.lane == lane and (place.index == index or (place.index < index and is_first))
-        )
-    elif whole.record and one.first + 1 == whole.first + whole.batches:
-        places = (LanePlace(lane, index, whole.record),)
-    else:
-        places = ()
-    return replace(one, record=b"", lanes=(lane,), places=places)

@@ -38,11 +38,9 @@ class SharedDelivery(SingleDelivery):
         room: returns the most bytes and the most slots that the window may hold now.
         on_moved: called with the epoch and its list of splits when a job moves within the epoch.
         joinable: whether other jobs may join.
-        singly: whether ranks begin the stream, so that workers report each batch on its own.
 
     Attributes:
         joinable: as given. (If one of several ranks does not share, it is set to False before the stream begins.)
-        singly: as given.
         jobs: the jobs that are not gone.
         window: what jobs that are behind still need.
         keeps: whether the window also keeps what none of them needs, for those of another stream, which is behind.
@@ -55,11 +53,9 @@ class SharedDelivery(SingleDelivery):
         on_moved: Callable[[int, SplitsInfo], None],
         *,
         joinable: bool = True,
-        singly: bool = False,
     ) -> None:
         super().__init__(outlet)
         self.joinable = joinable
-        self.singly = singly
         self.window = Window(outlet.slots)
         self.keeps = False
         self.jobs: list[Job] = []
@@ -338,8 +334,8 @@ class SharedDelivery(SingleDelivery):
         outlet = self._outlet
         if len(consumers) == 1:
             return SoloJob(outlet, self.window, consumers[0])
-        several = not self.singly and not outlet.feed.varies and outlet.feed.plan.length is None
-        return RankJob(outlet, self.window, consumers, pad=pad, position=position, in_lanes=several)
+        in_lanes = outlet.feed.plan.length is None
+        return RankJob(outlet, self.window, consumers, pad=pad, position=position, in_lanes=in_lanes)
 
     def _is_common(self, place: Place) -> bool:
         """Whether all streams of the feed have the same batches before this place. With `on_error="skip"` that is so

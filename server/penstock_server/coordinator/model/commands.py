@@ -197,8 +197,8 @@ class Free(Struct, frozen=True):
 
 
 class SendSlab(Struct, frozen=True):
-    """Send one slab to a consumer: `batches` batches from place `first` of the ticket's slot on. Other fields as in
-    messages.Slab."""
+    """Send one slab to a consumer: `batches` batches from place `first` of the ticket's slot on, each `stride` places
+    after the one before. Other fields as in messages.Slab."""
 
     consumer: int
     ticket: int
@@ -216,6 +216,7 @@ class SendSlab(Struct, frozen=True):
     lanes: tuple[int, ...] = ()
     places: tuple[LanePlace, ...] = ()
     shared: bool = False
+    stride: int = 1
 
 
 Said: TypeAlias = Begun | SentElsewhere | LaneEnded | PoolBegun | End | Opened | MissingRanks | Failed

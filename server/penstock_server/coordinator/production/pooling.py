@@ -28,7 +28,6 @@ class Pooling:
         turns: the stream's turns in production.
         workers: the worker processes.
         ids: numbers for new runs.
-        singly: whether each batch is delivered on its own.
         fill: has a turn made again.
         later: `later(seconds, run)` tries the run's work again after `seconds`.
         out: where commands go.
@@ -41,7 +40,6 @@ class Pooling:
         *,
         workers: Workers,
         ids: Iterator[int],
-        singly: bool,
         fill: Callable[[Epoch, Turn], None],
         later: Callable[[float, int], None],
         out: Callable[[do.Command], None],
@@ -50,7 +48,6 @@ class Pooling:
         self._turns = turns
         self._workers = workers
         self._ids = ids
-        self._singly = singly
         self._fill_again = fill
         self._later = later
         self._do = out
@@ -136,10 +133,7 @@ class Pooling:
             self._turns.complete(epoch, turn, DONE)
             return
         turn.made = turn.batches
-        step = 1 if self._singly else turn.batches
-        rows = self._feed.plan.batch_size or 1
-        for first in range(0, turn.batches, step):
-            turn.parts.append(Part(first, step, step * rows, ()))
+        turn.parts.append(Part(0, turn.batches, turn.batches * (self._feed.plan.batch_size or 1), ()))
         self._turns.complete(epoch, turn, COMPLETE)
         assert turn.pool is not None
         self._release(epoch, turn.pool)

@@ -46,7 +46,6 @@ class Production(ABC):
         slots: the stream's slots.
         workers: the worker processes.
         ids: numbers for new runs.
-        singly: whether workers report each batch on its own.
         placing: decides where the batches of ranks are made.
         may_stay: whether the batches of remote workers may stay at their hosts.
         later: `later(seconds, run)` tries the run's work again after `seconds`.
@@ -66,7 +65,6 @@ class Production(ABC):
         *,
         workers: Workers,
         ids: Iterator[int],
-        singly: bool,
         placing: Placing,
         may_stay: bool,
         later: Callable[[float, int], None],
@@ -80,14 +78,11 @@ class Production(ABC):
         self._slots = slots
         self._workers = workers
         self._ids = ids
-        self._singly = singly and feed.info.pool == 1
         self._placing = placing
         self._may_stay = may_stay and can_be_made_again(feed)
         self._later = later
         self._do = out
-        self.pooling = Pooling(
-            feed, self.turns, workers=workers, ids=ids, singly=singly, fill=self._fill_again, later=later, out=out
-        )
+        self.pooling = Pooling(feed, self.turns, workers=workers, ids=ids, fill=self._fill_again, later=later, out=out)
         self.merging = Merging(feed, self.turns, slots, start=self._start, transform=self.pooling.transform, out=out)
 
     def close_epoch(self, epoch: Epoch) -> None:
@@ -175,13 +170,7 @@ class Production(ABC):
         """Add a part after those that wait. If the batches of it and of the part before are full, join the two, so that
         they share a slab."""
         before, full = turn.parts[-1] if turn.parts else None, self.feed.plan.batch_size
-        if (
-            before
-            and full
-            and not self._singly
-            and before.rows == full * before.batches
-            and part.rows == full * part.batches
-        ):
+        if before and full and before.rows == full * before.batches and part.rows == full * part.batches:
             turn.parts.pop()
             part = Part(before.first, before.batches + part.batches, before.rows + part.rows, (), part.record)
         turn.parts.append(part)
@@ -512,7 +501,7 @@ class Production(ABC):
                 splits=splits,
                 record=lane.record,
                 skip=lane.skip,
-                careful=failures.ALL if self._singly else lane.careful,
+                careful=lane.careful,
                 ahead=lane.ahead,
                 sample_spec=self.feed.sample_spec,
             )

@@ -108,8 +108,7 @@ class Stream:
         )
         self._delivery = delivery(self.outlet)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
-        one_by_one = self._delivery.singly or self._delivery.shared
-        self._opening = OpenEpochs(feed, self._epochs, self._lists, workers, singly=one_by_one)
+        self._opening = OpenEpochs(feed, self._epochs, self._lists, workers, singly=self._delivery.shared)
         self._placing = Placing(workers, unforeseen(feed))
         production = RangeProduction if feed.plan.length is not None else LaneProduction
         self.production: Production = production(
@@ -118,7 +117,6 @@ class Stream:
             self.slots,
             workers=workers,
             ids=ids,
-            singly=self._delivery.singly,
             placing=self._placing,
             may_stay=not self._delivery.shared,
             later=later,
