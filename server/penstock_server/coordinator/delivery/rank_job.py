@@ -26,12 +26,12 @@ less than a slab of its own."""
 
 class RankJob:
     """Ranks: batch j of an epoch goes to rank j mod n. A round is sent when it is whole, so that all ranks get the same
-    number of batches. If several rounds of small batches lie together, each rank gets one slab with its batches of all
-    of them.
+    number of batches.
 
-    Each rank is told of the others' batches before it is sent its own. So its position after that batch is the position
-    after the round. A last round of only k batches is left out. With `pad` it is filled up: rank r gets the batch of
-    rank r mod k, too.
+    If a round lies together in a slot, each rank's slab stands for all of it; and for several rounds, if batches are
+    small. Otherwise each rank is told of the others' batches before it is sent its own. Either way its position after
+    its batch is the position after the round. A last round of only k batches is left out. With `pad` it is filled up:
+    rank r gets the batch of rank r mod k, too.
 
     Args:
         outlet: where batches go.
