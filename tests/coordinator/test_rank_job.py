@@ -31,7 +31,7 @@ def test_a_rank_hears_of_the_end_of_a_lane_at_the_place_after_batches_that_were_
         said.extend((rank.number, type(message).__name__) for rank in ranks)
 
     window = Window(Leases(itertools.count(1), 4096, lambda command: None))
-    outlet: Any = SimpleNamespace(tell=tell, feed=SimpleNamespace(name="feed"))
+    outlet: Any = SimpleNamespace(tell=tell, feed=SimpleNamespace(name="feed", info=SimpleNamespace(room=1)))
     ranks: list[Any] = [Rank(rank, told) for rank, told in enumerate((4, 5))]
     job = RankJob(outlet, window, ranks, pad=False, position=None, in_lanes=False)
     job.at = window.end
