@@ -35,6 +35,13 @@ SITUATIONS: list[tuple[str, dict[str, Any], str, str]] = [
     ("import", {"began": False, "starting": ("importing f.py (9 s)",) * 2}, "start", "not made yet: importing f.py (9"),
     ("half start", {"starting": ("importing f.py (9 s)",)}, "start", "1 of 2 workers are not ready: importing f.py"),
     ("dying workers", {"workers": ()}, "workers", "Workers end and are started again"),
+    (
+        "dying workers that start again",
+        {"workers": (), "starting": ("starting",) * 2, "ended": 5},
+        "workers",
+        "Workers end and are started again",
+    ),
+    ("half start, and a death", {"starting": ("starting",) * 2, "ended": 1}, "start", "2 of 2 workers are not ready"),
     ("dying worker", {"ended": 2, "interrupted": 0.3}, "workers", "Workers end and are started again"),
     ("one death", {"ended": 1, "interrupted": 0.02}, "generator", "2 workers make"),
     ("nothing but errors", {"interrupted": 1.0, "began": False}, "workers", "after user code raised"),

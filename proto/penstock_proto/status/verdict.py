@@ -87,7 +87,8 @@ def _no_makers(seen: Figures) -> Cause | None:
 def _start(seen: Figures) -> Cause | None:
     if seen.interrupted >= MOSTLY:
         return None
-    if not seen.began or 2 * len(seen.starting) >= max(1, seen.workers_after):
+    new = len(seen.starting) - seen.ended  # those that ended and start again are not there to be waited for
+    if not seen.began or 2 * new >= max(1, seen.workers_after):
         return advice.start(seen)
     return None
 
