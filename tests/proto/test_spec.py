@@ -22,7 +22,16 @@ from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec, spec
 from penstock_proto.batches.inferring import as_text, infer
-from penstock_proto.batches.layout import ALIGN, HEADER, aligned, batch_spec, fixed_layout, is_fixed, lay_out
+from penstock_proto.batches.layout import (
+    ALIGN,
+    HEADER,
+    SlotLayout,
+    aligned,
+    batch_spec,
+    fixed_layout,
+    is_fixed,
+    lay_out,
+)
 from penstock_proto.spec import Spec
 from penstock_proto.value_text import shown
 
@@ -262,14 +271,21 @@ def test_leaves_hold_what_is_written_to_them(parts: list[tuple[str, list[int]]],
         np.testing.assert_array_equal(leaf, values)
 
 
-@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 7), st.data())
-def test_the_regions_of_a_slab_are_its_batches_and_nothing_else(
-    parts: list[tuple[str, list[int]]], turn: int, data: st.DataObject
-) -> None:
+@st.composite
+def slabs_with_gaps(draw: st.DrawFn) -> tuple[SlotLayout, int, int, int]:
+    """Return a layout, and the first place, the batches and the stride of a slab in it."""
+    parts, turn = draw(st.lists(leaves, min_size=1, max_size=4)), draw(st.integers(1, 7))
     layout = lay_out([dtype for dtype, _ in parts], [shape for _, shape in parts], turn)
-    first = data.draw(st.integers(0, turn - 1))
-    batches = data.draw(st.integers(1, turn - first))
-    stride = data.draw(st.integers(1, (turn - first - 1) // (batches - 1))) if batches > 1 else 1
+    first = draw(st.integers(0, turn - 1))
+    batches = draw(st.integers(1, turn - first))
+    stride = draw(st.integers(1, (turn - first - 1) // (batches - 1))) if batches > 1 else 1
+    return layout, first, batches, stride
+
+
+@given(slabs_with_gaps())
+def test_the_regions_of_a_slab_are_its_batches_and_nothing_else(slab: tuple[SlotLayout, int, int, int]) -> None:
+    layout, first, batches, stride = slab
+    turn = layout.batches
     source, target = np.full(layout.nbytes, 1, np.uint8), np.zeros(layout.nbytes, np.uint8)
     for start, stop in layout.regions(first, batches, stride):
         target[start:stop] += source[start:stop]
@@ -282,14 +298,10 @@ def test_the_regions_of_a_slab_are_its_batches_and_nothing_else(
         assert not (np.delete(flat, own, 0).any() and batches < turn)
 
 
-@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 7), st.data())
-def test_a_copied_slab_lies_at_the_first_places(
-    parts: list[tuple[str, list[int]]], turn: int, data: st.DataObject
-) -> None:
-    layout = lay_out([dtype for dtype, _ in parts], [shape for _, shape in parts], turn)
-    first = data.draw(st.integers(0, turn - 1))
-    batches = data.draw(st.integers(1, turn - first))
-    stride = data.draw(st.integers(1, (turn - first - 1) // (batches - 1))) if batches > 1 else 1
+@given(slabs_with_gaps())
+def test_a_copied_slab_lies_at_the_first_places(slab: tuple[SlotLayout, int, int, int]) -> None:
+    layout, first, batches, stride = slab
+    turn = layout.batches
     source, target = np.zeros(layout.nbytes, np.uint8), np.full(layout.nbytes, 9, np.uint8)
     layout.headers(source)[:, 0] = range(turn)
     for leaf in layout.leaves(source):

@@ -1,8 +1,8 @@
-"""The rounds of ranks: which batches one has, what is told of them, and which of them lie together.
+"""A round is one batch for each rank. This file says what ranks are told of a round, and finds rounds that lie together
+in a slot.
 
-A round is one batch for each rank. Where lanes are, its batches are told as those of a stripe are: `lanes` and `places`
-instead of a record. Then a rank can be told of the batches of one lane in any order, and of a batch without a record of
-its own.
+If a feed has lanes, messages about a round's batches have `lanes` and `places`, as for a stripe, and no record. Then a
+rank can hear of the batches of one lane in any order, and of a batch without a record of its own.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Round(Struct):
 
 
 class Several:
-    """Consecutive batches of a round of which one message can tell: each is of another lane, or they have no places of
-    their own (those of pools, and of an indexable feed)."""
+    """Consecutive batches of a round that fit into one message. Each comes from another lane, or none of them moves a
+    lane (batches of pools, and of an indexable feed)."""
 
     def __init__(self, first: Batch) -> None:
         self._first = first
@@ -69,7 +69,7 @@ class Several:
         self._records = _records(first)
 
     def add(self, batch: Batch) -> bool:
-        """Add the next batch, unless another message has to tell of it. Return whether it was added."""
+        """Add the next batch, unless it needs a message of its own. Return whether it was added."""
         first, part = self._first, batch.part
         if first.part.lanes or part.lanes:
             joins = bool(first.part.lanes and part.lanes) and part.lanes[0] not in self._lanes
