@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import re
+import signal
 import subprocess
 import sys
 from itertools import islice
@@ -31,6 +34,22 @@ def generate(split):
 
 feed = Feed(generate, splits=range(4), batch_size=8, lanes=2, turn=1, samples=200)
 """
+
+# 5 ms a batch, so that a rank can be killed between two checkpoints.
+SLOW_LINE = """
+from penstock_server import Feed
+import numpy as np, time
+
+def points(rng):
+    while True:
+        time.sleep(0.005 / 64)
+        x = rng.uniform(-1, 1)
+        yield {"x": np.float32(x), "y": np.float32(3 * x - 1)}
+
+feed = Feed(points, segment=1000, batch_size=64, seed=1)
+"""
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def labels(batches: Any) -> list[list[int]]:
@@ -114,8 +133,42 @@ def test_batches_cannot_be_sent_to_a_spawned_worker_of_a_loader(serve: Serve) ->
 
 
 def test_the_example_trains() -> None:
-    example = Path(__file__).resolve().parents[2] / "examples" / "train_torch.py"
-    ended = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, EXAMPLES / "train_torch.py"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "resumed at step 50" in ended.stdout
     assert "the error is below 0.01" in ended.stdout
+
+
+def run_ranks(url: str, folder: Path, kill: bool) -> str:
+    """Return what two ranks of the example print under torchrun. With `kill`, one is killed after a checkpoint."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=9"]
+    example = [EXAMPLES / "train_ddp.py", url, "--checkpoint", folder / "checkpoint.pt"]
+    printed = ""
+    with subprocess.Popen([*torchrun, *example], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout
+        for line in running.stdout:
+            printed += line
+            if kill and line.startswith("saved at step 50"):
+                children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+                ranks = [pid for pid in children if b"train_ddp.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+                assert len(ranks) == 2
+                os.kill(int(ranks[-1]), signal.SIGKILL)
+    assert running.returncode == 0, printed
+    return printed
+
+
+@pytest.mark.timeout(400)
+def test_ranks_under_torchrun_end_with_the_same_model_if_one_is_killed(serve: Serve, tmp_path: Path) -> None:
+    daemon = serve(SLOW_LINE)
+    learned = []
+    for kill in (False, True):
+        folder = tmp_path / f"{kill}"
+        folder.mkdir()
+        printed = run_ranks(daemon.url, folder, kill)
+        resumed = re.findall(r"rank (\d) resumes at step (\d+)", printed)
+        assert {rank for rank, _ in resumed} == ({"0", "1"} if kill else set())
+        learned.append(sorted(re.findall(r"rank (\d) has learned (.*)", printed)))
+    assert learned[0] == learned[1]
+    (_, first), (_, second) = learned[0]
+    assert first == second
+    assert re.match(r"y = (3.0|2.9)\d* x \+ -(1.0|0.9)", first)
