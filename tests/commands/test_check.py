@@ -102,6 +102,8 @@ class Batches:
             yield rows, rows % 3
 
 uneven = Feed(Batches, method="generate", segment=50, batch_size=None)
+whole_passes = Feed(Batches, method="generate", segment=20, batch_size=None)
+passes = Feed(Batches, method="generate", segment=20, samples=20, batch_size=None)
 endless_batches = Feed(Batches, method="without_noise", batch_size=None)
 
 def forever(split):
@@ -587,14 +589,14 @@ def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -
     cycle = check("feeds.py:cycle").finding("segments")
     assert re.match(r"60 samples of an epoch have only [34]\d different ones, and a plain", cycle["what"])
     assert "as splits=" in cycle["fix"]
-    assert "; or give segment=60. With other segments" in cycle["fix"]
+    assert "; or give segment=60 and samples=60: each epoch is then a whole pass" in cycle["fix"]
     for feed, whole in {"cycle_batches": 20, "cycle_rows": 200}.items():  # no batch comes twice, but its rows do
         lost = check(f"feeds.py:{feed}").finding("segments")
         assert re.match(r"200 rows of an epoch have only 1\d\d different ones, and a plain", lost["what"])
-        assert f"; or give segment={whole}. With other segments" in lost["fix"]
+        assert f"; or give segment={whole} and samples={whole}: each epoch" in lost["fix"]
     uneven = check("feeds.py:uneven").finding("segments")
     assert "goes through the same 200 rows again and again, and each segment starts it again" in uneven["what"]
-    assert "give segment=20, which is one pass, or a multiple" in uneven["fix"]
+    assert "give segment=20 and samples=20: each epoch" in uneven["fix"]
     own_seed = check("feeds.py:own_seed").finding("epochs")
     assert "each epoch has the same samples in the same order, and in a plain loop over one object" in own_seed["what"]
     assert "let the constructor take `epoch`" in own_seed["fix"]
@@ -603,10 +605,20 @@ def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -
 def test_a_generator_that_goes_through_its_data_for_ever_without_segments_is_named(check: Check) -> None:
     batches = check("feeds.py:endless_batches").finding("epochs")
     assert "goes through the same 200 rows again and again, so an epoch may never end" in batches["what"]
-    assert "let it end after one pass; or leave splits= out and give segment=20, which" in batches["fix"]
+    assert "let it end after one pass; or leave splits= out and give segment=20 and samples=20: each" in batches["fix"]
     splits = check("feeds.py:endless_splits").finding("epochs")
     assert "the same 40 samples again and again" in splits["what"]
-    assert "give a segment= of one pass" in splits["fix"]
+    assert "give segment= and samples= of one pass" in splits["fix"]
+
+
+def test_segments_that_are_whole_passes_are_told_that_the_stream_has_parts_of_several(check: Check) -> None:
+    pieces = check("feeds.py:whole_passes").finding("segments")
+    assert pieces["severity"] == "note"
+    assert (
+        "Segments are whole passes, but the stream is made of up to 16 of them at a time: 200 rows in" in pieces["what"]
+    )
+    assert "give samples=20: each epoch" in pieces["fix"]
+    assert check("feeds.py:passes").about == ["workers"]
 
 
 @pytest.mark.parametrize(

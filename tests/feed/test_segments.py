@@ -144,8 +144,8 @@ def test_a_killed_worker_costs_its_open_segments_at_the_most(serve: Serve, tmp_p
     assert seen == quiet
     counts = made(log)
     runs = [count for what, count in counts.items() if what.startswith("run ")]
-    # The worker had half of all lanes. Each costs its open segment, and perhaps one that was begun next and not reported.
-    # So it does once more when it goes from the other worker back to the new process.
+    # The worker had half of all lanes. Each costs its open segment, and perhaps one that was begun next and not
+    # reported. So it does once more when it goes from the other worker back to the new process.
     assert sum(count - 1 for count in runs) <= 4 * LANES // 2
     # and for unreported batches, the samples after them in the segments that were begun next
     assert sum(count - 1 for count in counts.values()) <= LANES * (SEGMENT + 2 * 5 + 1) + len(runs)

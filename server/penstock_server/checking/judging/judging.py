@@ -51,7 +51,8 @@ def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
     if first.imported is not None and first.done is not None:
         found += _reading(first.imported, first.done, facts.recording)
     if facts.carried is not None:
-        found.append(_lost(facts.carried))
+        lanes = 0 if first.imported is None else first.imported.plan.lanes
+        found.append(_lost(facts.carried, lanes))
     found += _runs(facts)
     return by_severity(found)
 
@@ -213,10 +214,12 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
         )
 
 
-def _lost(carried: Carried) -> Finding:
-    count, unit = carried.compared, carried.unit
+def _lost(carried: Carried, lanes: int) -> Finding:
+    count, unit, one_pass = carried.compared, carried.unit, carried.one_pass
+    numbers = f"segment={one_pass} and samples={one_pass}" if one_pass else "segment= and samples= of one pass"
+    passes = f"{numbers}: each epoch is then a whole pass, which one worker makes"
+    again = f"the generator goes through the same {count} {unit} again and again"
     if carried.kind == "segments":
-        a_pass = f"segment={carried.one_pass}" if carried.one_pass else "a segment= of one pass over the data"
         return Finding(
             WARNING,
             "segments",
@@ -224,26 +227,32 @@ def _lost(carried: Carried) -> Finding:
             f"loop over the generator yields {count}: each segment starts the generator again, so {unit} come twice "
             "and others are left out",
             fix="give what the generator goes through as splits= (files, or ranges of rows), or serve an object with "
-            f"__len__ and __getitem__, and let shuffle= shuffle; or give {a_pass}. With other segments, a generator "
+            f"__len__ and __getitem__, and let shuffle= shuffle; or give {passes}. With other segments, a generator "
             "must draw each sample at random",
         )
     if carried.kind == "uneven":
         return Finding(
             WARNING,
             "segments",
-            f"the generator goes through the same {count} {unit} again and again, and each segment starts it again and "
-            "ends within a pass: what comes first in a pass comes more often than the rest",
-            fix=f"give segment={carried.one_pass}, which is one pass, or a multiple of it",
+            f"{again}, and each segment starts it again and ends within a pass: what comes first in a pass comes more "
+            "often than the rest",
+            fix=f"give {passes}",
+        )
+    if carried.kind == "pieces":
+        return Finding(
+            NOTE,
+            "segments",
+            f"{again}. Segments are whole passes, but the stream is made of up to {lanes} of them at a time: {count} "
+            f"{unit} in a row are parts of several passes",
+            fix=f"if they must be a whole pass, as in an evaluation, give samples={one_pass}: each epoch is then one, "
+            "which one worker makes",
         )
     if carried.kind == "endless":
-        a_pass = f"segment={carried.one_pass}, which is one pass" if carried.one_pass else "a segment= of one pass"
         return Finding(
             WARNING,
             "epochs",
-            f"the generator goes through the same {count} {unit} again and again, so an epoch may never end, and only "
-            "one worker reads each split",
-            fix=f"let it end after one pass; or leave splits= out and give {a_pass}, or a multiple of it: then workers "
-            "share the segments, and the feed has no epochs",
+            f"{again}, so an epoch may never end, and only one worker reads each split",
+            fix=f"let it end after one pass; or leave splits= out and give {passes}",
         )
     return Finding(
         WARNING,

@@ -27,7 +27,7 @@ from ...worker.isolation.randomness import GlobalRandomness, GlobalState, genera
 from ...worker.reading.loaded_feed import LoadedFeed
 from .messages import Carried
 
-EPOCHS, SEGMENTS, UNEVEN, ENDLESS = "epochs", "segments", "uneven", "endless"
+EPOCHS, SEGMENTS, UNEVEN, ENDLESS, PIECES = "epochs", "segments", "uneven", "endless", "pieces"
 
 _MOST = 4096
 """Samples or rows of a loop to compare, at most."""
@@ -74,6 +74,8 @@ class _Loops:
         """Whether `segment=` and `shuffle=` count batches."""
         self._unit = "rows" if self._makes_batches else "samples"
         self._shuffles_samples = feed.plan.shuffle > 0 and not self._counts_batches
+        self._has_pieces = feed.plan.samples is None and feed.plan.lanes > 1
+        """Whether an endless stream is made of several segments at a time."""
         self._splits = splits
         self._randomness = randomness
         self._until = until
@@ -95,9 +97,11 @@ class _Loops:
             return replace(found, unit=self._unit, one_pass=self._in_segments(found.one_pass, begins))
         rows = one_pass(plain, each_leaf=True)
         counted = self._in_segments(rows, begins)
-        if not counted or segment < counted or not segment % counted:
+        if not counted or segment < counted:
             return None
-        return Carried(UNEVEN, rows, 0, counted, unit=self._unit)
+        if segment % counted:
+            return Carried(UNEVEN, rows, 0, counted, unit=self._unit)
+        return Carried(PIECES, rows, 0, counted, unit=self._unit) if self._has_pieces else None
 
     def epochs(self) -> Carried | None:
         """Compare two passes over one object with the feed's first two epochs of a split."""
