@@ -125,8 +125,8 @@ class ForkServer:
                     names = ", ".join(imported)
                     log.info("imported once for all workers, in %.2f s: %s", seconds, names, extra=_IMPORTS)
                 if left:
-                    why = "importing them raises, starts threads, opens files or keeps random numbers"
-                    log.info("imported by each worker separately: %s (%s)", ", ".join(left), why, extra=_IMPORTS)
+                    names = ", ".join(f"{name} (its import {why})" for name, why in left)
+                    log.info("imported by each worker separately: %s", names, extra=_IMPORTS)
                 early, self._early = self._early, []
                 for asked in early:
                     self._ask(asked)

@@ -146,16 +146,23 @@ def test_a_library_after_a_plain_variable_is_imported_once(start: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "why"),
     [
-        "import threading, time\nthreading.Thread(target=time.sleep, args=[3600], daemon=True).start()",
-        "data = open(__file__)",
-        "import mmap\ndata = mmap.mmap(-1, 4096)",
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=[3600], daemon=True).start()",
+            "starts threads",
+        ),
+        ("data = open(__file__)", "opens /"),
+        ("import mmap\ndata = mmap.mmap(-1, 4096)", "opens shared memory"),
+        ("import random, time\ndata = random.Random(time.time_ns())", "keeps random numbers"),
+        (
+            "import os\nif not os.path.exists(once := __file__ + '.once'):\n    open(once, 'x').close()\n    1 / 0",
+            "raises",
+        ),
     ],
-    ids=["starts a thread", "opens a file", "makes shared memory"],
 )
 def test_a_library_that_forks_would_share_is_left_to_each_worker(
-    start: Callable[..., Daemon], tmp_path: Path, body: str
+    start: Callable[..., Daemon], tmp_path: Path, body: str, why: str
 ) -> None:
     daemon = start("import first, bad, last\n", first="", bad=body, last="")
     assert sorted(read(daemon)) == list(range(200))
@@ -165,10 +172,16 @@ def test_a_library_that_forks_would_share_is_left_to_each_worker(
     assert importers(tmp_path, "bad")[0] == server
     assert sorted(importers(tmp_path, "bad")[1:]) == workers
     assert importers(tmp_path, "last") == [server]
-    assert (
-        "imported by each worker separately: bad (importing them raises, starts threads, opens files or keeps random "
-        "numbers)" in daemon.stderr()
-    )
+    assert f"imported by each worker separately: bad (its import {why}" in daemon.stderr()
+
+
+def test_pyarrow_is_imported_once_although_jemalloc_starts_a_thread(start: Callable[..., Daemon]) -> None:
+    top = "import pyarrow as pa, pyarrow.compute as pc\n"
+    daemon = start(top, value="pc.sum(pc.sort_indices(pa.array(range(100_000)))).as_py()")
+    assert set(read(daemon)) == {sum(range(100_000))}
+    assert forked(daemon)
+    assert re.search(r"imported once for all workers, in .*: .*pyarrow", daemon.stderr())
+    assert "separately" not in daemon.stderr()
 
 
 KEEPS_RANDOMNESS = {

@@ -11,11 +11,11 @@ import msgspec
 
 
 class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
-    """Workers can be forked. Names the libraries imported for all workers, those left to each worker, and the `seconds`
-    that the imports took."""
+    """Workers can be forked. Names the libraries imported for all workers, and those left to each worker, with what
+    their imports do. The imports took `seconds`."""
 
     imported: tuple[str, ...]
-    left: tuple[str, ...]
+    left: tuple[tuple[str, str], ...]
     seconds: float
 
 

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the fork server, and the worker in each process that it forks. Return the exit status."""
     parser = argparse.ArgumentParser(prog="penstock_server.worker.process.fork_server")
     parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
+    parser.add_argument("--without", action="append", default=[], type=_named, metavar="PACKAGE=WHY")
     StartArguments.add_to(parser)
     words = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(words)
@@ -89,13 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # A feed's own module may be an installed one.
         with import_seeding.seeded_imports(), randomness.watching():
-            for name in preload(of_workers.feeds, options.without):
-                if _threads() != 1 or not _shared() <= before or randomness.must_be_left():
-                    _again(connection, name, words, environment)
+            for name in preload(of_workers.feeds, dict(options.without)):
+                if why := _unfit(before, randomness):
+                    _again(connection, name, why, words, environment)
                 if name.partition(".")[0] not in _KNOWN:
                     imported.append(name)
     except ImportFailed as failed:
-        _again(connection, failed.args[0], words, environment)
+        _again(connection, failed.args[0], "raises", words, environment)
     gc.collect()
     gc.freeze()  # a collection would write to this memory and so unshare it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a library that ignores it would hide how workers end
@@ -110,11 +110,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return start.serve(*worker, of_workers, served=served)
 
 
-def _again(connection: socket.socket, name: str, words: Sequence[str], environment: Mapping[bytes, bytes]) -> None:
+def _named(word: str) -> tuple[str, str]:
+    package, _, why = word.partition("=")
+    return package, why
+
+
+def _again(
+    connection: socket.socket, name: str, why: str, words: Sequence[str], environment: Mapping[bytes, bytes]
+) -> None:
     """Start again without the package of module `name`, and leave that to the workers."""
     connection.set_inheritable(True)
     command = [*interpreter(), "-m", "penstock_server.worker.process.fork_server"]
-    os.execve(sys.executable, [*command, "--without", name.partition(".")[0], *words], environment)
+    os.execve(sys.executable, [*command, "--without", f"{name.partition('.')[0]}={why}", *words], environment)
 
 
 class _Server:
@@ -217,8 +224,23 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
+def _unfit(before: set[str], randomness: ForkedRandomness) -> str:
+    """Return what the last import has done that workers must not share, or ""."""
+    if _threads() != 1:
+        return "starts threads"
+    if more := _shared() - before:
+        return f"opens {min(more).partition(' ')[2] or 'shared memory'}"
+    return "keeps random numbers" if randomness.must_be_left() else ""
+
+
 def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    """Count the threads of this process that do not survive a fork. That of jemalloc, which pyarrow and so pandas
+    bring, only returns memory to the system, and jemalloc does that itself in a forked process."""
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            count += Path(f"/proc/self/task/{thread}/comm").read_text() != "jemalloc_bg_thd\n"
+    return count
 
 
 def _shared() -> set[str]:
