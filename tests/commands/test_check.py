@@ -564,6 +564,12 @@ def test_an_indexable_feed_is_not_told_to_draw_from_a_generator_that_it_does_not
     assert told == culprit_words.cause(found)[0]
 
 
+def test_libraries_that_draw_from_the_system_are_named_together() -> None:
+    sources = tuple(Source("system", "feeds.py:3", library) for library in ("sklearn", "", "joblib"))
+    told = "with the system's random numbers (a generator without a seed in sklearn or joblib, or os.urandom) the same"
+    assert told in culprit_words.cause(Culprit(culprit.UNKNOWN, sources))[0]
+
+
 def test_an_object_that_draws_without_a_seed_is_told_what_is_seeded_for_it(check: Check) -> None:
     finding = check("feeds.py:unseeded_items").finding("runs")
     assert "the system's random numbers" in finding["what"]

@@ -267,6 +267,7 @@ def test_a_transform_is_a_function_or_an_object_or_a_list_of_those() -> None:
         ("partial", True),
     ]
     assert checked_transforms(None) == checked_transforms([]) == ()
+    assert checked_transforms(tuple)[0].function([1, 2]) == (1, 2), "a class whose objects cannot be called"
 
 
 def several(sample: Any) -> Iterator[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...worker.isolation.shared_settings import FIX, SEED_FIXES, is_setting
 from ..observing.messages import Source
 from ..observing.sources import CLOCK, PID, SYSTEM
@@ -99,21 +101,24 @@ def _cause(culprit: Culprit, *, listing: bool) -> tuple[str, str, str]:
 
 def _sources(culprit: Culprit) -> tuple[str, str, str]:
     first = culprit.sources[0]
-    named = " and ".join(dict.fromkeys(map(_source, culprit.sources[:3])))
+    named = _named(culprit.sources[:3])
     evidence = "two runs with the same values there agree" if culprit.proven else "one of these, or several together"
     sites = dict.fromkeys(source.site for source in culprit.sources[:3] if source.site)
     return f"the cause is {named}: {evidence}", "; ".join(sites), _fix(first)
 
 
-def _source(source: Source) -> str:
-    if source.kind == SYSTEM:
-        by = f" in {source.library}" if source.library else ""
-        return f"the system's random numbers (a generator without a seed{by}, or os.urandom)"
-    if source.kind == CLOCK:
-        return "the clock"
-    if source.kind == PID:
-        return "the process id"
-    return f"the random state of {source.kind}, which Penstock does not seed here"
+def _named(sources: Sequence[Source]) -> str:
+    libraries = " or ".join(dict.fromkeys(one.library for one in sources if one.kind == SYSTEM and one.library))
+    by = f" in {libraries}" if libraries else ""
+    words = {
+        SYSTEM: f"the system's random numbers (a generator without a seed{by}, or os.urandom)",
+        CLOCK: "the clock",
+        PID: "the process id",
+    }
+    kinds = dict.fromkeys(source.kind for source in sources)
+    return " and ".join(
+        words.get(kind, f"the random state of {kind}, which Penstock does not seed here") for kind in kinds
+    )
 
 
 def _fix(source: Source) -> str:
@@ -150,8 +155,7 @@ def _before(culprit: Culprit) -> tuple[str, str, str]:
 def _unknown(culprit: Culprit) -> tuple[str, str, str]:
     text = "experiments did not show the cause"
     if culprit.sources:
-        named = " and ".join(dict.fromkeys(map(_source, culprit.sources[:3])))
-        text += f": the runs differ even with {named} the same in both"
+        text += f": the runs differ even with {_named(culprit.sources[:3])} the same in both"
     if culprit.names:
         return (
             f"{text}. Your code starts threads or processes, which run in no fixed order",

@@ -58,7 +58,8 @@ def _checked(function: Any) -> Transform:
     name = str(getattr(function, "__name__", type(function).__name__))
     if not callable(function):
         raise TypeError(f"transform must be a function of a sample, or a list of those, got {shown(function)}")
-    if isinstance(function, type):
+    if isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__):
+        # The class itself is seldom meant. (tuple, or a NamedTuple, is: their objects cannot be called.)
         raise TypeError(f"transform {name} is a class: give an instance, {name}(...), or a function")
     if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
         raise TypeError(f"transform {name} is async: a transform is a plain function")
