@@ -247,6 +247,36 @@ def test_rows_that_are_lost_are_an_error_in_the_first_epoch(
                 rows += batch.tolist()
 
 
+ONE_LIST = """
+import numpy as np
+from penstock_server import Feed
+
+class Rows:
+    def __init__(self):
+        self.rows = list(range(200))
+    def __call__(self):
+        np.random.shuffle(self.rows)
+        for row in self.rows:
+            yield np.float32(row)
+
+feed = Feed(Rows(), batch_size=8)
+method = Feed(Rows().__call__, batch_size=8)
+zipped = Feed.zip({"row": feed, "other": method}, batch_size=8)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_list_of_an_object_that_each_run_shuffles_is_not_shuffled_by_checks(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / "feeds.py"
+    path.write_text(ONE_LIST)
+    for name in ("feed", "method", "zipped"):
+        with penstock.connect(f"{path}:{name}", workers=workers) as connection:
+            for _ in range(4):
+                batches = list(connection.batches())
+                rows = np.concatenate([batch["row"] if name == "zipped" else batch for batch in batches])
+                assert sorted(rows.tolist()) == list(range(200)), name
+
+
 def test_what_is_merely_random_is_only_warned_of(serve: Serve) -> None:
     names = ["process", "of_a_pool", "within", "coins"]
     daemon = serve(HEAD + RANDOM, *names, workers=3)

@@ -66,7 +66,7 @@ class Arguments:
 
     def bound(self, arguments: Mapping[str, Any]) -> BoundArguments:
         """Return the arguments of one run, with copies of `args` and `kwargs` that it may change."""
-        values = {name: _fresh(value) for name, value in self._values.items()}
+        values = {name: fresh(value) for name, value in self._values.items()}
         values |= {name: arguments[what] for name, what in self._of_run.items()}
         if self._split_in_rest:
             rest = self._rest
@@ -268,7 +268,7 @@ def check_arguments(args: Any, kwargs: Any) -> None:
         )
 
 
-def _fresh(value: Any) -> Any:
+def fresh(value: Any) -> Any:
     """Return a copy that a run may change without affecting the next run, such as a list of files that it shuffles in
     place.
 
@@ -277,9 +277,9 @@ def _fresh(value: Any) -> Any:
     """
     kind = type(value)
     if kind in (list, tuple, set, deque):
-        return kind(value if _PLAIN.issuperset(map(type, value)) else map(_fresh, value))
+        return kind(value if _PLAIN.issuperset(map(type, value)) else map(fresh, value))
     if kind is dict:
-        return {key: _fresh(item) for key, item in value.items()}
+        return {key: fresh(item) for key, item in value.items()}
     if kind is bytearray or isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
         return copy.deepcopy(value)
     if kind is np.ndarray:

@@ -43,8 +43,9 @@ def warning(feed: str, names: tuple[str, ...]) -> str:
     """Return the warning that the generator of this feed changes the attributes of these names."""
     return (
         f"feed {feed}: its generator changes {', '.join(names[:4])}, which all generators of a worker share, so "
-        "samples that depend on that depend on the number of workers: keep it in variables of the generator, or give "
-        "the class with method=, as in Feed(Reader, method=...), so that each run makes an object of its own"
+        "samples that depend on that depend on the number of workers, and if it is an order, rows may be lost: keep it "
+        "in variables of the generator, or give the class with method=, as in Feed(Reader, method=...), so that each "
+        "run makes an object of its own"
     )
 
 

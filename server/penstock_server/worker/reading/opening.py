@@ -9,6 +9,7 @@ from typing import Any
 from penstock_proto import FeedError, GeneratorError
 from penstock_proto import messages as m
 
+from ...feed.combined.own_object import with_own_object
 from ...feed.objects.indexables import is_indexable
 from ...worker_state.activity import ActivityPage
 from ..isolation.randomness import GlobalRandomness
@@ -29,11 +30,12 @@ def opener_of(
     fills_cache: bool = False,
     on_uneven: Callable[[int, int, int, str], None] = lambda *_: None,
     takes_over: bool = False,
+    beside: bool = False,
 ) -> SplitOpener:
     """Return an opener for the splits of a feed, or of a component of a mix; see `SplitOpener`. `takes_over`: it goes
-    on with the feed's `first_split`."""
+    on with the feed's `first_split`. `beside`: its generators may run beside those of a stream."""
     return SplitOpener(
-        feed.declared,
+        with_own_object(feed.declared) if beside else feed.declared,
         feed.plan,
         randomness,
         page,

@@ -115,7 +115,7 @@ class ReproducibilityCheck:
 
     def _first_samples(self, index: int, count: int) -> list[bytes]:
         """Return the digests of the first samples of a split."""
-        opener = opener_of(self._feed, self._randomness, self._page, self._run)
+        opener = opener_of(self._feed, self._randomness, self._page, self._run, beside=True)
         opened = opener.open(self._splits[index], index, 0)
         found = []
         try:

@@ -160,7 +160,7 @@ def _source(
     else:
         return None
     stretch = 1 if feed.parts else stretch_of_share(plan, feed.layout)
-    opener = opener_of(part, randomness, page, _NO_RUN, stretch=stretch, drops=feed.drops)
+    opener = opener_of(part, randomness, page, _NO_RUN, stretch=stretch, drops=feed.drops, beside=True)
     return _Splits(feed, part, splits, opener, check.epoch)
 
 
