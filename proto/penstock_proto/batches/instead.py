@@ -35,7 +35,12 @@ _OF_TYPE: tuple[tuple[type | tuple[type, ...], str], ...] = (
 _OF_LIBRARY = (
     ("scipy", "", "it is sparse: yield its .toarray()"),
     ("tensorflow", "SparseTensor", "it is sparse: yield tf.sparse.to_dense() of it"),
-    ("tensorflow", "RaggedTensor", 'yield each of its rows as a sample, with Feed(batching="ragged")'),
+    (
+        "tensorflow",
+        "RaggedTensor",
+        "yield its .to_tensor() if its rows are equally long; otherwise each of its rows as a sample, with "
+        'Feed(batching="ragged")',
+    ),
     ("tensorflow", "Dataset", "it is a dataset: yield each of its elements"),
     ("pandas", "", "yield a dict of its columns, each as an array of one dtype: {'x': table['x'].to_numpy()}"),
 )

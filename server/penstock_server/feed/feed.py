@@ -195,7 +195,8 @@ class Feed(FeedOptions, FromFiles, Combining):
         if self.batch_size is not None:
             raise ValueError(
                 f"{type(source).__name__} is a Keras dataset, whose items are whole batches, so batch_size must be "
-                f"None, got {self.batch_size}: set the size of a batch in the dataset itself"
+                f"None, got {self.batch_size}: set the size of a batch in the dataset itself. If its items are single "
+                "samples, give Feed(range(len(dataset)), transform=dataset.__getitem__, ...)"
             )
         length = length_of(source)
         if length is not None and not self.fixed_length:
