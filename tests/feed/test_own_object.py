@@ -53,6 +53,19 @@ def test_a_copy_has_lists_arrays_and_random_generators_of_its_own(of: Any) -> No
     assert list(feed.generate()) == made, "the random generator was copied where it stood"
 
 
+def test_a_copy_is_cheap_though_the_object_holds_the_data() -> None:
+    rows = Rows()
+    images = [np.zeros(3)] * 200
+    vars(rows).update(images=images, table=np.zeros(1 << 18), index={i: [i] for i in range(200)})
+    made: Any = with_own_object(Feed(rows, batch_size=4)).generate
+    assert made.images is not images
+    assert made.images[0] is images[0]
+    assert made.index is not vars(rows)["index"]
+    assert made.table.base is vars(rows)["table"]
+    with pytest.raises(ValueError, match="read-only"):
+        made.table[0] = 1
+
+
 @pytest.mark.parametrize("kind", [Closes, Alone])
 def test_what_cannot_be_copied_or_closes_something_at_its_end_is_shared(kind: type[Rows]) -> None:
     feed = Feed(kind(), batch_size=4)

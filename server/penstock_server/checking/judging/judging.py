@@ -126,6 +126,8 @@ def _imports(imported: Imported) -> Iterator[Finding]:
                 " -> ".join(library.chain),
                 "if the generator does not need it, keep the feed in a module that does not import it",
             )
+    indexable = imported.plan.length is not None or imported.plan.items is not None
+    where = "in __getitem__, for the first item that needs it" if indexable else "in the generator, once per split"
     for file in imported.files:
         held = f" ({', '.join(file.holders)})" if file.holders else ""
         yield Finding(
@@ -133,7 +135,7 @@ def _imports(imported: Imported) -> Iterator[Finding]:
             "open file",
             f"{file.path} is opened at import and stays open{held}. Each worker opens it for itself, but processes "
             f"that your code forks would share it{', and HDF5 reads wrong data then' if file.hdf5 else ''}",
-            fix="open it in the generator, once per split: then on_error= covers it too",
+            fix=f"open it {where}: then on_error= covers it too",
         )
 
 

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import MethodType, ModuleType
 from typing import Any, TypeVar
 
+import numpy as np
+
+from ..objects.object_states import LARGE
 from ..options.arguments import fresh
 from ..options.feed_options import FeedOptions
 from .zipped import Zipped
+
+_MANY = 100
+"""Containers with more items are copied without what lies in these."""
 
 Options = TypeVar("Options", bound=FeedOptions)
 
@@ -24,7 +31,8 @@ def with_own_object(feed: Options) -> Options:
     """Return a feed like this one, whose generator has a copy of its object. Where that cannot be copied, it is shared.
 
     The lists, dicts, arrays and random generators that are attributes of the object are copied. Other attributes are
-    shared.
+    shared. Since this is done for each check, of large lists and dicts only the first level is copied, and large arrays
+    become read-only.
     """
     source = feed.generate
     if isinstance(source, Zipped):
@@ -58,5 +66,20 @@ def _object(value: Any) -> Any:
     except Exception:
         return value
     if made is not value:
-        attributes.update({name: fresh(item) for name, item in attributes.items()})
+        attributes.update({name: _own(item) for name, item in attributes.items()})
     return made
+
+
+def _own(value: Any) -> Any:
+    kind = type(value)
+    if kind in (list, tuple, set, deque, dict) and len(value) > _MANY:
+        return kind(value)
+    if kind in (list, tuple, set, deque):
+        return kind(map(_own, value))
+    if kind is dict:
+        return {key: _own(item) for key, item in value.items()}
+    if kind is np.ndarray and value.nbytes > LARGE:
+        view = value.view()
+        view.flags.writeable = False
+        return view
+    return fresh(value)
