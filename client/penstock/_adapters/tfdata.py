@@ -434,6 +434,7 @@ def _calls() -> int:
     return sum(frame.f_code.co_filename.endswith("script_ops.py") for frame in outermost)
 
 
-def _let_go(gone: Gone) -> None:
-    if _read.pop(gone.token, None) is not None:
+def _let_go(gone: Gone, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    # With Python 3.13 a dataset may outlive the variables of this module, when the interpreter ends.
+    if not is_ending() and _read.pop(gone.token, None) is not None:
         interrupts.unlisten()

@@ -124,7 +124,11 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
             IMAGE.astype(np.float64),
             "float64 array of shape \\(2, 3\\), but .* float32\\[2, 3\\]",
         ),
-        (Leaf("float32", (2, 3)), IMAGE[:1], r"if samples differ in shape, give Feed\(batching=\"pad\"\) or Feed\("),
+        (
+            Leaf("float32", (2, 3)),
+            IMAGE[:1],
+            r"declare the leaf .* varies, here Leaf\(.float32., \(None, 3\)\), and give",
+        ),
         (Leaf("float32", (2, 3)), IMAGE[0], "float32 array of shape \\(3,\\)"),
         (Leaf("float32", ()), IMAGE, "if samples differ in shape"),
         (Leaf("float32", (2, 3)), np.ma.array(IMAGE), "masked array, whose mask would be lost"),

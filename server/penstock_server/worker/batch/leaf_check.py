@@ -59,8 +59,8 @@ class LeafCheck:
                 hint = f"give Feed(spec=...) with None for each dimension that varies{self._varying(array.shape)}"
             else:
                 hint = (
-                    'if samples differ in shape, give Feed(batching="pad") or Feed(batching="ragged"), with None in '
-                    "spec= for each dimension that varies"
+                    "if samples differ in shape, declare the leaf in Feed(spec=...) with None for each dimension that "
+                    f'varies{self._varying(array.shape)}, and give batching="pad" or batching="ragged"'
                 )
             raise self._error(value, hint)
         return array
