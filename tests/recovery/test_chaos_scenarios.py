@@ -62,7 +62,7 @@ def test_consumers_are_handed_what_the_model_says_whatever_goes_wrong(seed: int)
     assert not result.differences, result.report()
 
 
-@pytest.mark.parametrize("seed", some([11], [16, 31, 57]))
+@pytest.mark.parametrize("seed", some([11], [16, 57, 79]))
 @pytest.mark.usefixtures("tf", "forked_daemons")
 def test_so_are_those_that_read_with_tensorflow(seed: int) -> None:
     assert with_tensorflow(seed)

@@ -83,8 +83,10 @@ class Hosts:
     def leave(self) -> None:
         """Let one host, or all hosts, begin to leave."""
         for host in self._some([host for host in self.there if not (host.leaving or host.lost)]):
-            host.leaving = True
-            self._world.handle(on.RetireWorkers(host.workers, now=self._world.random.random() < 0.2))
+            if host in self.there:  # the daemon may have been killed meanwhile
+                host.leaving = True
+                self._world.handle(on.RetireWorkers(host.workers, now=self._world.random.random() < 0.2))
+                self._world.carry_out()  # what the next host may be given, before it leaves too
 
     def lose(self) -> None:
         """Lose one host, or all hosts. The daemon does not know yet."""
