@@ -72,9 +72,9 @@ def test_what_cannot_be_copied_or_closes_something_at_its_end_is_shared(kind: ty
     assert with_own_object(feed) is feed
 
 
-def test_functions_classes_and_our_own_readers_stay_as_they_are() -> None:
+def test_functions_classes_and_indexable_objects_stay_as_they_are() -> None:
     def samples() -> Iterator[int]:
         yield 1
 
-    for feed in (Feed(samples, batch_size=1), Feed(Rows, method="__call__", batch_size=1)):
+    for feed in (Feed(samples, batch_size=1), Feed(Rows, method="__call__", batch_size=1), Feed([1, 2], batch_size=1)):
         assert with_own_object(feed) is feed

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..objects.indexables import is_indexable
 from ..objects.object_states import LARGE
 from ..options.arguments import fresh
 from ..options.feed_options import FeedOptions
@@ -35,6 +36,8 @@ def with_own_object(feed: Options) -> Options:
     become read-only.
     """
     source = feed.generate
+    if is_indexable(source):  # it has no generator
+        return feed
     if isinstance(source, Zipped):
         parts = {label: with_own_object(part) for label, part in source.parts.items()}
         own: Any = Zipped(parts, source.wants, source.form, source.uneven)
