@@ -601,7 +601,7 @@ def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -
         assert re.match(r"200 rows of an epoch have only 1\d\d different ones, and a plain", lost["what"])
         assert f"; or give segment={whole} and samples={whole}: each epoch" in lost["fix"]
     uneven = check("feeds.py:uneven").finding("segments")
-    assert "goes through the same 200 rows again and again, and each segment starts it again" in uneven["what"]
+    assert "goes through the same 200 rows again and again. Each segment starts it again" in uneven["what"]
     assert "give segment=20 and samples=20: each epoch" in uneven["fix"]
     own_seed = check("feeds.py:own_seed").finding("epochs")
     assert "each epoch has the same samples in the same order, and in a plain loop over one object" in own_seed["what"]

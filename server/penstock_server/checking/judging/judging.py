@@ -236,8 +236,8 @@ def _lost(carried: Carried, lanes: int) -> Finding:
         return Finding(
             WARNING,
             "segments",
-            f"{again}, and each segment starts it again and ends within a pass: what comes first in a pass comes more "
-            "often than the rest",
+            f"{again}. Each segment starts it again and ends within a pass, so the first {unit} of a pass come more "
+            "often than the others",
             fix=f"give {passes}",
         )
     if carried.kind == "pieces":
