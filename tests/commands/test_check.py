@@ -722,6 +722,24 @@ def test_costly_imports_open_files_and_gpus_are_named(check: Check, tmp_path: Pa
     assert "TensorFlow" in checked.finding("import")["what"]
     assert "data.h5 is opened at import and stays open (DATA in costly.py)" in checked.finding("open file")["what"]
     assert checked.finding("gpu")["what"] == "cupy can see 2 GPUs in a worker"
+    assert "in the generator, once per split" in checked.finding("open file")["fix"]
+
+    (tmp_path / "indexed.py").write_text(
+        textwrap.dedent(
+            """
+            import h5py
+            from penstock_server import Feed
+            class Rows:
+                file = h5py.File("data.h5")
+                def __len__(self):
+                    return 50
+                def __getitem__(self, i):
+                    return self.file["x"][i]
+            feed = Feed(Rows(), batch_size=8)
+            """
+        )
+    )
+    assert "in __getitem__, for the first item" in check("indexed.py:feed").finding("open file")["fix"]
 
 
 FORKING = """
