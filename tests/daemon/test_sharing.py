@@ -164,7 +164,7 @@ def test_a_job_that_resumes_behind_another_meets_it(daemon: Daemon) -> None:
                 again += read(rest, 1)
                 if len({stream.stream for stream in control.status(daemon.urls["lanes"], 30).streams}) == 1:
                     break
-                time.sleep(0.05)
+                time.sleep(0.1)  # the daemon looks for that once a second
             else:
                 pytest.fail("they have not met")
             again += read(rest)

@@ -180,6 +180,48 @@ def test_jobs_that_go_on_from_any_batch_read_the_rest_of_the_stream(
     _resumed_by_all(case, wide, count, room, faults, seed)
 
 
+def _read_on(world: World, client: Client, batches: int) -> None:
+    """Let this client read so many batches, and let everything happen that needs neither readers nor time."""
+    for left in range(batches, -1, -1):
+        while events := [event for actor, event in world._choices() if "_hand" not in actor and actor != "clock"]:
+            events[0]()
+            world.carry_out()
+        if left:
+            client._hand()
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        SimFeed(length=90, batch_size=1),
+        SimFeed(splits=(45, 45), lanes=2, batch_size=1),
+        SimFeed(splits=(45, 45), lanes=2, batch_size=1, dynamic=True, shuffle=7),
+    ],
+)
+def test_streams_that_are_level_become_one_though_each_is_ahead_at_times(feed: SimFeed) -> None:
+    world = World(feed, workers=2, memory=400 * PAGE)
+    jobs: list[Client] = []
+    for _ in range(2):
+        client = world.open(made=Client, leaves=[None], shares=True)
+        assert isinstance(client, Client)
+        jobs.append(client)
+        _read_on(world, client, 5)
+    behind, ahead = jobs
+    assert ahead.stream is not behind.stream
+    for look in range(4):
+        _read_on(world, ahead, 6 if look else 5)
+        _read_on(world, behind, 4)
+        world.wait(1.0)
+        if ahead.stream is behind.stream:
+            break
+        ahead, behind = behind, ahead
+    else:
+        pytest.fail("they have not met")
+    world.looks = 20
+    world.run()
+    assert [job.read[0] for job in jobs] == [list(feed.expected(0))] * 2
+
+
 late_feeds = st.one_of(uneven_feeds, endless_feeds, pooled_feeds, index_feeds, ragged_feeds)
 lates = st.lists(st.tuples(st.integers(0, 150), st.sampled_from((3, 8, 40))), min_size=1, max_size=4)
 """After how many further steps each job begins, and how many slabs it reads of an epoch without end."""

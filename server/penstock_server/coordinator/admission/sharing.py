@@ -185,9 +185,12 @@ class Sharing:
                         break
 
     def _follows(self, behind: SharedDelivery, stream: Stream, ahead: SharedDelivery, other: Stream) -> bool:
-        """Whether a stream follows the other one so closely that their windows may meet."""
+        """Whether a stream follows the other one so closely that their windows may meet.
+
+        Of two streams that are level each follows the other. It is chance which of them is ahead at the next look.
+        """
         place, front = behind.front, ahead.front
-        if place is None or front is None or not _is_ahead(ahead, other, behind, stream):
+        if place is None or front is None or min(_places(behind), default=place) > front:
             return False
         if self._fronts.get(stream.number) == place:
             return False  # it stands
@@ -208,6 +211,14 @@ class Sharing:
                 continue
             if feed is None or stream.feed is feed:
                 yield stream, shared
+
+
+def _places(shared: SharedDelivery) -> Iterator[Place]:
+    """Iterate over the places of the stream's jobs, as far as they are known."""
+    for job in shared.jobs:
+        place = shared.place_of(job)
+        if place is not None:
+            yield place
 
 
 def _is_ahead(ahead: SharedDelivery, one: Stream, behind: SharedDelivery, other: Stream) -> bool:
