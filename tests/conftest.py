@@ -134,6 +134,18 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, f"left behind: {left}"
 
 
+@pytest.fixture(autouse=True)
+def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the modules that a test wrote and imported here: the next one may call its own file the same."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    folder = f"{tmp_path_factory.getbasetemp()}/"
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def tf():
     """TensorFlow, imported once, its thread pools started."""

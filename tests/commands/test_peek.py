@@ -350,7 +350,6 @@ def test_the_command_and_the_module_that_it_prints_serve_the_file(
         spec = connection.element_spec
         assert set(getattr(spec, "keys", ())) == leaves
         assert labels(connection.batches()) == NUMBERS.tolist()
-    sys.modules.pop(MODULE.removesuffix(".py"), None)
 
 
 def test_encoded_images_of_one_size_are_decoded_by_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +362,6 @@ def test_encoded_images_of_one_size_are_decoded_by_the_module(tmp_path: Path, mo
     with penstock.connect(f"{tmp_path}/decoded_images.py:feed", workers=0) as connection:
         batch = next(connection.batches())
     assert batch["image"].shape == (32, 28, 28, 1)
-    sys.modules.pop("decoded_images", None)
 
 
 def test_the_layout_of_an_archive_is_explained_where_it_is_not_that_of_webdataset(
@@ -418,7 +416,6 @@ def test_feature_lists_are_proposed_as_sequences(tmp_path: Path, monkeypatch: py
     with penstock.connect(f"{tmp_path}/sequences.py:feed", workers=0) as connection:
         batch = next(connection.batches())
     assert batch["audio"].shape == (32, 5, 3)
-    sys.modules.pop("sequences", None)
 
 
 def test_the_module_makes_colours_of_palettes_and_inks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +438,6 @@ def test_the_module_makes_colours_of_palettes_and_inks(tmp_path: Path, monkeypat
     (tmp_path / "colours.py").write_text(copied(text)[1])
     with penstock.connect(f"{tmp_path}/colours.py:feed", workers=0) as connection:
         batch = next(connection.batches())
-    sys.modules.pop("colours", None)
     assert batch["grey"].shape == (6, 30, 40, 1)
     wanted = np.array([250, 10, 20])
     assert np.abs(batch["palette"][:, 5, 5].astype(int) - wanted).max() < 60, "the nearest colour of the palette"
@@ -707,13 +703,10 @@ FEEDS = """
 
 
 @pytest.fixture
-def feeds(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / f"peeked_{tmp_path.name}.py"
+def feeds(tmp_path: Path) -> Path:
+    path = tmp_path / "peeked.py"
     path.write_text("\n".join(line[4:] for line in FEEDS.splitlines()))
-    before = [*sys.path]
-    yield path
-    sys.path[:] = before
-    sys.modules.pop(path.stem, None)
+    return path
 
 
 def test_a_feed_is_read_in_this_process(feeds: Path) -> None:
@@ -921,4 +914,3 @@ def test_rows_whose_number_varies_are_padded_by_the_module(tmp_path: Path, monke
     with penstock.connect(f"{tmp_path}/padded_boxes.py:feed", workers=0) as connection:
         batch = next(connection.batches())
     assert batch["boxes"].shape == (32, 3, 4)
-    sys.modules.pop("padded_boxes", None)

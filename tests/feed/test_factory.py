@@ -53,10 +53,9 @@ class Size(enum.Enum):
 
 
 @pytest.fixture
-def scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The path of the module, whose name is another one in each test."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    path = tmp_path / f"scenes_{tmp_path.name}.py"
+def scenes(tmp_path: Path) -> str:
+    """The path of the module."""
+    path = tmp_path / "scenes.py"
     path.write_text(SCENES.replace("{more}", "").replace("\n    ", "\n"))
     return str(path)
 

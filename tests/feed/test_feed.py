@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -346,10 +345,8 @@ def test_the_larger_a_lanes_block_is_the_more_splits_it_mixes(options: dict[str,
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    known = set(sys.modules)
     (tmp_path / "scenes_to_load.py").write_text(
         textwrap.dedent("""
         from penstock_server import Feed
@@ -367,10 +364,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "breaks.py").write_text("def f():\n    return 1 / 0\n\nf()\n")
     (tmp_path / "syntax.py").write_text("def f(:\n")
     (tmp_path / "notes.txt").touch()
-    yield tmp_path
-    for name in set(sys.modules) - known:
-        if name in ("scenes_to_load", "needs_more", "breaks", "syntax", "email_"):
-            del sys.modules[name]
+    return tmp_path
 
 
 def test_a_feed_is_found_by_module_or_by_file(folder: Path) -> None:

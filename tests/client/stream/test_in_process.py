@@ -29,10 +29,8 @@ Write = Callable[..., str]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """`write(source)` writes a file with this source text, and returns the target of its feed `feed`. The module is
-    forgotten later."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def write(tmp_path: Path) -> Write:
+    """`write(source)` writes a file with this source text, and returns the target of its feed `feed`."""
     names: list[str] = []
 
     def target(source: str, name: str = "") -> str:
@@ -41,9 +39,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         path.write_text(textwrap.dedent(source))
         return f"{path}:feed"
 
-    yield target
-    for name in names:
-        sys.modules.pop(name, None)
+    return target
 
 
 COUNTING = """

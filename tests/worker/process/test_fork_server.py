@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -331,10 +331,9 @@ def test_forked_workers_run_tensorflow(serve: Serve) -> None:
 
 
 @pytest.fixture
-def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """`ahead({file: text}, target, without=...)` returns the libraries that are imported for the target, among these
     files."""
-    modules, path = set(sys.modules), list(sys.path)
     for name in ("one", "two", "three"):
         package = tmp_path / "site-packages" / f"lib_{name}"
         package.mkdir(parents=True)
@@ -358,11 +357,7 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         assert not ours, "it imported one of the user's modules"
         return sorted(added)
 
-    yield found
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.startswith("lib_"):
-            del sys.modules[name]
+    return found
 
 
 @pytest.mark.parametrize(
