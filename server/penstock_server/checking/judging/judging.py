@@ -187,6 +187,14 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
             "each split that is read leaves more of them, until the worker ends",
             fix="end them in the generator, in a finally block, or start them once, at the top of the module",
         )
+    elif done.started and plan.lanes > 1:
+        yield Finding(
+            NOTE,
+            "processes",
+            f"a generator starts {done.started} process{'es' * (done.started > 1)} of its own. In each of {plan.lanes} "
+            f"lanes a generator is open, so up to {done.started * plan.lanes} such processes run beside the workers",
+            fix="let the generator make its samples itself: workers run in parallel anyway. Or give fewer lanes=",
+        )
     for library in done.late:
         if library.nbytes >= _HEAVY or library.name == "tensorflow":
             yield Finding(

@@ -186,6 +186,7 @@ class Done(Struct, frozen=True, tag=True):
         used: sources that user code used.
         changed: names in user modules, and attributes of objects there, that changed while samples were made.
         processes: how many processes of generators still run although their generators have ended.
+        started: the most processes of its own that one generator had at a time.
         others: how many CPUs other processes of the machine used meanwhile.
         carried: what the generator carries on that the feed loses; None if nothing, or if the task was not PLAIN.
     """
@@ -199,6 +200,7 @@ class Done(Struct, frozen=True, tag=True):
     used: tuple[Source, ...] = ()
     changed: tuple[str, ...] = ()
     processes: int = 0
+    started: int = 0
     others: float = 0.0
     carried: Carried | None = None
 

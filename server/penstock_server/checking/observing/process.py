@@ -163,6 +163,7 @@ class Process:
                 used=tuple(sorted(used, key=lambda source: -used[source]))[:64],
                 changed=changed,
                 processes=helpers.of_this_process.left,
+                started=helpers.of_this_process.most,
             )
         )
 

@@ -53,10 +53,12 @@ class Helpers:
 
     Attributes:
         only_this_thread: processes that other threads start are not of generators.
+        most: the most helpers that one generator has had at a time.
     """
 
     def __init__(self) -> None:
         self.only_this_thread = False
+        self.most = 0
         self._known: dict[int, _Helper] = {}
         self._of_modules: set[_Link] | None = None
         """The pipes and sockets that the modules have opened; None before the first look."""
@@ -85,6 +87,8 @@ class Helpers:
                 own = _of_process(processes[pid]) if pid in processes else set()
                 theirs = _links(str(pid)) - own
                 self._known[pid] = _Helper(pid, owner, theirs & fresh or theirs & (self._of_modules or set()))
+            if owner is not self:
+                self.most = max(self.most, sum(helper.owner is owner for helper in self._known.values()))
 
     def pass_on(self, owner: object, successor: object) -> None:
         """Give the helpers of `owner` to `successor`, which continues with the same generator."""
