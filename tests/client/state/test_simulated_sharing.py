@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -211,15 +212,38 @@ def test_streams_that_are_level_become_one_though_each_is_ahead_at_times(feed: S
     for look in range(4):
         _read_on(world, ahead, 6 if look else 5)
         _read_on(world, behind, 4)
-        world.wait(1.0)
         if ahead.stream is behind.stream:
             break
+        why = [world.coordinator.apart_because(job.reader) for job in (ahead, behind)]
+        assert [re.sub(r"\d+ batch(es)?", "n", text) for text in why] == [
+            "it is n ahead of the nearest other job, and soon shares with it",
+            "it is n behind the nearest other job, and soon shares with it",
+        ]
+        world.wait(1.0)
         ahead, behind = behind, ahead
     else:
         pytest.fail("they have not met")
     world.looks = 20
     world.run()
     assert [job.read[0] for job in jobs] == [list(feed.expected(0))] * 2
+
+
+def test_a_job_that_is_too_far_behind_is_told_so() -> None:
+    world = World(SimFeed(length=90, batch_size=1), workers=2, memory=40 * PAGE)
+    jobs: list[Client] = []
+    for batches in (80, 1):
+        client = world.open(made=Client, leaves=[None], shares=True)
+        assert isinstance(client, Client)
+        jobs.append(client)
+        _read_on(world, client, batches)
+    assert [world.coordinator.apart_because(job.reader) for job in jobs] == [
+        "it is 79 batches ahead of the nearest other job, more than the memory for shared batches holds",
+        "it is 79 batches behind the nearest other job, more than the memory for shared batches holds",
+    ]
+    _read_on(world, jobs[1], 79)
+    assert [world.coordinator.apart_because(job.reader) for job in jobs] == [
+        "it is level with the nearest other job, and soon shares with it"
+    ] * 2
 
 
 late_feeds = st.one_of(uneven_feeds, endless_feeds, pooled_feeds, index_feeds, ragged_feeds)

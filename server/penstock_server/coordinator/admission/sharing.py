@@ -119,20 +119,19 @@ class Sharing:
             return "it was opened with share=False, or by an older client"
         own = stream.sharing.front
         fronts = [
-            other.sharing.front
+            (other.sharing.front, other)
             for other in others
             if other.sharing is not None and other.sharing.joinable and other.sharing.front is not None
         ]
         if own is None or not fronts:
             return "the other job was opened with share=False, or by an older client" if own else ""
-        same = [batches - own[1] for epoch, batches in fronts if epoch == own[0]]
+        same = [(batches - own[1], other) for (epoch, batches), other in fronts if epoch == own[0]]
         if not same:
-            return f"it reads epoch {own[0]}, and the others read epoch {min(fronts)[0]}"
-        nearest = min(same, key=abs)
-        where = "ahead of" if nearest < 0 else "behind"
-        return (
-            f"it is {abs(nearest)} batches {where} the nearest other job, more than the memory for shared batches holds"
-        )
+            return f"it reads epoch {own[0]}, and the others read epoch {min(front for front, _ in fronts)[0]}"
+        apart, nearest = min(same, key=lambda one: abs(one[0]))
+        if self._is_near(stream, nearest) or self._is_near(nearest, stream):
+            return f"it is {_apart(apart)} the nearest other job, and soon shares with it"
+        return f"it is {_apart(apart)} the nearest other job, more than the memory for shared batches holds"
 
     def keep_list(self, feed: ServedFeed, epoch: int, splits: SplitsInfo) -> None:
         """Keep the list of splits of the epoch for a while: a job that moves goes on with it."""
@@ -158,7 +157,12 @@ class Sharing:
         streams = list(self._open(feed))
         for stream, shared in streams:
             shared.keep_for_others(
-                any(other is not stream and self._follows(behind, other, shared, stream) for other, behind in streams)
+                any(
+                    other is not stream
+                    and self._is_near(other, stream)
+                    and self._fronts.get(other.number) != behind.front  # it does not stand
+                    for other, behind in streams
+                )
             )
 
     def _bring_together(self, feed: ServedFeed, now: float) -> None:
@@ -184,16 +188,17 @@ class Sharing:
                         shared.move(job)
                         break
 
-    def _follows(self, behind: SharedDelivery, stream: Stream, ahead: SharedDelivery, other: Stream) -> bool:
-        """Whether a stream follows the other one so closely that their windows may meet.
+    def _is_near(self, stream: Stream, other: Stream) -> bool:
+        """Whether a stream follows the other one so closely that it may come to what that one still has.
 
         Of two streams that are level each follows the other. It is chance which of them is ahead at the next look.
         """
-        place, front = behind.front, ahead.front
-        if place is None or front is None or min(_places(behind), default=place) > front:
+        behind, ahead = stream.sharing, other.sharing
+        if behind is None or ahead is None or behind.front is None or ahead.front is None:
             return False
-        if self._fronts.get(stream.number) == place:
-            return False  # it stands
+        place, front = behind.front, ahead.front
+        if min(_places(behind), default=place) > front:
+            return False
         nbytes, slots = self._budget.room_for_window(other.number)
         room = min(nbytes // other.slots.slot_nbytes, slots) * max(other.feed.info.room, 1)
         apart = front[1] - (place[1] if place[0] == front[0] else 0)
@@ -211,6 +216,14 @@ class Sharing:
                 continue
             if feed is None or stream.feed is feed:
                 yield stream, shared
+
+
+def _apart(batches: int) -> str:
+    """Return where a job is, in words, if the other one is this many batches ahead."""
+    if not batches:
+        return "level with"
+    number = f"{abs(batches)} batch{'es' * (abs(batches) > 1)}"
+    return f"{number} ahead of" if batches < 0 else f"{number} behind"
 
 
 def _places(shared: SharedDelivery) -> Iterator[Place]:
