@@ -114,6 +114,29 @@ def test_the_default_folder_is_not_one_that_others_can_write_to(
     file_cache.choose(None, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "size"), [("4096", 4096), ("0", 0), ("200G", 200 << 30), ("1.5 MiB", 3 << 19), ("12kb", 12 << 10)]
+)
+def test_the_variable_of_its_size_takes_what_the_option_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, size: int
+) -> None:
+    file_cache.choose(str(tmp_path), None)
+    monkeypatch.setenv("PENSTOCK_FILE_CACHE_SIZE", text)
+    assert file_cache.the_cache().size == size
+    file_cache.choose(None, None)
+
+
+@pytest.mark.parametrize("text", ["much", "4X", "1e999G", "nanM", "-1", "-2G"])
+def test_a_variable_that_is_no_size_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    file_cache.choose(str(tmp_path), None)
+    monkeypatch.setenv("PENSTOCK_FILE_CACHE_SIZE", text)
+    with pytest.raises(OSError, match=f"variable PENSTOCK_FILE_CACHE_SIZE must be a size such as .*, got '{text}'"):
+        file_cache.the_cache()
+    file_cache.choose(None, None)
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     file_cache.choose(str(tmp_path / "file" / "cache"), None)

@@ -84,7 +84,8 @@ class Feed(Struct, frozen=True, kw_only=True):
     name: Annotated[str, figure("Its name.")]
     url: Annotated[str, figure("Its URL.")]
     params: Annotated[
-        str, figure("Parameters of its factory whose defaults differ, such as `size=128`. Empty if there are none.")
+        str,
+        figure("Parameters of the function that returns it that are not the defaults, such as `size=128`; or empty."),
     ]
     spec: Annotated[str, figure("Names, dtypes and shapes of a sample's arrays.")]
     batch_size: Annotated[int | None, figure("Samples of a batch. None if the generator yields whole batches.")]

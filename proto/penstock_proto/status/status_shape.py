@@ -74,7 +74,7 @@ class Status(Struct, frozen=True, kw_only=True):
         figure("CPU time of the daemon's own process, without its workers.", "penstock_daemon_cpu_seconds_total"),
     ]
     machine: Annotated[Machine, figure("The CPUs of its host.")]
-    ready: Annotated[bool, figure("Whether all feeds can be consumed.", "penstock_daemon_ready")]
+    ready: Annotated[bool, figure("Whether all feeds can be read.", "penstock_daemon_ready")]
     malformed: Annotated[
         int,
         figure("Messages from peers that could not be decoded.", "penstock_daemon_malformed_messages_total"),

@@ -283,7 +283,11 @@ def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
 
 @main.command()
 @click.argument("url")
-@click.option("--now", is_flag=True, help="Do not wait for epochs to finish; their trainers get an error.")
+@click.option(
+    "--now",
+    is_flag=True,
+    help="Do not wait for epochs to finish. Their trainers wait up to 60 s for another daemon, and then get an error.",
+)
 @client_keys_option
 @click.option(
     "--timeout",

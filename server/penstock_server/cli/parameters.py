@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from ..machine.size_text import parsed_size
 from ..workers.worker_config import LEAST_WORKER_MEMORY
 from .option_groups import Group, option
 
@@ -140,15 +141,13 @@ class Bytes(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return `value` as a number of bytes."""
-        text = str(value).strip().upper().removesuffix("B").removesuffix("I")
-        shift = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:], 0)
         try:
-            number = float(text[:-1]) * 2**shift if shift else int(text)
-        except ValueError:
-            self.fail(f"must be a size such as 4G or 512M, got {value!r}", param, ctx)
-        if number <= 0:
+            number = parsed_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not number:
             self.fail(f"must be more than 0, got {value!r}", param, ctx)
-        return int(number)
+        return number
 
 
 def memory_option(text: str, *names: str) -> Callable[[_F], _F]:

@@ -16,7 +16,7 @@ PATIENCE = 15
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The daemon's progress: `ready` once all feeds can be consumed, `draining` when it is about to stop."""
+    """The daemon's progress: `ready` once all feeds can be read, `draining` when it is about to stop."""
 
     ready: bool
     draining: bool

@@ -1,4 +1,4 @@
-"""The progress of feeds at the daemon's start: which can be consumed, at which URL, and why the others cannot."""
+"""The progress of feeds at the daemon's start: which can be read, at which URL, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StartingFeeds:
         feeds: number of feeds that the daemon is to serve.
         endpoint: the `tcp://address:port` at which the daemon listens.
         advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `endpoint`.
-        on_ready: called with the URL of each feed once it can be consumed.
+        on_ready: called with the URL of each feed once it can be read.
 
     Attributes:
         count: the number of feeds.
@@ -56,7 +56,7 @@ class StartingFeeds:
 
     @property
     def ready(self) -> bool:
-        """Whether all feeds can be consumed."""
+        """Whether all feeds can be read."""
         return len(self._coordinator.feeds) == self.count
 
     def url(self, feed: str) -> str:
@@ -64,7 +64,7 @@ class StartingFeeds:
         return f"{self._root}/{feed}"
 
     def feed_ready(self, name: str, splits: int) -> None:
-        """Handle a feed that can be consumed: report its URL, and warn if its `splits` do not suit its options."""
+        """Handle a feed that can be read: report its URL, and warn if its `splits` do not suit its options."""
         feed = self._coordinator.feeds[name]
         fields = {"event": "feed_ready", "feed": name}
         log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes), extra=fields)

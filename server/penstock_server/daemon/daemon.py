@@ -68,7 +68,7 @@ class Daemon:
 
     Args:
         config: its options.
-        on_ready: called with the URL of each feed once it can be consumed.
+        on_ready: called with the URL of each feed once it can be read.
         each_second: called once a second with this object.
         engine: runs hosts that join, or None.
         reloader: knows whether the feeds' code has changed, or None.
@@ -211,7 +211,7 @@ class Daemon:
 
     @property
     def ready(self) -> bool:
-        """Whether all feeds can be consumed."""
+        """Whether all feeds can be read."""
         return self._parts.feeds.ready
 
     @property

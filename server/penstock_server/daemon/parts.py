@@ -87,7 +87,7 @@ class Parts:
         config: the daemon's options.
         workers: number of worker processes at the start.
         engine: runs hosts that join, or None.
-        on_ready: called with the URL of each feed once it can be consumed.
+        on_ready: called with the URL of each feed once it can be read.
         state: the file that keeps the positions of groups when the daemon ends, or None.
     """
 

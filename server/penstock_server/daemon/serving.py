@@ -33,7 +33,7 @@ def serve(
 
     Args:
         config: its options.
-        on_ready: called with the URL of each feed once it can be consumed.
+        on_ready: called with the URL of each feed once it can be read.
         each_second: called once a second with the daemon.
         engine: runs hosts that join, or None.
 

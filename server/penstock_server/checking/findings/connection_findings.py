@@ -47,7 +47,7 @@ def rows(seen: Connection) -> Iterator[tuple[str, str]]:
         yield (
             "daemon",
             f"process {state.pid}, up {state.seconds:,.0f} s, protocol version {state.version} (here: "
-            f"{VERSION}), {len(state.workers)} workers, feeds: {feeds}",
+            f"{VERSION}), {len(state.workers)} worker{'s' * (len(state.workers) != 1)}, feeds: {feeds}",
         )
         if seen.encrypted:
             yield "keys", "the daemon accepts them, and TCP is encrypted"

@@ -46,7 +46,7 @@ class SentTotals:
 
 
 class ServedFeed:
-    """A feed that can be consumed.
+    """A feed that can be read.
 
     Args:
         plan: its options.

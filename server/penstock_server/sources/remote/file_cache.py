@@ -35,11 +35,13 @@ from pathlib import Path
 
 from penstock_proto.status.figures import size as size_text
 
+from ...machine.size_text import parsed_size
+
 BLOCK = 1 << 20
 """Bytes of a block."""
 
 DIRECTORY_VARIABLE, SIZE_VARIABLE = "PENSTOCK_FILE_CACHE", "PENSTOCK_FILE_CACHE_SIZE"
-"""Environment variables that say where the cache is and its bound in bytes, for all processes without an option."""
+"""Environment variables that say where the cache is and how large it may be, for all processes without an option."""
 
 MOST = 16 << 30
 _SHARE = 5
@@ -82,7 +84,7 @@ def the_cache() -> FileCache:
     """Return the cache of this process.
 
     Raises:
-        OSError: there is no folder for it; the message says what to do.
+        OSError: there is no folder for it, or the variable holds no size; the message says what to do.
     """
     given = _chosen.directory or os.environ.get(DIRECTORY_VARIABLE, "")
     home = os.environ.get("XDG_CACHE_HOME") or (os.path.expanduser("~/.cache"))
@@ -100,9 +102,13 @@ def the_cache() -> FileCache:
             why = error.strerror or str(error)
             continue
         size = _chosen.size
+        if size is None and (text := os.environ.get(SIZE_VARIABLE, "")):
+            try:
+                size = parsed_size(text)
+            except ValueError as error:
+                raise OSError(f"the environment variable {SIZE_VARIABLE} {error}") from None
         if size is None:
-            text = os.environ.get(SIZE_VARIABLE, "")
-            size = int(text) if text.isdecimal() else min(MOST, shutil.disk_usage(directory).free // _SHARE)
+            size = min(MOST, shutil.disk_usage(directory).free // _SHARE)
         return FileCache(directory, size)
     raise OSError(
         f"files of URLs are kept in {' or '.join(tried)}, which cannot be written ({why}): choose a folder on a local "
