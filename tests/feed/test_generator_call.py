@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import csv
 import functools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -116,6 +118,10 @@ def rng_and_rest(rng: Any, *rest: Any) -> Iterator[Any]:
     yield rest
 
 
+def epoch_and_shard(epoch: Any, shard: Any) -> Iterator[Any]:
+    yield epoch, shard
+
+
 RUN = {"split": "S", "rng": "R", "epoch": 7, "shard": (0, 1)}
 
 
@@ -140,6 +146,10 @@ def first_of(function: Any, **options: Any) -> Any:
         (all_of_them, {"args": (1, 2), "kwargs": {"x": 3}, "has_splits": True}, (("S", 1, 2), {"x": 3})),
         (all_of_them, {"args": (1, 2), "segments": True}, ((1, 2), {})),
         (functools.partial(generate, size=3), {"has_splits": True}, ("S", 3, 0, "R")),
+        (functools.partial(generate, size=3, rng="own"), {"has_splits": True}, ("S", 3, 0, "own")),
+        (functools.partial(functools.partial(epoch_and_shard, epoch=5), shard=(1, 2)), {}, (5, (1, 2))),
+        (functools.partial(epoch_and_shard, epoch=3), {}, (3, (0, 1))),
+        (functools.partial(epoch_and_shard, shard=(1, 2)), {}, (7, (1, 2))),
         (Scenes, {"method": "generate_data", "args": (["a"],)}, (["a"], 8, 0)),
         (Scenes, {"method": "generate_data", "args": (["a"],), "segments": True}, (["a"], 8, 0)),
         (Scenes, {"method": "generate_data", "kwargs": {"crop": 2}, "has_splits": True}, ("S", 8, 2)),
@@ -190,6 +200,9 @@ def test_of_a_class_each_run_has_an_object_of_its_own_and_arguments_that_it_may_
         with pytest.raises(ValueError, match="read-only"):
             kwargs["large"][0] = 1
     assert large.flags.writeable
+    window = collections.deque([1], maxlen=2)
+    (copied,), _ = next(GeneratorCall(all_of_them, args=(window,)).prepare(RUN)())
+    assert (copied is window, copied.maxlen, list(copied)) == (False, 2, [1])
     seen = GeneratorCall(Scenes, method="generate_data", args=("a",))
     assert seen.prepare(RUN) is not seen.prepare(RUN)
 
@@ -237,6 +250,11 @@ def test_of_a_class_each_run_has_an_object_of_its_own_and_arguments_that_it_may_
         (generate, {"args": (1, 2), "splits": [1]}, "args= has 2 values, and generate takes 1 after the split"),
         (generate, {"kwargs": {"width": 1}}, "names width, but generate has no such parameter"),
         (plain, {"args": ("a",), "kwargs": {"first": 1}}, "args= and kwargs= both give first of plain"),
+        (plain, {"args": (iter([1]),)}, r"args\[0\] is .*iterator.*: what one run reads of it, no other run gets"),
+        (plain, {"kwargs": {"first": csv.reader([])}}, r"kwargs\['first'\] is .*reader.*, an iterator: .* give a list"),
+        (functools.partial(plain, map(int, "1")), {}, "argument 0 of the functools.partial is .*map.*, an iterator"),
+        (functools.partial(plain, first=zip("a")), {}, "first of the functools.partial is .*zip.*, an iterator"),
+        (plain, {"args": ((x for x in "a"),)}, r"args\[0\] is .*generator.*, an iterator"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_fix(source: Any, options: dict[str, Any], message: str) -> None:
@@ -255,6 +273,11 @@ def augment(sample: Any, rng: Any, strength: float = 1.0) -> Any:
 class Compose:
     def __call__(self, sample: Any) -> Any:
         return sample
+
+
+def test_a_transform_keeps_the_rng_that_a_partial_gives_it() -> None:
+    given, without = checked_transforms([functools.partial(augment, rng=5), functools.partial(augment, strength=0.5)])
+    assert (given.takes_rng, without.takes_rng) == (False, True)
 
 
 def test_a_transform_is_a_function_or_an_object_or_a_list_of_those() -> None:

@@ -178,6 +178,18 @@ def test_a_structured_array_is_a_dict_of_its_fields() -> None:
         Feed(np.zeros(3, [("t", "M8[s]")]), batch_size=1)
 
 
+def test_a_masked_value_of_a_structured_array_is_an_error_that_names_field_and_row() -> None:
+    fields = [("id", "i4"), ("inner", [("box", "f4", (2,))])]
+    array = np.ma.zeros(3, fields)
+    assert rows(array)[1] == {"id": 0, "inner": {"box": [0.0, 0.0]}}
+    array["inner"]["box"][2, 1] = np.ma.masked
+    with pytest.raises(ValueError, match=r"array\['inner'\]\['box'\] has no value in row 2 .*array.filled"):
+        Feed(array, batch_size=1)
+    array["id"][1] = np.ma.masked
+    with pytest.raises(ValueError, match=r"array\['id'\] has no value in row 1"):
+        Feed(array, batch_size=1)
+
+
 def test_plain_arrays_are_read_as_ever() -> None:
     array = np.arange(6).reshape(3, 2)
     assert Feed(array, batch_size=1).generate is array

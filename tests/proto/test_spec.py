@@ -91,6 +91,7 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
         ([{"a": 1, "b": 2}] * 2, r"it holds dicts: yield one dict of lists, {'a': \[...\], 'b': \[...\]}, or a tuple"),
         ({"boxes": [{"a": 1}]}, r"sample\['boxes'\] .* it holds dicts: yield one dict of lists"),
         (np.array([np.zeros(2), np.zeros(3)], object), r"its items differ in length: give Feed\(batching="),
+        (np.array([1, 2.5], object), r"an array of objects, which are numbers: .* \.astype\('float32'\)"),
         (np.zeros(3, [("a", "f4"), ("b", "i4")]), r"yield a dict of its fields, such as {'a': array\['a'\]}"),
         (np.ma.masked_array([1, 2], [0, 1]), r"masked array.*\.filled"),
         (np.datetime64("2026-01-01"), "astype"),

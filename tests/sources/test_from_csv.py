@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import pickle
 from pathlib import Path
@@ -58,7 +59,10 @@ def test_columns_have_the_dtype_that_all_of_their_cells_fit() -> None:
         (["0", "10"], [0, 10]),
         (["0.5", "-0.25"], [0.5, -0.25]),
         (["1_000", "2"], ["1_000", "2"]),
-        (["12345678901234567890", "1"], [12345678901234567890.0, 1.0]),
+        (["12345678901234567890", "12345678901234567891"], [12345678901234567890, 12345678901234567891]),
+        (["12345678901234567890", "-1"], ["12345678901234567890", "-1"]),
+        (["123456789012345678901", "1"], ["123456789012345678901", "1"]),
+        (["123456789012345678901", "0.5"], [123456789012345678901.0, 0.5]),
         (["", "a"], ["", "a"]),
         (['"a, ""b""\nc"', "d"], ['a, "b"\nc', "d"]),
         (["ü", "猫"], ["ü", "猫"]),
@@ -80,6 +84,11 @@ def test_cells_that_only_look_like_numbers_are_text(cells: list[str], values: li
 )
 def test_files_are_read_as_spreadsheets_and_people_write_them(name: str, text: bytes) -> None:
     assert rows(write(text, name), ("a", "b")) == [(1, "x"), (2, "y")]
+
+
+def test_a_cell_may_be_long() -> None:
+    assert [len(cell) for cell in column(f"x,y\n{'a' * 300_000},1\nb,2\n")] == [300_000, 1]
+    assert csv.field_size_limit() == 131072, "the limit of user code is another one"
 
 
 def test_a_pattern_makes_one_array_of_its_columns() -> None:
@@ -106,7 +115,11 @@ def test_a_pattern_makes_one_array_of_its_columns() -> None:
         ("true", "no", "true"),
         ("", "x", ""),
         ("1", "007", "1"),
-        ("9", "12345678901234567890", 9.0),
+        ("9", "12345678901234567890", 9),
+        ("-9", "12345678901234567890", "-9"),
+        ("12345678901234567890", "-9", "12345678901234567890"),
+        ("12345678901234567890", "0.5", 12345678901234567890.0),
+        ("0.5", "12345678901234567890", 0.5),
     ],
 )
 def test_a_late_cell_of_another_kind_decides_for_the_whole_column(

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import penstock
 from penstock_command import main
-from penstock_server import Feed
+from penstock_server import Feed, Pad
 from penstock_server.sources.json_lines import reader
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream
@@ -81,6 +81,20 @@ def test_values_are_numbers_text_arrays_and_dicts() -> None:
     assert [value.dtype for value in sample] == [np.float32, np.uint8]
 
 
+def test_texts_in_lists_keep_their_nuls_and_lists_may_be_empty() -> None:
+    texts = [["a\0", "b"], ["\0", ""], [["x\0", "y"], ["z", ""]]]
+    assert [value.tolist() for value in read(write(lines([{"t": text} for text in texts])), "t")] == texts
+    tokens = [[1, 2], [], [3]]
+    write(lines([{"t": token, "m": [True] * len(token)} for token in tokens]))
+    for batching in ("pad", Pad(value=0)):
+        with penstock.connect(
+            Feed.from_json_lines("a.jsonl", batch_size=3, batching=batching), workers=0
+        ) as connection:
+            batch = next(connection.batches())
+        assert batch["t"].tolist() == [[1, 2], [0, 0], [3, 0]]
+        assert batch["m"].tolist() == [[True, True], [False, False], [True, False]]
+
+
 def test_a_transform_gets_what_cannot_be_a_leaf() -> None:
     chat = {"messages": [{"role": "user", "text": "hi"}], "tags": [[1], [2, 3]], "score": None, "ids": [1, 2]}
     write(lines([chat] * 3))
@@ -111,6 +125,9 @@ def test_compressed_files_are_read() -> None:
         ('{"id": null}\n', r"the line at byte 0: 'id' is None: an array cannot hold null"),
         ('{"id": [1, null]}\n', r"a list must hold numbers or text, and no null or object"),
         ('{"id": [[1], [1, 2]]}\n', r"its lists differ in length"),
+        ('{"id": ["a", 1]}\n', r"a list mixes text and numbers: write two lists"),
+        ('{"id": [9223372036854775808, -1]}\n', r"its integers need more than 64 bits: write them as text"),
+        ('{"id": [18446744073709551616]}\n', r"its integers need more than 64 bits: write them as text"),
         ("[" * 100_000 + "\n", r"is not JSON \(RecursionError"),
         (b'{"id": "\xff"}\n', r"is not JSON \(UnicodeDecodeError"),
         (gzip.compress(lines(ROWS).encode(), mtime=0)[:-30], r"a\.jsonl is truncated or damaged \(.+\): copy it again"),

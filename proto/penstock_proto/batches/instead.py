@@ -59,7 +59,10 @@ def instead_of(value: Any) -> str:
     if isinstance(value, list):
         return _instead_of_items(value)
     if isinstance(value, np.ndarray) and value.ndim:
-        return _instead_of_items(value.ravel().tolist())
+        items = value.ravel().tolist()
+        if all(isinstance(item, int | float | complex | np.generic) and _is_array(item) for item in items):
+            return "it is an array of objects, which are numbers: yield it as numbers, such as .astype('float32')"
+        return _instead_of_items(items)
     package, name = type(value).__module__.partition(".")[0], type(value).__name__
     for library, end, advice in _OF_LIBRARY:
         if package == library and name.endswith(end):

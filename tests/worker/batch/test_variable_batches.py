@@ -433,6 +433,8 @@ def test_buckets_only_reorder_a_block(rows: int) -> None:
     ("leaf", "value", "message"),
     [
         (Leaf("string", ()), 3, r"sample\['x'\] is 3, but the feed's spec has string\[\] there: yield str or bytes"),
+        (Leaf("string", ()), np.array(5), r"sample\['x'\] is .*feed's spec has string\[\] there: yield str or bytes"),
+        (Leaf("string", ()), np.array(None), r"feed's spec has string\[\] there: yield str or bytes"),
         (Leaf("string", (2,)), ["a"], r"has text of shape \(1,\).*the same number of strings"),
         (Leaf("int32", (None,)), np.zeros(2), r"float64 array of shape \(2,\).*astype\('int32'\)"),
         (Leaf("int32", (None, 2)), np.zeros((2, 3), "int32"), r"if samples differ in shape"),

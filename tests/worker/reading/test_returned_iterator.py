@@ -119,3 +119,66 @@ def test_a_generator_that_a_variable_holds_is_refused(tmp_path: Path, workers: i
     path.write_text(MODULE)
     with pytest.raises(GeneratorError, match=r"returns <generator object .*which a variable holds"):
         penstock.connect(f"{path}:generator_object", workers=workers)
+
+
+ONCE = """
+import csv, functools, itertools
+from penstock_server import Feed
+
+lines = csv.reader(map(str, range(100)))
+known = iter([])
+number = 3
+
+def of_module(split):
+    def rows():
+        yield from lines
+    for row in rows():
+        yield int(row[0]) + number
+
+def around():
+    rows = iter(range(100))
+    def generate(split):
+        yield from rows
+    return generate
+
+class Rows:
+    def __init__(self):
+        self.rows = enumerate(range(100))
+    def __call__(self, split):
+        for _, row in self.rows:
+            yield row
+
+class Fresh:
+    "Its first run has no iterator yet."
+    def __call__(self, split):
+        self.rows = iter(range(100))
+        yield from self.rows
+
+def fine(split):
+    known = iter(range(100))
+    yield from known
+
+options = {"splits": [0], "batch_size": 10}
+of_module, of_closure, of_object = Feed(of_module, **options), Feed(around(), **options), Feed(Rows(), **options)
+fresh, fine = Feed(Fresh(), **options), Feed(fine, **options)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("of_module", "uses lines,"),
+        ("of_closure", "uses rows around generate,"),
+        ("of_object", "uses Rows.rows,"),
+        ("fresh", ""),
+        ("fine", ""),
+    ],
+)
+def test_an_iterator_that_a_generator_does_not_make_is_named(
+    tmp_path: Path, warned: pytest.LogCaptureFixture, name: str, what: str
+) -> None:
+    (tmp_path / "feeds.py").write_text(ONCE)
+    with penstock.connect(f"{tmp_path}/feeds.py:{name}", workers=0) as connection:
+        assert (sum(len(batch) for batch in connection.batches()) == 100) is not bool(what)
+    assert (f"its generator {what} which can be read only once" in warned.text) == bool(what)
+    assert ("read only once" in warned.text) == bool(what)

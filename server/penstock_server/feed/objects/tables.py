@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import distribution
+from penstock_proto.batches.inferring import is_masked
 from penstock_proto.value_text import shown
 
 from ...sources.arrow_columns import Place, rows_of
@@ -92,10 +93,18 @@ def _of_array(array: npt.NDArray[Any]) -> Any:
 def _of_fields(array: npt.NDArray[Any], path: str) -> Table:
     columns: dict[str, Any] = {}
     for name in array.dtype.names or ():
-        values, where = np.asarray(array[name]), f"{path}[{name!r}]"
+        values: Any = array[name]
+        where = f"{path}[{name!r}]"
         if values.dtype.names and values.ndim == 1:
             columns[name] = _of_fields(values, where)
-        elif values.dtype.kind in "mMV":
+            continue
+        if is_masked(values) and (rows := values.mask.reshape(len(array), -1).any(1)).any():
+            raise ValueError(
+                f"{where} has no value in row {rows.argmax()} (it is a masked array), and a batch has no nulls: fill "
+                "them, array = array.filled(...), or leave out these rows or the field"
+            )
+        values = np.asarray(values)
+        if values.dtype.kind in "mMV":
             raise TypeError(
                 f"{where} has dtype {values.dtype}, which cannot be served: give an array without this field, or with "
                 "numbers in its place"

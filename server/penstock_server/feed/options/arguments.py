@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from inspect import BoundArguments, Parameter, Signature
 from typing import Any
 
@@ -268,6 +269,36 @@ def check_arguments(args: Any, kwargs: Any) -> None:
         )
 
 
+def check_readable_twice(generate: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
+    """Check that no argument is an iterator of Python's own, such as a generator or a `csv.reader`.
+
+    Raises:
+        TypeError: one is. All runs would read it together, so each would miss what another one has read.
+    """
+    values = [(f"args[{number}]", value) for number, value in enumerate(args)]
+    values += [(f"kwargs[{name!r}]", value) for name, value in (kwargs or {}).items()]
+    if isinstance(generate, partial):
+        values += [(f"argument {number} of the functools.partial", value) for number, value in enumerate(generate.args)]
+        values += [(f"{name} of the functools.partial", value) for name, value in generate.keywords.items()]
+    for place, value in values:
+        if is_read_once(value):
+            raise TypeError(
+                f"{place} is {shown(value)}, an iterator: what one run reads of it, no other run gets. Make it in the "
+                "generator, or give a list"
+            )
+
+
+def is_read_once(value: Any) -> bool:
+    """Whether this is an iterator of Python's own, which can be read only once."""
+    return hasattr(type(value), "__next__") and type(value).__module__ in ("builtins", "itertools", "_csv")
+
+
+def bound_by_name(function: Any) -> Collection[str]:
+    """Return the parameters that Penstock would fill, and that a `functools.partial` has bound by name."""
+    keywords = function.keywords if isinstance(function, partial) else {}
+    return [name for name in BY_NAME if name in keywords]
+
+
 def fresh(value: Any) -> Any:
     """Return a copy that a run may change without affecting the next run, such as a list of files that it shuffles in
     place.
@@ -277,7 +308,8 @@ def fresh(value: Any) -> Any:
     """
     kind = type(value)
     if kind in (list, tuple, set, deque):
-        return kind(value if _PLAIN.issuperset(map(type, value)) else map(fresh, value))
+        items = value if _PLAIN.issuperset(map(type, value)) else map(fresh, value)
+        return deque(items, value.maxlen) if kind is deque else kind(items)
     if kind is dict:
         return {key: fresh(item) for key, item in value.items()}
     if kind is bytearray or isinstance(value, random.Random | np.random.Generator | np.random.RandomState):

@@ -2,15 +2,15 @@
 
 Pickles of equal objects can differ, because a pickle records which parts are the same object. So values are encoded
 here part by part: plain data by its contents, functions and classes by their names, and other objects by the parts from
-which pickle would rebuild them. Equal values have equal digests, in every process. The source code of a function is not
-part of its digest, with two exceptions: functions without a name of their own (lambdas), and those of a notebook's
-cells, whose names may stand for other code the next time. These have their code in the digest, and the globals that
-they use.
+which pickle would rebuild them. Equal values have equal digests, in every process. A function or class that was made
+within a function has the variables around it in the digest, too. The source code of a function is not part of its
+digest, with two exceptions: functions without a name of their own (lambdas), and those of a notebook's cells, whose
+names may stand for other code the next time. These have their code in the digest, and the globals that they use.
 """
 
 from __future__ import annotations
 
-import dis
+import functools
 import hashlib
 import os
 import re
@@ -24,6 +24,7 @@ import numpy as np
 from ...sources.names_on_disk import name_of
 from ...sources.reader import Reader
 from .feed_options import FeedOptions
+from .used_globals import used_globals
 from .values import Cache
 
 FORMAT = 1
@@ -108,7 +109,7 @@ class _Digest:
             self._put(kind.__name__, value)
         elif isinstance(value, types.ModuleType):
             self._put("module", value.__name__.encode())
-        elif (isinstance(value, type) and not _is_of_a_cell(value)) or _is_builtin(value):
+        elif (isinstance(value, type) and _is_global(value)) or _is_builtin(value):
             self._put("global", _global_name(value).encode())
         elif id(value) in self._within:
             self._put("again", str(len(self._within) - self._within.index(id(value))).encode())
@@ -142,18 +143,21 @@ class _Digest:
 
     def _add_function(self, function: types.FunctionType) -> None:
         self._put("function", _global_name(function).encode())
-        in_cell = _is_of_a_cell(function)
+        in_cell, within = _is_of_a_cell(function), function.__code__.co_qualname
         if "<" not in function.__qualname__ and not in_cell:
-            return
+            if "<" not in within or _has_its_name(function):
+                return
+            self._put("function", within.encode())  # functools.wraps has given it the name of another one
         self._add_code(function.__code__ if function.__name__ == "<lambda>" or in_cell else None)
         if in_cell:
-            names = sorted(_globals_of(function.__code__) & function.__globals__.keys())
+            names = sorted(used_globals(function.__code__) & function.__globals__.keys())
             self._add([(name, function.__globals__[name]) for name in names])
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
         self._add((cells, function.__defaults__, function.__kwdefaults__))
 
     def _add_class(self, cls: type) -> None:
-        """Add a class of a cell: its bases and attributes, and the functions of its properties and methods."""
+        """Add a class of a cell or within a function: its bases and attributes, and the functions of its properties and
+        methods."""
         self._put("class", _global_name(cls).encode())
         self._add(cls.__bases__)
         for name, value in sorted(vars(cls).items()):
@@ -162,6 +166,8 @@ class _Digest:
             self._add(name)
             if isinstance(value, property):
                 self._add((value.fget, value.fset, value.fdel))
+            elif isinstance(value, functools.cached_property):
+                self._add(value.func)
             else:
                 self._add(value.__func__ if isinstance(value, staticmethod | classmethod) else value)
 
@@ -198,15 +204,22 @@ _OF_EACH_CLASS = frozenset(
 """Attributes of a class that its code does not depend on, or that follow from others."""
 
 
+def _is_global(cls: type) -> bool:
+    """Return whether a class has a name of its own in a file."""
+    return "<locals>" not in cls.__qualname__ and not _is_of_a_cell(cls)
+
+
+def _has_its_name(function: types.FunctionType) -> bool:
+    """Return whether the function is what its module has under its name."""
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
 def _is_of_a_cell(value: Any) -> bool:
     """Return whether a function or class belongs to a notebook or an interactive session, and so to no file."""
     return getattr(value, "__module__", None) == "__main__" and _module_name(value) == "__main__"
-
-
-def _globals_of(code: types.CodeType) -> set[str]:
-    """Return the names of the globals that some code uses."""
-    names = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-    return names.union(*(_globals_of(one) for one in code.co_consts if isinstance(one, types.CodeType)))
 
 
 def _is_builtin(value: Any) -> bool:

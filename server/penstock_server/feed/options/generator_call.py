@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock_proto.value_text import shown
 
-from .arguments import BY_NAME, POSITIONAL, Arguments, check_arguments
+from .arguments import BY_NAME, POSITIONAL, Arguments, bound_by_name, check_arguments, check_readable_twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class GeneratorCall:
         self._generate = generate
         self._method = method
         check_arguments(args, kwargs)
+        check_readable_twice(generate, args, kwargs)
         _check_kind(generate, method)
         if method is None:
             self.name = str(getattr(generate, "__name__", type(generate).__name__))
@@ -218,10 +219,13 @@ def _is_method_of_a_class(function: Any) -> bool:
 
 
 def _signature(function: Any, name: str) -> Signature:
+    """Return the signature of a function, without what a `functools.partial` gives it and Penstock would fill."""
     try:
-        return inspect.signature(function)
+        signature = inspect.signature(function)
     except ValueError:
         raise TypeError(f"cannot read the parameters of {name}: wrap it in a `def` of your own") from None
+    bound = bound_by_name(function)
+    return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in bound])
 
 
 def _method_signature(cls: type, method: str, name: str) -> Signature:

@@ -9,6 +9,8 @@ from typing import Any
 
 from penstock_proto.value_text import shown
 
+from .arguments import bound_by_name
+
 
 @dataclass(frozen=True, slots=True)
 class Transform:
@@ -68,6 +70,7 @@ def _checked(function: Any) -> Transform:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):  # a function in C: it gets only the sample
         return Transform(function, name, takes_rng=False, yields=yields)
+    parameters = [p for p in parameters if p.name not in bound_by_name(function)]
     takes_rng = any(p.name == "rng" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
     others = [p for p in parameters if not (takes_rng and p.name == "rng")]
     if not any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in others):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock_proto.value_text import shown
 
@@ -159,7 +160,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 
 
 def leaf(value: Any, *, anything: bool = False) -> Any:
-    """Return a value of JSON as a leaf: lists become arrays, unless they hold objects.
+    """Return a value of JSON as a leaf: lists become arrays, unless they are empty or hold objects.
 
     With `anything`, values that cannot be leaves are returned as they are.
 
@@ -172,19 +173,39 @@ def leaf(value: Any, *, anything: bool = False) -> Any:
         raise ValueError("an array cannot hold null: fill it when you write the file, or leave the key out of leaves=")
     if isinstance(value, dict):
         return {key: leaf(item, anything=anything) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         try:
-            array = np.array(value)
+            return _array(value)
         except ValueError:
             if anything:
                 return value
-            raise ValueError(f"its lists differ in length: pad them when you write the file, {_OR_TRANSFORM}") from None
-        if array.dtype.kind == "O":
-            if anything:
-                return value
-            raise ValueError(f"a list must hold numbers or text, and no null or object; {_OR_TRANSFORM}")
-        return array if array.dtype.kind in "biuf" else array.astype(object)
+            raise
     return value
+
+
+def _array(value: list[Any]) -> npt.NDArray[Any]:
+    """Return a list that is not empty as an array.
+
+    Raises:
+        ValueError: it cannot be one; the message says what to do.
+    """
+    try:
+        array = np.array(value)
+    except ValueError:
+        raise ValueError(f"its lists differ in length: pad them when you write the file, {_OR_TRANSFORM}") from None
+    if array.dtype.kind in "biu" or (array.dtype.kind == "f" and type(value[0]) is float):
+        return array
+    items = np.array(value, object)
+    kinds = set(map(type, items.ravel()))
+    if kinds == {str}:
+        return items
+    if str in kinds and kinds <= {str, int, float, bool}:
+        raise ValueError(f"a list mixes text and numbers: write two lists, {_OR_TRANSFORM}")
+    if kinds <= {int, bool}:
+        raise ValueError(f"its integers need more than 64 bits: write them as text, {_OR_TRANSFORM}")
+    if array.dtype.kind != "f":
+        raise ValueError(f"a list must hold numbers or text, and no null or object; {_OR_TRANSFORM}")
+    return array
 
 
 def _as_dtype(value: Any, dtype: np.dtype[Any]) -> Any:

@@ -24,6 +24,7 @@ from penstock_proto.value_text import shown
 from .. import files as fs
 from ..bounds import COLUMNS, check_at_once
 from ..names_on_disk import on_disk_as
+from ..pairs import pairs
 from ..reader import StackReader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..row_stacks import RowStack
@@ -72,18 +73,11 @@ class NumpySource:
 
         Raises:
             OSError: a file is missing.
-            ValueError: patterns of different leaves match different numbers of files.
+            ValueError: a file of one leaf has none of another.
         """
         if self.together is None:
             return [(file,) for file in fs.expand(self.files)]
-        matches = [fs.expand([name]) for name in self.together.names]
-        for name, found in zip(self.together.names[1:], matches[1:], strict=True):
-            if len(found) != len(matches[0]):
-                raise ValueError(
-                    f"{self.together.names[0]} matches {len(matches[0])} files and {name} matches {len(found)}: each "
-                    "file of one leaf needs a file of the other"
-                )
-        return list(zip(*matches, strict=True))
+        return pairs([(name, fs.expand([name])) for name in self.together.names])
 
     def open(self, group: tuple[str, ...], stack: ExitStack) -> tuple[list[NpyArray], Columns]:
         """Open the arrays of a group, which `stack` closes. Return them, and the structure of a sample.

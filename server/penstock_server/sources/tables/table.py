@@ -48,7 +48,7 @@ class Table:
         file: the path or URL.
         names: the names of all columns, in order.
         rows: the number of rows.
-        columns: those that were read, by name: arrays of bools, int64 or float64, and lists of text.
+        columns: those that were read, by name: arrays of bools, int64, uint64 or float64, and lists of text.
         empty: for columns of numbers that were read, the first row with an empty cell; from 0.
     """
 
@@ -81,8 +81,8 @@ def read_table(
     """Read a CSV file, of UTF-8 and perhaps compressed with gzip. Its first line names the columns.
 
     Columns are separated by tabs if the name ends in .tsv; otherwise by the most frequent of comma, semicolon and tab
-    in the first line. A column is of bools, int64 or float64 if all of its cells are such values, empty ones apart.
-    Numbers with leading zeros are text, as they are codes.
+    in the first line. A column is of bools, int64, uint64 or float64 if all of its cells are such values, empty ones
+    apart. Numbers with leading zeros are text, as they are codes. So are integers beyond 64 bits.
 
     Args:
         file: the path or URL.
@@ -101,8 +101,7 @@ def read_table(
     return table
 
 
-_TEXT = 3
-_KINDS: tuple[Any, ...] = (bool, np.int64, np.float64, str)
+_BOOL, _INT, _UINT, _FLOAT, _TEXT = range(5)
 """The kinds of a column, from the narrowest."""
 
 
@@ -110,7 +109,7 @@ class _Column:
     """Gathers the cells of one column, as values of its kind.
 
     Attributes:
-        kind: the kind, an index of `_KINDS`; None if all cells are empty.
+        kind: the kind; None if all cells are empty.
         stale: whether the kind became wider after some rows. Then the values are incomplete.
         empty: the first row with an empty cell, unless the column is text.
     """
@@ -131,10 +130,14 @@ class _Column:
             if self.empty is None:
                 self.empty = self._rows + cells.index("")
         if filled or self.kind == _TEXT:
-            least = self.kind or 0
-            kind, values = next((kind, made) for kind in range(least, 4) if (made := _made(filled, kind)) is not None)
-            if self.kind == 0 and kind:
+            least = self.kind or _BOOL
+            kind, values = next(
+                (kind, made) for kind in range(least, _TEXT + 1) if (made := _made(filled, kind)) is not None
+            )
+            if self.kind == _BOOL and kind != _BOOL:
                 kind = _TEXT  # bools and numbers together
+            if kind == _FLOAT and least != _FLOAT and all(map(_is_integer, filled)):
+                kind = _TEXT  # they are beyond 64 bits, and floats would make different ones equal
             self.stale |= bool(self._rows) and kind != self.kind and not (self.kind is None and kind != _TEXT)
             self.kind = kind
             if kind == _TEXT:
@@ -155,7 +158,7 @@ def _made(cells: Sequence[str], kind: int) -> Any:
     """Return cells as values of a kind; None if one does not fit."""
     if kind == _TEXT:
         return cells
-    if kind == 0:
+    if kind == _BOOL:
         if cells and cells[0].strip().lower() not in _BOOLS:
             return None
         found = [_BOOLS.get(cell.strip().lower()) for cell in cells]
@@ -163,9 +166,16 @@ def _made(cells: Sequence[str], kind: int) -> Any:
     if _CODE.search("\n".join(cells)):
         return None
     try:
-        return np.array(list(map(int if kind == 1 else float, cells)), _KINDS[kind])
+        if kind == _FLOAT:
+            return np.array(list(map(float, cells)), np.float64)
+        return np.array(list(map(int, cells)), np.int64 if kind == _INT else np.uint64)
     except (ValueError, OverflowError):
         return None
+
+
+def _is_integer(cell: str) -> bool:
+    """Whether a cell of a number is spelled as an integer."""
+    return cell.strip().lstrip("+-").isdigit()
 
 
 def _read(
@@ -248,6 +258,7 @@ def _rows(file: str, lines: io.TextIOWrapper[Any]) -> Iterator[list[str]]:
         ValueError: the file is not CSV, or rows differ in length; the message has the line.
     """
     reader: Any = None
+    limit = csv.field_size_limit(MOST_BYTES)
     try:
         first = lines.readline()
         if not first.strip():
@@ -274,6 +285,8 @@ def _rows(file: str, lines: io.TextIOWrapper[Any]) -> Iterator[list[str]]:
         raise ValueError(
             f"{file} is not UTF-8{after}: convert it, such as with iconv -f {kind} -t utf-8 {file} > new.csv"
         ) from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _begins_with_utf16(file: str) -> bool:
@@ -294,7 +307,7 @@ def _check_names(file: str, names: tuple[str, ...]) -> None:
             f"{file}: columns seem to be separated by {found!r}, and commas, semicolons and tabs are known: rewrite "
             f"the file, such as with pandas.read_csv({file!r}, sep={found!r}).to_csv('new.csv', index=False)"
         )
-    if _made(names, 2) is not None:
+    if _made(names, _FLOAT) is not None:
         raise ValueError(
             f"{file}: its first line has numbers, not the names of columns ({shown(names[0])}): add a line with names"
         )

@@ -119,7 +119,7 @@ class TextCheck:
             SpecError: it is not text, or has another shape.
         """
         array = as_text(value)
-        if array is None and isinstance(value, np.ndarray | list) and not len(value):
+        if array is None and isinstance(value, np.ndarray | list) and not np.size(value):
             array = np.empty(np.shape(value), object)  # no strings at all
         if array is None:
             raise SpecError(

@@ -242,6 +242,8 @@ def _pads(spec: Spec, columns: Columns, pad_value: Any) -> list[Any]:
     for (path, _), column, value in zip(leaves(spec), columns.columns, given, strict=True):
         if column.kind is PADDED:
             scalar = LeafCheck(path, column.item, ready=False)
+            if scalar.dtype.kind == "b" and type(value) is int and value in (0, 1):
+                value = bool(value)
             try:
                 value = np.asarray(scalar.fit(value), scalar.dtype)[()]
             except SpecError:

@@ -1,5 +1,5 @@
 """Notices what a generator changes in an object that all generators of a process share: the object whose method it is,
-or the variables around a nested function.
+or the variables around a nested function. It also notices iterators there, and in the generator's module.
 
 With `method=` each run makes an object of its own, and each lane copies a torch `IterableDataset`. Any other object is
 shared, so samples that depend on its changes depend on the number of workers.
@@ -13,6 +13,9 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+
+from ...feed.options.arguments import is_read_once
+from ...feed.options.used_globals import used_globals
 
 _STATE = (bool, int, float, str, bytes, list, tuple, set, deque)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
@@ -37,6 +40,27 @@ def state_of(generate: Any) -> dict[str, bytes]:
 def changed_since(before: dict[str, bytes], generate: Any) -> tuple[str, ...]:
     """Return the names of the attributes that differ from `before`, which `state_of` returned."""
     return tuple(name for name, value in state_of(generate).items() if value != before.get(name, value))
+
+
+def read_once(generate: Any) -> tuple[str, ...]:
+    """Return the names of the iterators of Python's own that `generate` finds in its object, in the variables around it
+    or in its module."""
+    found = [name for name, value in variables_of(generate).items() if is_read_once(value)]
+    function = getattr(generate, "func", generate)  # of a functools.partial
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__ if callable(function) else None
+    code, module = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is not None:
+        found += sorted(name for name in used_globals(code) if is_read_once(module.get(name)))
+    return tuple(found)
+
+
+def read_once_warning(feed: str, names: tuple[str, ...]) -> str:
+    """Return the warning that the generator of this feed uses the iterators of these names."""
+    return (
+        f"feed {feed}: its generator uses {', '.join(names[:4])}, which can be read only once: what one run reads, no "
+        "other run gets, so samples are lost. Make such an iterator in the generator"
+    )
 
 
 def warning(feed: str, names: tuple[str, ...]) -> str:

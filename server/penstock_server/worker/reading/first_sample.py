@@ -76,6 +76,7 @@ class Probe:
             feed.first_split.report(number, index, samples, why)
 
         opener = opener_of(feed, self._randomness, self._page, self._run, on_uneven=report)
+        once = shared_objects.read_once(feed.declared.generate)
         raised: list[GeneratorError] = []
         for index, split in enumerate(splits[:MAX_EMPTY] if plan.endless else splits):
             settings, state = shared_settings.shared(), shared_objects.state_of(feed.declared.generate)
@@ -86,6 +87,8 @@ class Probe:
                     for sample in opened.first():
                         seconds = time.monotonic() - began
                         warnings = self._shared(settings, state)
+                        if once:
+                            warnings += (shared_objects.read_once_warning(plan.name, once),)
                         if opened.held:
                             seconds = math.inf  # it is not made again
                             warnings += (returned_iterator.warning(plan.name, opener.name, opened.held),)
