@@ -89,6 +89,7 @@ def bucket_of(server: str) -> Iterator[Bucket]:
 
     class Proxy(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        timeout = 5  # then the thread of an idle connection ends, though the client keeps it for longer
 
         def do_GET(self) -> None:
             fault = bucket.faults.pop(0) if bucket.faults and "?" not in self.path else ""
