@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,6 +16,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from penstock_proto.spec import leaf_list, unflatten
 
+from .._stream.renewed_error import renewed
 from .._stream.stream_handle import StreamHandle, datasets
 from . import keras_calls
 from .numpy_batches import NumpyBatches
@@ -55,13 +55,13 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of the stream's next epoch, as NumPy arrays."""
         self._handle.reads_ahead = True
-        reading, all_of_it = NumpyBatches(self._handle), self._handle.cardinality
+        reading, length = NumpyBatches(self._handle), self._handle.cardinality
         for taken, batch in enumerate(reading, 1):
-            after: list[Any] = []
-            if reading.epoch is not None and taken + self._handle.behind(reading.epoch) == all_of_it:
-                after = [*islice(reading, 1)]  # Keras asks for no more, and the end of the epoch has to be checked
-            for one in (batch, *after):
-                yield one if self._map is None else _arranged(self._map, one)
+            epoch = reading.epoch
+            if isinstance(length, int) and epoch is not None and taken + self._handle.behind(epoch) == length:
+                for _ in reading:  # Keras asks for no more, and the end of the epoch has to be checked
+                    raise renewed(self._handle.handoff.lose_too_long(epoch, length))
+            yield batch if self._map is None else _arranged(self._map, batch)
 
     def __getitem__(self, index: int) -> Any:
         """Return the next batch of the stream, whatever the index is. `fit` does not use it: it reads whole epochs."""
@@ -104,7 +104,7 @@ class KerasBatches(PyDatasetAdapter, keras.utils.PyDataset):  # type: ignore[mis
         dataset, arrange = self._dataset(), self._map
         if arrange is not None:
             bare = not isinstance(dataset.element_spec, tuple)
-            dataset = dataset.map(lambda *batch: _arranged(arrange, batch[0] if bare else batch))
+            dataset = dataset.map(lambda *batch: _tuples(_arranged(arrange, batch[0] if bare else batch)))
         return TFDatasetAdapter(dataset, class_weight=self.class_weight).get_tf_dataset()
 
     def get_torch_dataloader(self) -> DataLoader[Any]:
@@ -136,6 +136,15 @@ def _arranged(map: Callable[[Any], Any], batch: Any) -> Any:
     made = map(batch)
     _check_parts(made, "what the function of connection.keras(map) returned")
     return made
+
+
+def _tuples(batch: Any) -> Any:
+    """Return the batch with tuples in place of lists, of which a `tf.data.Dataset` would make one tensor."""
+    if isinstance(batch, dict):
+        return {key: _tuples(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_tuples, batch))
+    return tuple(map(_tuples, batch)) if isinstance(batch, list | tuple) else batch
 
 
 def _check_parts(batch: Any, source: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,15 @@ from . import keras_calls
 
 logger = logging.getLogger("penstock")
 
+_NONE = object()
+"""In place of a batch: the slab has no more."""
+
 
 class NumpyBatches:
     """Iterates over one epoch. The epoch begins with the first `next` and is left when this object is gone.
 
-    If Keras reads it only to build a model and then drops it, the next iteration begins with the same batches.
+    If Keras reads it only to build a model and then drops it, the next iteration begins with the same batches. Several
+    threads may read it: each batch goes to one of them.
     """
 
     def __init__(self, handle: StreamHandle) -> None:
@@ -30,6 +35,9 @@ class NumpyBatches:
         self._over = False
         self._slab: Iterator[Any] = iter(())
         self._unread = [0]
+        self._consumed: int | None = None
+        """The batches of the stream that were handed over, up to the end of the latest slab; without one, None."""
+        self._reading = threading.RLock()
 
     def __iter__(self) -> NumpyBatches:
         return self
@@ -45,17 +53,41 @@ class NumpyBatches:
 
     def __next__(self) -> Any:
         __tracebackhide__ = True  # notebooks and pytest show the caller's line, and then the error
+        try:
+            with self._reading:
+                batch, unread = next(self._slab, _NONE) if self._build is None else _NONE, self._unread
+                if batch is _NONE:
+                    batch, unread = self._next()
+            unread[0] -= 1  # No signal comes between this and the return, as no function is called.
+            return batch
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted()
+            raise
+
+    def _interrupted(self) -> None:
+        """Have everything that was not returned handed over again: a signal, such as Ctrl-C, has interrupted `next`."""
+        with self._reading:
+            if self._consumed is None or self._build is not None:
+                return
+            self._slab = iter(())
+            self._handle.handoff.interrupted(self._consumed - self._unread[0])
+            self._unread = self._handle.unread = [0]
+
+    def _next(self) -> tuple[Any, list[int]]:
+        """Return the next batch, and where to count it as read."""
+        __tracebackhide__ = True
         if self._build is not None and not keras_calls.builds_here():
             self._read_on(self._build)
         for batch in self._slab:
-            self._unread[0] -= 1
-            return batch
+            return batch, self._unread
         self._slab = iter(())  # releases the slab before waiting for the next
         if self._over:
             raise StopIteration
         if self._epoch is None:
             self._begin()
         assert self._epoch is not None
+        self._consumed, self._unread = self._handle.handoff.handed_over, [0]
         item = self._handle.take(self._epoch, self._build)
         while isinstance(item, End):
             if not self._handle.handoff.nothing_left(self._epoch):
@@ -63,9 +95,11 @@ class NumpyBatches:
                 raise StopIteration
             self._epoch = self._handle.begin(self._build)
             item = self._handle.take(self._epoch, self._build)
-        self._unread = self._handle.unread = [item.slab.batches - 1]
         self._slab = self._handle.views.batches(item.slab, item.layout, np.asarray(item.root))
-        return next(self._slab)
+        unread = [item.slab.batches]
+        self._consumed += unread[0]  # and no signal comes here
+        self._unread = self._handle.unread = unread
+        return next(self._slab), unread
 
     def _begin(self) -> None:
         if self._handle.begins_within and self._handle.cardinality is None:

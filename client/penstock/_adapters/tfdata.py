@@ -289,11 +289,17 @@ class _Epoch:
         self._waiting = False
         self._interrupted = False
         self._failed, self._pause = 0.0, 0.0
-        self._begin()
+        self._length = handle.cardinality if isinstance(handle.cardinality, int) else None
+        self._last: Received | None = None
+        self._end: End | None = None
+        unread, handle.unread = handle.unread[0], [0]
+        self._begin(unread)
+        self._left = None if self._length is None else self._length - handle.behind(self._epoch)
 
-    def _begin(self) -> None:
+    def _begin(self, unread: int = 0) -> None:
         try:
-            self._epoch = self._handoff.begin(build=self._build)
+            self._epoch = self._handoff.begin(unread, self._build)
+            self._left = self._length
             return
         except Refused as refused:
             error = refused.error
@@ -313,11 +319,7 @@ class _Epoch:
             self._interrupted = True
             self._fail()
             raise KeyboardInterrupt("Ctrl-C while waiting for data")
-        item: Received | End | PenstockError | None
-        try:
-            item = self._handoff.take(self._epoch, STEP, self._build)
-        except Refused as refused:
-            item = refused.error
+        item = self._take()
         if isinstance(item, PenstockError):
             self._fail()
             raise renewed(item)
@@ -335,10 +337,35 @@ class _Epoch:
             return self._nothing
         return self._nothing
 
+    def _take(self) -> Received | End | PenstockError | None:
+        """Take the next slab; or the epoch's End, an error, or None if none of them has come.
+
+        The slab that completes the promised batches is held until the End or an error has come: TensorFlow and Keras
+        ask for no more batches than that, so they would never learn that the epoch has others, or has failed.
+        """
+        item: Received | End | None = self._end
+        if item is not None:
+            return item
+        try:
+            item = self._handoff.take(self._epoch, STEP, self._build)
+        except Refused as refused:
+            self._last = None
+            return refused.error
+        if isinstance(item, Received) and self._left is not None:
+            self._left -= item.slab.batches
+            if self._left < 0:
+                self._last = None
+                return self._handoff.lose_too_long(self._epoch, self._length or 0)
+            if not self._left:
+                self._last, item = item, None
+        elif isinstance(item, End) and self._last is not None:
+            self._end, item, self._last = item, self._last, None
+        return item
+
     def _pauses(self) -> bool:
         """Return whether an error does not come again yet. After an error TensorFlow asks on and on, until its buffers
         are full, and logs each answer with a traceback: thousands of lines for 256 small batches."""
-        if not self._pause or _nobody_reads:
+        if not self._pause or _exiting:
             return False
         return time.monotonic() < self._failed + (AGAIN if interrupts.pending() else self._pause)
 
@@ -346,9 +373,10 @@ class _Epoch:
         """Note that an error is about to be raised.
 
         Raises:
-            StopIteration: nobody reads any longer. TensorFlow does not log that.
+            StopIteration: the interpreter ends, and nobody reads any longer, or the error was raised already.
+                TensorFlow does not log that, and does not ask again.
         """
-        if _nobody_reads:
+        if _nobody_reads or (_exiting and self._pause):
             raise StopIteration
         self._failed = time.monotonic()
         self._pause = min(2 * self._pause or AGAIN, MOST_AGAIN)
@@ -398,6 +426,9 @@ def _token(handle: StreamHandle, form: _Form) -> tf.Tensor:
     _read[number] = handle, form
     token = next(iter(made))
     token.set_shape([ALIGN])
+    if number not in _read:  # in the debug mode of tf.data the token is a copy, so nobody knows when it is gone
+        interrupts.listen()
+        _read[number] = handle, form
     return token
 
 
@@ -406,7 +437,8 @@ def _at_exit() -> None:
     # If a thread of TensorFlow runs Python when the interpreter ends, it dies there, and a thread that waits for it
     # hangs (every from_generator has this fault). Once a stream has ended, TensorFlow no longer calls Python for it. So
     # close all streams, and wait for the calls that still come: a few after each error, to fill TensorFlow's buffers.
-    global _nobody_reads
+    global _exiting, _nobody_reads
+    _exiting = True
     _nobody_reads = not any(map(_may_read, threading.enumerate()))
     for handle, _ in list(_read.values()):
         handle.close()
@@ -416,6 +448,8 @@ def _at_exit() -> None:
         quiet = 0 if _calls() else quiet + 1
 
 
+_exiting = False
+"""Whether the interpreter ends."""
 _nobody_reads = False
 """Whether the interpreter ends and no thread is left that could take the end of an iteration for that of its epoch."""
 

@@ -200,6 +200,27 @@ class ConsumerState:
         self.check_readable()
         return None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something for the reader of the open epoch."""
+        return bool(self.waiting or self._end or self._failure or self.error or self.closed)
+
+    def go_back(self, consumed: int) -> None:
+        """Forget that more than `consumed` batches were handed over: a signal interrupted the reader, who has no more
+        than that. They come again over another connection, so drop the others that came over this one."""
+        if self.progress.consumed > consumed:
+            self.progress = Progress(self.info, self.progress.position(consumed), consumed)
+            self._end = None
+        elif self.waiting:
+            self._end = None
+        self.waiting.clear()
+
+    def begin_anyway(self) -> None:
+        """Complete `begin` of the newest epoch, within which a signal interrupted the reader."""
+        if not self._open:
+            self.progress.begin(self.epoch)
+            self._start_session(None)
+
     def superseded(self, epoch: int) -> Refused:
         """Return the error of an iteration of `epoch` after a newer iteration has begun."""
         text = (

@@ -59,6 +59,10 @@ class Counters:
         self._counts = self._without(unread)
         self._begun = self._begun or time.monotonic()
 
+    def take_back(self, batches: int) -> None:
+        """No longer count the latest batches: they come again."""
+        self._counts = self._without(batches)
+
     def count_handed_over(self, item: Received, copy: bool) -> None:
         """Count a slab that is handed over. `copy`: as a copy."""
         slab = item.slab

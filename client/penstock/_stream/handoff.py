@@ -3,7 +3,7 @@
 The receiver thread (receiver.py) puts messages in; consumers take slabs out, on any thread. consumer_state.py holds
 the state of the stream and makes the decisions.
 
-One lock, `_ready`, guards everything here. Public methods take it, private methods expect it, and properties read one
+One lock, `_lock`, guards everything here. Public methods take it, private methods expect it, and properties read one
 value without it. No thread waits under it (except on the condition itself), copies a slab under it, or receives under
 it. Messages are sent under it if the transport allows any thread to send: a send never blocks. Only the receiver thread
 replaces the transport.
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from penstock_proto import PenstockError, ProtocolError, StreamClosed
+from penstock_proto import ConnectionLost, IncompleteEpoch, PenstockError, ProtocolError, StreamClosed
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import End, Had, Message, MissingRanks, Opened, Pong, ServerMessage
 
@@ -87,15 +87,23 @@ class HandOff:
         self.transport: Transport | None = link.transport
         self.missing = Missing(identity)
         self._name = link.transport.name
-        self._ready = threading.Condition()
+        self._lock = threading.RLock()  # not the condition's own `with`, within which a signal may lose the lock
+        self._ready = threading.Condition(self._lock)
         shared_from = link.epoch if identity.shares else None
         self._state = ConsumerState(link.info, start, consumed, shared_from, identity.world_size or 1)
         self._lost = LostTransports()
         self._outbox = Outbox(self._state)
         self._again = Again()
         self._begun = False
+        self._settled = False
+        """Whether the consumer waits for the receiver thread: then a signal may interrupt it."""
+        self._in_doubt = False
+        """Whether a signal interrupted the consumer elsewhere, so that another connection is needed."""
+        self._begun_for_nobody = False
+        """Whether it was interrupted after an epoch had begun, of which it has not heard."""
         self._pool = Pool(keep=2)
         self._counters = Counters(asked)
+        self._consumed_before = consumed
         self.hand_overs: HandOvers | None = None
         fresh = start is None and not identity.shares and repeats.may_repeat(link.info)
         self._reads = repeats.registry.register(connector.url if fresh else None, goes_on=start is not None)
@@ -115,8 +123,13 @@ class HandOff:
     @property
     def consumed(self) -> int:
         """Batches handed over since the very beginning of the stream, including earlier runs."""
-        with self._ready:
+        with self._lock:
             return self._state.progress.consumed - self._again.batches
+
+    @property
+    def handed_over(self) -> int:
+        """All batches handed over since the very beginning of the stream, including earlier runs."""
+        return self._state.progress.consumed
 
     @property
     def waited(self) -> tuple[float, float]:
@@ -134,7 +147,19 @@ class HandOff:
         `build`: where to keep what this iteration reads, if Keras reads it only to build a model. The next iteration
         then begins the same epoch, and is handed over the same batches.
         """
-        with self._ready:
+        before, self._settled = self._state.epoch, False
+        try:
+            return self._begin(unread, build)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._begin_interrupted(before)
+            raise
+
+    def _begin(self, unread: int, build: BuildReads | None) -> int:
+        with self._lock:
+            if self._begun_for_nobody:
+                self._begun_for_nobody = False
+                return self._state.epoch
             self._leave_dropped_epochs()
             self._state.check_readable()
             self._begun = self._begun or build is None
@@ -155,7 +180,7 @@ class HandOff:
 
     def go_on(self, build: BuildReads) -> bool:
         """As `Again.go_on`: this iteration then counts like any other."""
-        with self._ready:
+        with self._lock:
             goes_on = self._again.go_on(build)
             self._begun = self._begun or goes_on
             return goes_on
@@ -175,7 +200,8 @@ class HandOff:
 
         Raises as `ConsumerState.take`.
         """
-        with self._ready:
+        self._settled = False
+        with self._lock:
             self._check_newest(epoch, build)
             item, copy = self._again.next(), False
             if item is None:
@@ -198,24 +224,55 @@ class HandOff:
             self.hand_overs.on_handed(item.slab.batches, began, whole, time.monotonic())
         return item
 
+    def interrupted(self, consumed: int) -> None:
+        """Go on as if only `consumed` batches had been handed over: a signal has interrupted the consumer within
+        `take`, or while it read the slab.
+
+        It may have interrupted anything, such as a message that was sent and still counts as unsent. So the stream goes
+        on over another connection, unless the consumer only waited.
+        """
+        with self._lock:
+            state = self._state
+            if self._settled and state.progress.consumed == consumed:
+                return
+            if not state.shared:
+                state.go_back(consumed)
+                self._counters.take_back(self._counters.batches - (consumed - self._consumed_before))
+            self._doubt()
+
+    def _begin_interrupted(self, before: int) -> None:
+        with self._lock:
+            if self._state.epoch > before:
+                self._begun_for_nobody = True
+                self._state.begin_anyway()
+            self._doubt()
+
+    def _doubt(self) -> None:
+        """Ask the receiver thread for another connection. Until then nothing is sent, handed over or taken in."""
+        self._outbox.clear()
+        if self.transport is not None and self.readable:
+            self._in_doubt = True
+            self._state.passed_by = ConnectionLost("a signal interrupted the reader")
+            self.mailbox.wake()
+
     def position(self, consumed: int | None, unread: int) -> tuple[Position, int]:
         """Return the position after `consumed` batches, and this count. None: all handed over, except `unread`.
 
         Raises as `Progress.position`.
         """
-        with self._ready:
+        with self._lock:
             progress = self._state.progress
             count = progress.consumed - self._unread(unread) if consumed is None else consumed
             return progress.position(count), count
 
     def ends_epoch(self, consumed: int) -> bool:
         """As `Progress.ends_epoch`."""
-        with self._ready:
+        with self._lock:
             return self._state.progress.ends_epoch(consumed)
 
     def stats(self, unread: int) -> dict[str, Any]:
         """Return the figures for `Connection.stats`. `unread` batches of the last slab were not read yet."""
-        with self._ready:
+        with self._lock:
             self._release()
             return {
                 "feed": self._state.info.name,
@@ -228,14 +285,15 @@ class HandOff:
     def close(self) -> None:
         """End iterations with StreamClosed."""
         self._stop_reading()
-        with self._ready:
+        with self._lock:
             self._state.close(StreamClosed(f"the connection to {self.url} was closed", feed=self._state.info.name))
             self._again.clear()
             self._ready.notify_all()
 
     def forget(self) -> None:
         """In a forked child: leave the stream and its connections to the parent."""
-        self._ready = threading.Condition()
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
         self._lost.forget()
         if self.transport is not None:
             self.transport.forget()
@@ -260,6 +318,12 @@ class HandOff:
         return bool(self._state.aliased or self._lost)
 
     @property
+    def has_news(self) -> bool:
+        """Whether a consumer that waits has something to take: a slab, the epoch's End or an error."""
+        with self._lock:
+            return self._state.has_news
+
+    @property
     def passed_by(self) -> PenstockError | None:
         """As `ConsumerState.passed_by`."""
         return self._state.passed_by
@@ -278,8 +342,9 @@ class HandOff:
         """Queue a slab. Raises as `ConsumerState.queue`."""
         received.whole = time.monotonic()
         received.began = received.began or received.whole
-        with self._ready:
-            self._state.queue(received)
+        with self._lock:
+            if not self._in_doubt:
+                self._state.queue(received)
             self._ready.notify_all()
 
     def apply(self, message: ServerMessage) -> None:
@@ -288,7 +353,9 @@ class HandOff:
         Raises:
             ProtocolError: the daemon must not send it now.
         """
-        with self._ready:
+        with self._lock:
+            if self._in_doubt:
+                return
             if self._state.apply(message):
                 if isinstance(message, End):
                     self._flush()
@@ -303,20 +370,33 @@ class HandOff:
 
     def fail(self, error: PenstockError) -> None:
         """End the stream with `error`, after the slabs that came before it."""
-        with self._ready:
+        with self._lock:
             self._state.fail(error)
             self._ready.notify_all()
 
     def lose(self, error: PenstockError) -> None:
         """End the stream with `error` now: another consumer may own the slots of queued slabs."""
-        with self._ready:
+        with self._lock:
             self._state.fail_now(error)
             self._ready.notify_all()
+
+    def lose_too_long(self, epoch: int, batches: int) -> IncompleteEpoch:
+        """End the stream, because an epoch has more than `batches`, which the feed promises. Return the error.
+
+        Only a consumer that never asks for more than that needs this. To others the daemon says it at the epoch's end.
+        """
+        error = IncompleteEpoch(
+            f"epoch {epoch} has more than the {batches} batches that the feed promises: its generator yields more than "
+            "`samples=` of the feed says, or its source has more than its length",
+            feed=self._state.info.name,
+        )
+        self.lose(error)
+        return error
 
     def tend(self, last: bool) -> None:
         """Leave dropped epochs, close lost connections, and send due messages. `last`: send Close too, since nobody
         reads on."""
-        with self._ready:
+        with self._lock:
             self._leave_dropped_epochs()
             self._lost.close_unused()
             if last:
@@ -325,29 +405,29 @@ class HandOff:
 
     def disconnect(self) -> None:
         """Let consumers wait for another connection. The lost one stays open while arrays lie over its slots."""
-        with self._ready:
+        with self._lock:
             if self.transport is not None:
                 self._lost.add(self.transport, self._state.on_disconnected())
-            self.transport = None
+            self.transport, self._in_doubt = None, False
             self.missing.clear()
             self._outbox.clear()
             self._ready.notify_all()
 
     def restart_position(self) -> Position:
         """Return the position at which another connection must begin."""
-        with self._ready:
+        with self._lock:
             self._leave_dropped_epochs()
             return self._state.place()
 
     def close_lost_transports(self) -> None:
         """Close lost connections whose slots no array uses any longer."""
-        with self._ready:
+        with self._lock:
             self._lost.close_unused()
 
     def connect(self, link: Link, position: Position, url: str, *, lost: bool = True) -> None:
         """Continue over another connection, which begins at `position`. `lost`: the one before was lost, not replaced
         because the job moved to another stream."""
-        with self._ready:
+        with self._lock:
             self.transport, self._name, self.url = link.transport, link.transport.name, url
             if lost:
                 self._counters.count_reconnection()
@@ -357,7 +437,7 @@ class HandOff:
     def shut(self) -> None:
         """Close all connections: no array lies over a slot any longer, or the receiver thread failed."""
         self._stop_reading()
-        with self._ready:
+        with self._lock:
             self._lost.close()
             if self.transport is not None:
                 self.transport.close()
@@ -415,7 +495,7 @@ class HandOff:
 
     def _next(self, epoch: int) -> Received | End | None:
         transport = self.transport
-        return self._state.take(epoch, hold=transport is None or transport.silent())
+        return self._state.take(epoch, hold=transport is None or self._in_doubt or transport.silent())
 
     def _wait(self, epoch: int, timeout: float, build: BuildReads | None) -> Received | End | None:
         began = time.monotonic()
@@ -425,7 +505,9 @@ class HandOff:
             while item is None and (left := began + timeout - time.monotonic()) > 0:
                 self._send()  # the daemon may need exactly the slots that were released
                 if self.work is None:
+                    self._settled = True
                     self._ready.wait(min(left, SOON if self._state.aliased else STEP))
+                    self._settled = False
                 else:
                     self._work(self.work, left)
                 self._check_newest(epoch, build)
@@ -439,11 +521,11 @@ class HandOff:
         return item
 
     def _work(self, work: Callable[[float], None], seconds: float) -> None:
-        self._ready.release()
+        self._lock.release()
         try:
             work(seconds)
         finally:
-            self._ready.acquire()
+            self._lock.acquire()
 
     def _release(self) -> None:
         if self.transport is not None:
@@ -463,7 +545,7 @@ class HandOff:
     def _send(self, *messages: Message) -> None:
         """Send `messages`, then the acknowledgement that is due. Without a connection send nothing, because the next
         one begins from the state."""
-        if self.transport is None:
+        if self.transport is None or self._in_doubt:
             return
         self._outbox.add(messages)
         if self.transport.sends_anywhere:
@@ -473,7 +555,7 @@ class HandOff:
 
     def _flush(self) -> None:
         transport = self.transport
-        if transport is None:
+        if transport is None or self._in_doubt:
             return
         self._release()
         transport.tell(self._state.handed)

@@ -13,7 +13,7 @@ import logging
 import threading
 import weakref
 from bdb import BdbQuit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -154,9 +154,9 @@ class InProcessTransport:
     def limit(self, quota: int) -> None:
         """Do nothing: slots are private memory."""
 
-    def take_released(self) -> list[int]:
-        """Return an empty list: slots are private memory."""
-        return []
+    def take_released(self) -> Iterator[int]:
+        """Yield nothing: slots are private memory."""
+        return iter(())
 
     def forget(self) -> None:
         """Do nothing: there is no connection."""
@@ -198,20 +198,24 @@ class InProcessReceiver:
         """Undo `give_up_connector`."""
 
     def _work(self, seconds: float) -> None:
-        """Work for about `seconds`, or until something has come. Called without the hand-off's lock."""
+        """Work for about `seconds`, or until something has come, as soon as no other thread works. Called without the
+        hand-off's lock."""
         if self._worker == threading.get_ident():
             raise RuntimeError("the feed's own code reads its stream, which cannot work: it would wait for itself")
-        if not self._working.acquire(timeout=seconds):
-            return
+        try:
+            with self._working:  # and not `acquire`: a signal just after that would leave the lock taken
+                self._work_alone(seconds)
+        finally:
+            if self._handoff.mailbox.closing:
+                self._end()
+
+    def _work_alone(self, seconds: float) -> None:
         try:
             self._worker = threading.get_ident()
-            if not self._shut:
+            if not self._shut and not self._handoff.has_news:
                 self._make(seconds)
         finally:
             self._worker = None
-            self._working.release()
-            if self._handoff.mailbox.closing:
-                self._end()
 
     def _make(self, seconds: float) -> None:
         handoff = self._handoff

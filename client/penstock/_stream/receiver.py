@@ -212,15 +212,17 @@ class Receiver:
     # --- another connection ---
 
     def _pass_by(self) -> bool:
-        """Connect again, because the session has failed in an epoch that was left before that point. Return False if
-        the stream has ended instead."""
+        """Connect again, because the session has failed in an epoch that was left before that point, or because a
+        signal interrupted the reader. Return False if the stream has ended instead."""
         failure = self._handoff.passed_by
         assert failure is not None
         if not self._may_reconnect():
             self._lose(failure)
             return True  # as after any failure, the connection stays open while arrays lie over its slots
         self._reconnector.on_recovered()  # the connection was not lost
-        return self._reconnect(ConnectionLost(f"an epoch that was left failed further on ({failure.message})"))
+        if not isinstance(failure, ConnectionLost):
+            failure = ConnectionLost(f"an epoch that was left failed further on ({failure.message})")
+        return self._reconnect(failure)
 
     def _may_reconnect(self) -> bool:
         daemon = self._connector.daemon

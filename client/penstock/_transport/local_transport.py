@@ -11,7 +11,7 @@ import mmap
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable
 from penstock_proto.messages import (
@@ -205,8 +205,8 @@ class LocalTransport:
         """Send one message if there is room. Return whether it was sent, or need not be because the daemon is gone."""
         return seqpacket.offer(self._socket, data)
 
-    def take_released(self) -> list[int]:
-        """Return the slabs of this connection whose last array has gone since the last call."""
+    def take_released(self) -> Iterator[int]:
+        """Yield the slabs of this connection whose last array has gone since the last call. See `Memfds.take_gone`."""
         return self._memfds.take_gone()
 
     def silent(self) -> bool:

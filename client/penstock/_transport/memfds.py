@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 
 from penstock_proto import ConnectionLost, ProtocolError
 from penstock_proto.messages import Map
@@ -57,12 +58,12 @@ class Memfds:
         except (OSError, ProtocolError) as error:
             raise ConnectionLost(f"shared memory cannot be mapped: {error}") from None
 
-    def take_gone(self) -> list[int]:
-        """Return the tokens of the roots whose last array has gone since the last call."""
-        gone = []
+    def take_gone(self) -> Iterator[int]:
+        """Yield the tokens of the roots whose last array has gone since the last call. A token is dropped when the next
+        one is asked for: a signal that interrupts the caller loses none."""
         while self._gone:
-            gone.append(self._gone.popleft().token)
-        return gone
+            yield self._gone[0].token
+            self._gone.popleft()
 
     def clear(self) -> None:
         """Unmap everything, as with `unmap`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import structs
 
@@ -152,9 +152,9 @@ class TcpTransport:
         """Return whether the daemon was silent for so long that it may have ended the session."""
         return time.monotonic() - self.heard_at > LOST_AFTER
 
-    def take_released(self) -> list[int]:
-        """Return an empty list: no slot is aliased."""
-        return []
+    def take_released(self) -> Iterator[int]:
+        """Yield nothing: no slot is aliased."""
+        return iter(())
 
     def receive(self) -> ServerMessage | Received | None:
         """Return the next slab or message, or None if none has arrived.

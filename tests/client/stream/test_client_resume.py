@@ -250,7 +250,7 @@ def test_a_client_over_tcp_that_had_no_contact_hands_nothing_more_of_it(monkeypa
         transport = transport_of(connection)
         assert isinstance(transport, tcp_transport.TcpTransport)
         time.sleep(0.2)
-        with handle_of(connection).handoff._ready:  # the receiver thread stands still
+        with handle_of(connection).handoff._lock:  # the receiver thread stands still
             transport.heard_at -= 2 * tcp_transport.LOST_AFTER
         start.append(next(batches))
         assert connection.stats()["reconnects"] == 1

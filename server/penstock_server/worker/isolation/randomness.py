@@ -135,12 +135,12 @@ class GlobalRandomness:
             return
         if before is not None:
             before.held = {} if are(self._outside) else put_aside(self._outside)
-        self._settings = state
         if state is None:
-            self._outside = []  # other code may change them now
+            self._settings, self._outside = None, []  # other code may change them now
             return
         if not self._outside:
             self._outside = present()
+        self._settings = state  # a signal before this finds the settings outside
         if state.held:
             put_back(state.held)
 
