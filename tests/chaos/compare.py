@@ -256,6 +256,8 @@ def _walk(
             over(True)
         elif event[0] == "wrong":
             found.append(event[1])
+        elif event[0] == "over" and begins and case.epochs is not None:
+            pass  # the others read the last epoch, so a late job finds none that begins
         elif event[0] == "over" and (case.epochs is None or epoch < case.epochs):
             found.append(f"the feed has no more epochs after {epoch} of {case.epochs}")
         if found:

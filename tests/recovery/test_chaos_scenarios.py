@@ -239,6 +239,13 @@ def test_a_reader_that_resumes_at_the_end_of_the_last_epoch_finds_no_other() -> 
     assert "no more epochs after 0 of 1" in differences([*log_of(good, end=False), ["over"]], last)
 
 
+def test_a_late_reader_finds_no_epoch_that_begins_if_the_others_read_the_last_one() -> None:
+    job = Job(replace(LANES, epochs=2), (Consumer(start="next_epoch"),))
+    assert compare.single(job, 2, [["over"]], late=True) == []
+    assert compare.single(job, 2, [["in", 0], ["over"]], late=True) != []
+    assert compare.single(job, 2, [["over"]]) != []
+
+
 def test_differences_of_shuffled_epochs_are_told_apart() -> None:
     case = replace(LANES, shuffle=10)
     rows = [row for batch in epoch() for row in batch][::-1]
