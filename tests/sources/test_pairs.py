@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_server.sources.pairs import pairs
+from penstock_server.sources.npy.pairs import pairs
 
 
 def test_files_belong_together_if_the_wildcards_stand_for_the_same() -> None:

@@ -139,7 +139,7 @@ def _arranged(map: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def _tuples(batch: Any) -> Any:
-    """Return the batch with tuples in place of lists, of which a `tf.data.Dataset` would make one tensor."""
+    """Return the batch with tuples in place of lists. (A `tf.data.Dataset` would make one tensor of a list.)"""
     if isinstance(batch, dict):
         return {key: _tuples(value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

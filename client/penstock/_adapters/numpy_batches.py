@@ -68,10 +68,10 @@ class NumpyBatches:
     def _interrupted(self) -> None:
         """Have everything that was not returned handed over again: a signal, such as Ctrl-C, has interrupted `next`."""
         with self._reading:
-            if self._consumed is None or self._build is not None:
+            if self._epoch is None or self._consumed is None or self._build is not None:
                 return
             self._slab = iter(())
-            self._handle.handoff.interrupted(self._consumed - self._unread[0])
+            self._handle.handoff.interrupted(self._epoch, self._consumed - self._unread[0])
             self._unread = self._handle.unread = [0]
 
     def _next(self) -> tuple[Any, list[int]]:

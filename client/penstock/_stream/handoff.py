@@ -100,7 +100,7 @@ class HandOff:
         self._in_doubt = False
         """Whether a signal interrupted the consumer elsewhere, so that another connection is needed."""
         self._begun_for_nobody = False
-        """Whether it was interrupted after an epoch had begun, of which it has not heard."""
+        """Whether an epoch has begun, but a signal interrupted the consumer before it learned that."""
         self._pool = Pool(keep=2)
         self._counters = Counters(asked)
         self._consumed_before = consumed
@@ -224,9 +224,9 @@ class HandOff:
             self.hand_overs.on_handed(item.slab.batches, began, whole, time.monotonic())
         return item
 
-    def interrupted(self, consumed: int) -> None:
-        """Go on as if only `consumed` batches had been handed over: a signal has interrupted the consumer within
-        `take`, or while it read the slab.
+    def interrupted(self, epoch: int, consumed: int) -> None:
+        """Go on as if only `consumed` batches had been handed over: a signal has interrupted the consumer of `epoch`
+        within `take`, or while it read the slab. If another epoch has begun, its batches stay handed over.
 
         It may have interrupted anything, such as a message that was sent and still counts as unsent. So the stream goes
         on over another connection, unless the consumer only waited.
@@ -235,7 +235,7 @@ class HandOff:
             state = self._state
             if self._settled and state.progress.consumed == consumed:
                 return
-            if not state.shared:
+            if not state.shared and epoch == state.epoch:
                 state.go_back(consumed)
                 self._counters.take_back(self._counters.batches - (consumed - self._consumed_before))
             self._doubt()

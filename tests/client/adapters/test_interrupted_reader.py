@@ -55,8 +55,8 @@ NOT_IN = [Interrupt.__exit__.__code__, threading.Condition.wait.__code__]
 
 
 def read(batches: Iterator[Any], interrupt: int, after: int) -> tuple[list[list[int]], bool]:
-    """Return the batches of an epoch, and whether `next` was interrupted. After `after` batches it is, at its call
-    number `interrupt`, if it makes so many."""
+    """Read an epoch. Interrupt `next` once, after `after` batches, at place number `interrupt`. Return the batches, and
+    whether there was such a place."""
     found: list[list[int]] = []
     signal = Interrupt(interrupt)
     for _ in range(after):
@@ -106,6 +106,29 @@ def test_reading_goes_on_after_an_interrupt_anywhere(serve: Serve, name: str, af
 @PLACES
 def test_reading_goes_on_after_an_interrupt_at_every_place(serve: Serve, name: str, after: int) -> None:
     sweep(serve(FEEDS, name, workers=1).urls[name], after, step=1)
+
+
+def test_an_interrupted_reader_that_has_been_replaced_disturbs_no_other(serve: Serve) -> None:
+    url = serve(FEEDS, "many", workers=1).urls["many"]
+    with penstock.connect(url) as connection:
+        quiet, follows = ([batch.tolist() for batch in connection.batches()] for _ in range(2))
+    for interrupt in range(1, MOST):
+        with penstock.connect(url) as connection:
+            old = connection.batches()
+            first = [next(old).tolist() for _ in range(2)]
+            new = connection.batches()
+            found = [next(new).tolist() for _ in range(6)]
+            signal = Interrupt(interrupt)
+            try:
+                with signal:
+                    next(old)
+            except (KeyboardInterrupt, StopIteration, penstock.StreamClosed):
+                pass
+            found += [batch.tolist() for batch in new]
+            assert (first, found) == (quiet[:2], follows)
+        if signal.left > 0:
+            break
+    assert interrupt > 1
 
 
 def test_each_batch_goes_to_one_of_several_threads_that_read_an_iterator(tmp_path: Path, serve: Serve) -> None:

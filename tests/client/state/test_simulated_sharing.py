@@ -182,7 +182,7 @@ def test_jobs_that_go_on_from_any_batch_read_the_rest_of_the_stream(
 
 
 def _read_on(world: World, client: Client, batches: int) -> None:
-    """Let this client read so many batches, and let everything happen that needs neither readers nor time."""
+    """Let this client read some batches. Take all other steps that are possible without time."""
     for left in range(batches, -1, -1):
         while events := [event for actor, event in world._choices() if "_hand" not in actor and actor != "clock"]:
             events[0]()

@@ -24,11 +24,11 @@ from penstock_proto.value_text import shown
 from .. import files as fs
 from ..bounds import COLUMNS, check_at_once
 from ..names_on_disk import on_disk_as
-from ..pairs import pairs
 from ..reader import StackReader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..row_stacks import RowStack
 from ..structure import Columns
+from .pairs import pairs
 
 _SLAB = 1 << 20
 """Bytes that are read at once from arrays whose rows take memory."""
