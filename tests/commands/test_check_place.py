@@ -24,7 +24,7 @@ from penstock_server.checking.findings import connection, connection_findings, m
 from penstock_server.checking.findings.connection import OTHER_HOST, OTHER_USER, WORKS, Connection, Read, attempt
 from penstock_server.checking.findings.findings import ERROR, NOTE, WARNING, Finding
 from penstock_server.checking.findings.machine import Machine, TensorFlow
-from penstock_server.machine import cpus
+from penstock_server.machine import cpus, memory_limits
 from penstock_server.machine.cgroups import Limits, limits
 from tests.conftest import Serve
 from tests.fakes import statuses
@@ -152,6 +152,21 @@ def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
     put(v1 / "memory", memory__limit_in_bytes="2000000")
     put(v1 / "pids/c", pids__max="max")
     assert limits(v1, own) == Limits(0.5, 2_000_000, None)
+
+
+def test_what_a_cgroup_has_left_is_read_only_where_there_is_a_limit(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/a/b\n")
+    v2 = tmp_path / "v2"
+    put(v2 / "a", memory__max="1000\n", memory__current="700\n", memory__stat="anon 500\ninactive_file 200\n")
+    put(v2 / "a/b", memory__max="max\n", memory__current="not read", memory__stat="not read")
+    assert memory_limits._cgroups(v2, own) == [500]
+    own.write_text("3:memory:/c\n")
+    v1 = tmp_path / "v1"
+    put(v1 / "memory/c", memory__limit_in_bytes="9223372036854771712", memory__usage_in_bytes="7", memory__stat="")
+    used = {"memory__usage_in_bytes": "2500", "memory__stat": "total_inactive_file 100\n"}
+    put(v1 / "memory", memory__limit_in_bytes="2000", **used)
+    assert memory_limits._cgroups(v1, own) == [0]  # more than the limit is used
 
 
 STAT = "cpu  0 0 0 99999 0\n" + "".join(f"cpu{number} 0 0 0 {{idle}} 0 0\n" for number in range(256))

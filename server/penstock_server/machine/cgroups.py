@@ -12,6 +12,9 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+UNLIMITED = 1 << 60
+"""Version 1 shows a limit of memory that is not set as a larger number: the largest multiple of the page size below
+2**63."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def limits(root: Path = CGROUPS, own: Path = OWN) -> Limits:
         if version == 2:
             memory += _number(_text(folder / "memory.max"))
         else:
-            memory += [number for number in _number(_text(folder / "memory.limit_in_bytes")) if number < 1 << 60]
+            memory += [number for number in _number(_text(folder / "memory.limit_in_bytes")) if number < UNLIMITED]
     for folder, _ in of_process("pids", root, own):
         processes += _number(_text(folder / "pids.max"))
     cpus = [quota.cpus for quota in quotas(root, own).values()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .cgroups import of_process
+from .cgroups import CGROUPS, OWN, UNLIMITED, of_process
 
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -41,17 +41,19 @@ def _machine(meminfo: Path = Path("/proc/meminfo")) -> int:
     return 1 << 62
 
 
-def _cgroups() -> list[int]:
-    """Return the bytes left below the limit of each cgroup, from ours up to the root (in a container, ours)."""
+def _cgroups(root: Path = CGROUPS, own: Path = OWN) -> list[int]:
+    """Return the bytes left below the limit of each cgroup that has one, from ours up to the root (in a container,
+    ours). Arguments: as for `cgroups.limits`."""
     left = []
-    for folder, version in of_process("memory"):
+    for folder, version in of_process("memory", root, own):
         limit_file, usage_file, reclaimable = _FILES[version]
         try:
             limit = (folder / limit_file).read_text().strip()
+            if limit == "max" or int(limit) >= UNLIMITED:
+                continue  # before memory.stat is read: the kernel first adds up the counters of all CPUs for it
             usage = int((folder / usage_file).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
             continue
-        if limit != "max":
-            left.append(max(0, int(limit) - usage + int(stat.get(reclaimable, 0))))
+        left.append(max(0, int(limit) - usage + int(stat.get(reclaimable, 0))))
     return left
