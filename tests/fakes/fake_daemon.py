@@ -231,16 +231,19 @@ def dealt(
     return info, epoch
 
 
-def standing(info: FeedInfo, epoch: int, plan: Sequence[object], batches: int) -> Position:
-    """Return the position right after the first `batches` batches of the plan."""
+def standing(info: FeedInfo, epoch: int, plan: Sequence[object], batches: int, *, within: bool = False) -> Position:
+    """Return the position right after the first `batches` batches of the plan. `within`: it is within the slab after
+    them, so it has the ends of lanes before that slab, too."""
     places: dict[int, Place] = {}
     ended: list[EndedLane] = []
     done = rows = merged = 0
     for item in plan:
-        if isinstance(item, LaneEnded) and done < batches:
+        if done == batches and not (within and isinstance(item, LaneEnded)):
+            break
+        if isinstance(item, LaneEnded):
             places.pop(item.lane, None)
             ended.append(EndedLane(item.lane, item.index, item.leftover, item.record))
-        elif isinstance(item, Made) and done < batches:
+        elif isinstance(item, Made):
             some = item if item.batches <= batches - done else item.split(batches - done)[0]
             done, rows = done + some.batches, rows + some.rows
             if item.lane is not None and item.lane < 0:
@@ -559,7 +562,7 @@ class FakeDaemon:
 
     def _rest(self, session: _Session, position: Position, plan: list[object]) -> list[object]:
         """Return the items of the plan after the position. The position must be a place in the plan."""
-        want = standing(self.info, position.epoch, plan, position.batches)
+        want = standing(self.info, position.epoch, plan, position.batches, within=position.skip > 0)
         ended = {lane.lane for lane in position.ended}
         assert (position.batches, position.rows, position.merged) == (want.batches, want.rows, want.merged)
         if any(isinstance(item, Made) and item.lane is not None for item in plan):

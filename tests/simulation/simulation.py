@@ -260,6 +260,15 @@ class SimFeed:
             return list(self.index(epoch, 0, self.length))
         return [sample for lane in range(self.lane_count()) for sample in self.lane(epoch, lane)]
 
+    def possible_cuts(self, epoch: int) -> list[dict[int, int]]:
+        """Return where splits of the epoch may have been cut short: at none or one of their raising samples each."""
+        found: list[dict[int, int]] = [{}]
+        for at in range(len(self.splits)):
+            split = (at + epoch) % len(self.splits)
+            numbers = {sample[2] for sample, _ in self.transient if sample[:2] == (epoch, split)}
+            found += [{**cuts, at: number} for cuts in found for number in numbers]
+        return found
+
     def expected(self, epoch: int, cuts: Mapping[int, int] | None = None) -> Iterator[Batch]:
         """Yield the batches of an epoch in exact order. Raise a poisoned sample's error where a batch needs it.
 
@@ -417,6 +426,8 @@ class Run:
     failed: bool = False
     careful: bool = False
     cuts: dict[int, int] = field(default_factory=dict)
+    passing: bool = False
+    """Whether it makes batches again that were consumed."""
     meet: Meet | None = None
     forged: bool = False
 
@@ -554,7 +565,7 @@ class Worker:
             raise Deadly
         if not self._world.raises(feed, sample):
             return True
-        if feed.on_error != "skip":
+        if feed.on_error != "skip" or run.passing:
             raise GeneratorError(f"raises at {sample}")
         run.cuts[position] = sample[2]
         self._answer(on.SplitSkipped(number, position, Skipped(str(position), sample[2], "raises")))
@@ -681,10 +692,15 @@ class Worker:
         wanted = 1 if run.careful else self._world.random.randint(1, fill.batches - fill.made)
         parts: list[Batch] = []
         try:
+            run.passing = run.feed.length is None and run.index < fill.index
             while run.feed.length is None and run.index < fill.index and not run.ended:
                 passed = run.take(run.index)
                 hold(passed is not None or run.forged, "a lane ends before the place that its run is to reach")
-            while len(parts) < wanted:
+            run.passing = False
+            cuts = len(run.cuts)
+            while (
+                len(parts) < wanted and len(run.cuts) == cuts
+            ):  # a batch for which something is skipped is told at once
                 batch = run.take(fill.index + fill.made + len(parts))
                 if batch is None:
                     break
@@ -705,7 +721,8 @@ class Worker:
             self.end((fill.run, -1, ""))
         else:
             stops = fill.may_stop and bool(parts) and self._world.random.random() < 0.2
-            self._made(fill, run, parts, last=run.ended or stops or fill.made + len(parts) == fill.batches)
+            last = run.ended or stops or fill.made + len(parts) == fill.batches
+            self._made(fill, run, parts, last=last, skipped=len(run.cuts) > cuts and not run.ended)
             if run.feed.striped and self._world.random.random() < 0.5:
                 self._turn_to_another_lane()
 
@@ -739,7 +756,7 @@ class Worker:
         self.told.clear()
         self.answers.append(partial(self._world.bury, self))
 
-    def _made(self, fill: Fill, run: Run, parts: list[Batch], *, last: bool) -> None:
+    def _made(self, fill: Fill, run: Run, parts: list[Batch], *, last: bool, skipped: bool = False) -> None:
         replay_ms = self._world.replay_ms()
         record = run.record()
         if run.feed.ranges_vary:
@@ -750,14 +767,14 @@ class Worker:
         if parts:
             rows = sum(run.feed.rows(batch) for batch in parts)
             shapes = run.feed.shapes(parts[0])
-            made = replace_struct(made, first=fill.made, batches=len(parts), rows=rows, shapes=shapes)
+            made = replace_struct(made, first=fill.made, batches=len(parts), rows=rows, shapes=shapes, skipped=skipped)
             fill.made += len(parts)
         if last:
             self._close(fill)
         full = fill.made == fill.batches  # then the end of the turn is never reported separately
         if parts and (not last or (self._world.random.random() < 0.3 and not full)):
             self._reported(fill, replace_struct(made, border=self._border()))
-            made = replace_struct(made, first=0, batches=0, rows=0, shapes=())
+            made = replace_struct(made, first=0, batches=0, rows=0, shapes=(), skipped=False)
         if last:
             ended, leftover = run.ended, len(run.leftover)
             made = replace_struct(made, last=True, ended=ended, leftover=leftover, border=self._border())

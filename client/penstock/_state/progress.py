@@ -133,7 +133,7 @@ class Progress:
             return self._place.position(self.info)
         _, what, before = self._steps[0]
         place = self._place
-        if any(isinstance(message, PoolBegun) for message in before):  # the position must include the pool's records
+        if before:  # the position must include the ends of lanes that come before the slab, and the pool's records
             place = place.copy()
             _passed(place, before)
         stride = what.stride if isinstance(what, Slab) else 1

@@ -91,7 +91,8 @@ class Made(Message, frozen=True):
     record after the last of them. `border`: a run that continues from there replays next to nothing (a split or a block
     has just begun), so the lane can move to another worker. `replay_ms`: about how many milliseconds it takes to read
     again what such a run needs. `work_ms`: how many milliseconds the run has worked on the turn so far. `shapes` as in
-    Slab. `dropped`: how many samples the feed has dropped in this lane up to the record, in the whole epoch.
+    Slab. `dropped`: how many samples the feed has dropped in this lane up to the record, in the whole epoch. `skipped`:
+    splits were skipped while the last batch was made, so the record is needed wherever this batch was consumed.
     """
 
     run: Count
@@ -108,6 +109,7 @@ class Made(Message, frozen=True):
     replay_ms: Count = 0
     work_ms: Count = 0
     dropped: Count = 0
+    skipped: bool = False
 
 
 class NeedRoom(Message, frozen=True):

@@ -82,7 +82,7 @@ def test_the_position_behind_any_batch_is_that_of_the_stream(
     for consumed in sorted(n for n in asked if n <= follow.consumed):
         border = max(b for b in borders if b <= consumed)
         position = follow.position(consumed)
-        assert position == within(standing(info, 0, plan, border), consumed, cut)
+        assert position == within(standing(info, 0, plan, border, within=consumed > border), consumed, cut)
         assert unpack(pack(position)) == position
     assert follow.newest() == standing(info, 0, plan, follow.consumed)
     follow.on_epoch_ended(0)
@@ -126,7 +126,7 @@ def test_slabs_that_nobody_asks_for_are_thinned_out_and_what_is_kept_stays_right
     batches = position.epoch * count + position.batches + position.skip
     assert batches == consumed
     assert position.skip < 6 + turn
-    whole = standing(info, position.epoch, plan, position.batches)
+    whole = standing(info, position.epoch, plan, position.batches, within=position.skip > 0)
     places = tuple(msgspec.structs.replace(place, ahead=b"") for place in position.places if place.index)
     assert (places, position.merged, position.rows) == (whole.places, whole.merged, whole.rows)
     ahead = {place.lane: place for place in position.places if place.ahead}

@@ -704,6 +704,32 @@ def test_a_split_that_no_longer_opens_when_its_lane_goes_on_ends_where_it_stood(
         assert lanes.told == [(0, 0, 4)]
 
 
+@pytest.mark.parametrize("shuffle", [0, 4])
+def test_a_split_is_not_skipped_where_it_was_whole_when_these_batches_were_consumed(shuffle: int) -> None:
+    lanes = only_lane(failing, [(0, 9, 5)], shuffle=shuffle)
+    passes = lanes.lane(0)
+    passes.pass_to(3)
+    with pytest.raises(GeneratorError, match="sample 5 of split 0 is broken"):
+        for _ in range(3):
+            lanes.next_batch(passes)
+    assert lanes.told == []
+    goes_on = lanes.lane(0)
+    goes_on.pass_to(2)
+    assert len(lanes.rest(goes_on)) == 3
+    assert lanes.told == [(0, 0, 5)]
+
+
+@pytest.mark.parametrize(("shuffle", "batch"), [(0, 2), (Shuffle(8, interleave=1), 0)])
+def test_a_lane_says_for_which_batch_a_split_was_skipped(shuffle: int | Shuffle, batch: int) -> None:
+    lanes = only_lane(failing, [(0, 9, 5), (1, 9, 5), (2, 9, 5)], shuffle=shuffle)
+    run = lanes.lane(0)
+    said = []
+    while lanes.next_batch(run):
+        said.append(run.skipped)
+    assert len(said) == 7
+    assert said[:4] == [at == batch for at in range(4)]  # a block has 4 batches
+
+
 def test_a_block_that_cannot_be_read_again_as_it_was_is_an_error() -> None:
     lanes = only_lane(failing, [(0, 9, None), (1, 9, None)], shuffle=Shuffle(8, interleave=2))
     run = lanes.lane(0)

@@ -1036,6 +1036,19 @@ def test_a_careful_run_reports_every_batch_with_its_record(worker: Start) -> Non
         assert other.batches("feed", 2, 1) == started.batches("feed", 2, 4)[index : index + 1]
 
 
+def test_a_batch_for_which_a_split_is_skipped_is_the_last_of_its_report(worker: Start) -> None:
+    started = worker("failing")
+    started.list("failing")
+    started.start("failing")
+    started.fill(batches=9)
+    for _ in range(2):
+        started.receive(m.SplitSkipped)
+        made = started.receive(m.Made)
+        assert (made.batches, made.skipped, made.last) == (1, True, False)
+        assert made.record
+    assert started.made().batches == 2
+
+
 def test_splits_that_break_are_skipped_and_told_once_before_what_comes_behind(worker: Start) -> None:
     started, other = worker("failing"), worker("failing")
     listed = started.list("failing")

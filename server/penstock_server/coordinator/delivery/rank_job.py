@@ -271,7 +271,8 @@ class RankJob:
         assert source is not None
         if self._in_lanes:
             some = parts_of(source, whole, known, rounds * ranks, size)
-            own = replace(own, lanes=some.lanes, places=some.places)
+            newest = {place.lane: place for place in some.places}
+            own = replace(own, lanes=some.lanes, places=tuple(newest.values()))
         for one in readers:
             mine = replace(own, first=own.first + one.rank)
             self._outlet.send(epoch, one, source, mine, nbytes, shared=entry.shared, stride=ranks)

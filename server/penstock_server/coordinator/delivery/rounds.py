@@ -126,7 +126,7 @@ def in_few(found: Round) -> list[tuple[int, Several | LaneEnded | PoolBegun]]:
 def together(window: Window, at: int, most: int, size: int) -> Part | None:
     """Return the batches of the window that lie one after another in one slot, from entry `at` on, as one part with
     about `most` of them at the most; None if there are no batches at this entry. `size`: the rows of a full batch. The
-    last batch of an epoch, which may be smaller, is left out."""
+    last batch of an epoch, which may be smaller, is left out. The part ends where the record of a lane is needed."""
     entry = window[at]
     source, part = entry.source, entry.item
     if source is None or not isinstance(part, Part) or part.rows < part.batches * size:
@@ -136,16 +136,16 @@ def together(window: Window, at: int, most: int, size: int) -> Part | None:
         more = other.item
         if other.source is None or other.source.slot is not source.slot or not isinstance(more, Part):
             break
-        if other.shared != entry.shared:
+        if other.shared != entry.shared or part.skipped:
             break
         if part.batches >= most or more.first != part.first + part.batches or more.rows < more.batches * size:
             break
         batches, rows = part.batches + more.batches, part.rows + more.rows
         lanes: tuple[int, ...] = ()
-        places = {place.lane: place for place in (*part.places, *more.places)}
         if isinstance(source, Stripe):
             lanes = source.lanes(part.first, batches)
-        part = Part(part.first, batches, rows, (), more.record, lanes, tuple(places.values()))
+        places = (*part.places, *more.places)
+        part = Part(part.first, batches, rows, (), more.record, lanes, places, more.skipped)
     return part
 
 

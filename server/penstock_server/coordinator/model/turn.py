@@ -19,7 +19,8 @@ from .transitions import States, Table, impossible
 class Part(Struct, frozen=True):
     """Batches of a turn that are ready: `batches` of them, from place `first` of its slot on.
 
-    `record`: the lane's restart record after the last of them. For a part of a stripe, `lanes` and `places` are as in
+    `record`: the lane's restart record after the last of them. `skipped`: it says what was skipped when that batch was
+    made, so it must not be replaced by a later one. For a part of a stripe, `lanes` and `places` are as in
     messages.Slab.
     """
 
@@ -30,6 +31,7 @@ class Part(Struct, frozen=True):
     record: bytes = b""
     lanes: tuple[int, ...] = ()
     places: tuple[LanePlace, ...] = ()
+    skipped: bool = False
 
 
 class Leftover(Struct, frozen=True):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from penstock_proto.batches.position import Position
 from penstock_proto.messages import LanePlace
 
@@ -20,6 +22,14 @@ from .visits import LaneVisits
 
 _MOST_RECORDS = 64 << 10
 """The most bytes of restart records in one message. Others come with a later one."""
+
+
+class _Record(Struct, frozen=True):
+    """A restart record that the consumers do not have yet. `needed`: a later one does not do for a consumer that stands
+    here."""
+
+    place: LanePlace
+    needed: bool
 
 
 class StripedOrder(EpochOrder):
@@ -70,9 +80,8 @@ class StripedOrder(EpochOrder):
         """How many visits are not complete."""
         self._ends: list[tuple[int, int, Turn]] = []
         """The ends of lanes whose leftovers are not counted yet: the number of the stripe, the place, and the visit."""
-        self._records: dict[int, deque[tuple[int, bytes]]] = {}
-        """The restart records that consumers were not told yet, by lane, each with the number of batches before it: at
-        most one that the stream has come to, and those further on."""
+        self._records: dict[int, deque[_Record]] = {}
+        """The restart records that consumers were not told yet, by lane."""
         self._last_told = -1
         """The lane of the record that was told last."""
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
@@ -113,9 +122,10 @@ class StripedOrder(EpochOrder):
     def on_ready(self, turn: Turn) -> None:
         """See EpochOrder. The turn has its place already."""
 
-    def on_record(self, turn: Turn, record: bytes) -> None:
+    def on_record(self, turn: Turn, record: bytes, *, needed: bool = False) -> None:
         """Note the restart record after the batches of the visit that are made."""
-        self._records.setdefault(turn.lane, deque()).append((turn.index + turn.made, record))
+        place = LanePlace(turn.lane, turn.index + turn.made, record)
+        self._records.setdefault(turn.lane, deque()).append(_Record(place, needed))
 
     def next(self, most: int = 0) -> Turn | Stripe | None:
         """See EpochOrder."""
@@ -153,8 +163,8 @@ class StripedOrder(EpochOrder):
         if isinstance(turn, Stripe):
             for lane in part.lanes:
                 records = self._records.get(lane)
-                told = next((place.index for place in part.places if place.lane == lane), 0)
-                while records and records[0][0] <= told:
+                told = max((place.index for place in part.places if place.lane == lane), default=0)
+                while records and records[0].place.index <= told:
                     records.popleft()
             if part.places:
                 self._last_told = part.places[-1].lane
@@ -211,25 +221,28 @@ class StripedOrder(EpochOrder):
         return Part(stripe.at, batches, batches * self._rows, (), lanes=lanes, places=places)
 
     def _new_places(self, stripe: Stripe, batches: int) -> tuple[LanePlace, ...]:
-        """Return the latest records that are new after the next `batches` batches. If they do not fit into a message,
-        lanes take turns."""
-        found = []
+        """Return the records that are new after the next `batches` batches: of each lane the latest, and those that are
+        needed. If they do not fit into a message, lanes take turns."""
+        found: list[_Record] = []
         for visit, index in stripe.counts(stripe.at, batches):
             records = self._records.get(visit.lane, deque())
-            while len(records) > 1 and records[1][0] <= index:
-                records.popleft()
-            if records and records[0][0] <= index:
-                found.append(LanePlace(visit.lane, *records[0]))
-        if sum(len(place.record) for place in found) <= _MOST_RECORDS:
-            return tuple(found)
-        found.sort(key=lambda place: (place.lane <= self._last_told, place.lane))
+            kept: list[_Record] = []
+            while records and records[0].place.index <= index:
+                if kept and not kept[-1].needed:
+                    kept.pop()
+                kept.append(records.popleft())
+            records.extendleft(reversed(kept))
+            found += kept
+        if sum(len(record.place.record) for record in found) <= _MOST_RECORDS:
+            return tuple(record.place for record in found)
+        found.sort(key=lambda one: (not one.needed, one.place.lane <= self._last_told, one.place.lane))
         places: list[LanePlace] = []
         nbytes = 0
-        for place in found:
-            nbytes += len(place.record)
+        for record in found:
+            nbytes += len(record.place.record)
             if nbytes > _MOST_RECORDS and places:
                 break
-            places.append(place)
+            places.append(record.place)
         return tuple(places)
 
     def _count_leftovers(self) -> None:

@@ -144,7 +144,8 @@ class Production(ABC):
                     self._add_to_stripe(epoch.order, turn, made)
                 else:
                     place = turn.place + turn.base + made.first
-                    self._add(turn, Part(place, made.batches, made.rows, made.shapes, made.record))
+                    part = Part(place, made.batches, made.rows, made.shapes, made.record, skipped=made.skipped)
+                    self._add(turn, part)
                 epoch.order.on_ready(turn)
         if made.batches or made.ended:
             lane.record, lane.border, lane.skip = made.record, made.border, ()
@@ -168,18 +169,20 @@ class Production(ABC):
 
     def _add(self, turn: Turn, part: Part) -> None:
         """Add a part after those that wait. If the batches of it and of the part before are full, join the two, so that
-        they share a slab."""
+        they share a slab, unless the record of the part before is needed."""
         before, full = turn.parts[-1] if turn.parts else None, self.feed.plan.batch_size
         if before and full and before.rows == full * before.batches and part.rows == full * part.batches:
-            turn.parts.pop()
-            part = Part(before.first, before.batches + part.batches, before.rows + part.rows, (), part.record)
+            batches, rows = before.batches + part.batches, before.rows + part.rows
+            if not before.skipped:
+                turn.parts[-1] = replace(part, first=before.first, batches=batches, rows=rows)
+                return
         turn.parts.append(part)
 
     def _add_to_stripe(self, order: EpochOrder, turn: Turn, made: Made) -> None:
         """Add batches of a visit of a stripe: as parts of their own if they are delivered one by one."""
         assert isinstance(order, StripedOrder)
         if not order.singly:
-            order.on_record(turn, made.record)
+            order.on_record(turn, made.record, needed=made.skipped)
             return
         for number in range(turn.made - made.batches, turn.made):
             record = made.record if number == turn.made - 1 else b""

@@ -63,6 +63,8 @@ class LaneRun:
         ended: whether there is no further full batch.
         leftover: the number of rows that remain after that, less than a batch.
         leftover_rows: those rows as a store.
+        skipped: whether splits were skipped when the last batch was made (or its block), which the record before it
+            does not say.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class LaneRun:
         self._before: tuple[RestartRecord, RestartRecord | None] | None = None  # the records before the last batch
         self._record = self._decoded(record) if record else splits.record(0, 0)
         self._first = self._record.taken - self._record.open_samples  # the samples that it does not read
+        self._passing = 0  # the batches before this one were consumed
         self._ahead = self._decoded(ahead) if ahead else None
         if self._ahead is not None and self._ahead.index <= self._record.index:
             self._ahead = None
@@ -138,6 +141,7 @@ class LaneRun:
         self.ended = False
         self.leftover = 0
         self.leftover_rows: Any = None
+        self.skipped = False
 
     @property
     def index(self) -> int:
@@ -176,6 +180,12 @@ class LaneRun:
         """
         if self._in_slots and batches * self._batch_rows == self._block_rows:
             self._offered = slot()
+
+    def pass_to(self, index: int) -> None:
+        """Say that the batches before number `index` were consumed, and are made again only to be dropped. So a split
+        that fails there is not skipped. Call this before `prepare`."""
+        self._passing = index
+        self._set_replaying()
 
     def prepare(self) -> bool:
         """Take a step towards the next batch: read some of the samples that must be read before it.
@@ -268,7 +278,7 @@ class LaneRun:
 
     def _set_replaying(self) -> None:
         """Tell the splits whether samples that were consumed before are being read again."""
-        self._splits.set_replaying(self._again or self._ahead is not None)
+        self._splits.set_replaying(self._again or self._ahead is not None or self.index < self._passing)
 
     def _decoded(self, record: bytes) -> RestartRecord:
         return self._splits.decode(record, self._batch_rows, self._block_rows)
@@ -291,9 +301,13 @@ class LaneRun:
                     f"was read again it is {place.where(self._piece)}: {SAME_AGAIN}"
                 )
             self._ahead = None
+        before, self._record = self._record, self._splits.advance(place)
+        if self._splits.replaying:
             self._set_replaying()
-            self._splits.skip_asked()
-        self._record = self._splits.advance(place)
+            if not self._splits.replaying:
+                self._splits.skip_asked()
+                self._record = self._splits.advance(place)
+        self.skipped = self._record.skipped != before.skipped
 
     def _in_order(self, target: Any) -> int:
         assert isinstance(self._splits, LaneSplits)  # mixes have blocks

@@ -44,7 +44,7 @@ class IndexRun:
 
     Attributes:
         index: number of the next batch; may be set to any.
-        replayed: as in `LaneRun`.
+        replayed, skipped: as in `LaneRun`.
         leftover, leftover_rows: as in `LaneRun`; there are none, since the last batch may be smaller.
         dropped: as in `LaneRun`; none, as each range has its number of batches.
     """
@@ -52,6 +52,7 @@ class IndexRun:
     leftover = dropped = 0
     leftover_rows: Any = None
     replayed = True
+    skipped = False
 
     def __init__(
         self,

@@ -95,7 +95,10 @@ class BatchMaker:
             if at == fill.batches or 0 < fill.most_ms < 1000 * (run.worked - begun):
                 break
             job.place = place + fill.step
-            if source.index <= run.careful or takes_long():
+            # A consumer may stand between two batches of a report. What it has read is made again there from the record
+            # before them, which does not say what was skipped since.
+            skipped = source.skipped and source.replayed
+            if skipped or source.index <= run.careful or takes_long():
                 report()
             yield
         report(last=True)
@@ -216,6 +219,7 @@ class BatchMaker:
                 replay_ms=run.replay_ms if tells else 0,
                 work_ms=0 if begun is None else int(1000 * (run.worked - begun)),
                 dropped=source.dropped if tells else 0,
+                skipped=at > first and source.skipped,
             )
         )
 
@@ -243,6 +247,8 @@ def nothing_made(run: int, ticket: int, first: int = 0) -> m.Made:
 def _pass_over(source: LaneRun, lane: int, index: int, target: list[npt.NDArray[Any]]) -> Iterator[None]:
     """Make the batches before number `index`, which were delivered before, in `target`: the restart record may be that
     of an earlier batch."""
+    if source.index < index:
+        source.pass_to(index)
     while source.index < index and not source.ended:
         while not source.prepare():
             yield
