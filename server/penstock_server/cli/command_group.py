@@ -15,6 +15,7 @@ import click
 
 from penstock_proto import PenstockError, distribution
 
+from . import standard_streams
 from .option_groups import GroupedCommand
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ class PenstockGroup(click.Group):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _end_in_examples(self)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line, whatever its standard streams are."""
+        standard_streams.open_missing()
+        try:
+            return super().main(*args, **kwargs)
+        finally:
+            standard_streams.flush()
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a command."""

@@ -41,6 +41,7 @@ from .params_command import params
 from .ray_command import DEFAULTS_WITH_ENGINE, engine_options
 from .ray_command import hosts as engine_hosts
 from .scale_command import scale
+from .standard_streams import say
 from .wait_command import wait
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
 
     def on_ready(url: str) -> None:
         line.show("")  # nothing is waited for any longer
-        click.echo(f"ready {url}")
+        say(f"ready {url}")
 
     try:
         config = _config(targets, given)
@@ -212,7 +213,7 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
             def each_second(daemon: Any) -> None:
                 progress.look(daemon)
                 if private and not daemon.ready:  # the trainer that started this daemon says so
-                    click.echo(f"starting {json.dumps(daemon.status().phase)}")
+                    say(f"starting {json.dumps(daemon.status().phase)}")
                 if placed is not None:
                     placed.look(daemon)
 
@@ -223,7 +224,7 @@ def serve(feeds: tuple[str, ...], log_level: str, form: str, **options: Any) -> 
 
             from penstock_proto.messages import ErrorReport
 
-            click.echo(f"error {msgspec.json.encode(ErrorReport.of(error)).decode()}")
+            say(f"error {msgspec.json.encode(ErrorReport.of(error)).decode()}")
             sys.exit(1)
         if form == "json":
             logging.getLogger(__name__).critical("%s", error, extra={"event": "failed", "error": error})

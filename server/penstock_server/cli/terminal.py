@@ -28,7 +28,7 @@ class Line:
         private: whether the terminal belongs to a trainer that started this daemon. If so, nothing is shown.
 
     Attributes:
-        drawn: whether the line is shown at all.
+        drawn: whether the line is shown at all. No longer once the terminal has gone.
     """
 
     def __init__(self, *, private: bool = False) -> None:
@@ -39,8 +39,11 @@ class Line:
         """Show `text` instead of the previous text; "" removes the line."""
         if self.drawn and text != self._text:
             self._text = text
-            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
-            self._write(_CLEAR + (text if len(text) <= width else f"{text[: width - 3]}..."))
+            try:
+                width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+                self._write(_CLEAR + (text if len(text) <= width else f"{text[: width - 3]}..."))
+            except OSError:  # the terminal has gone
+                self.drawn = False
 
     @contextmanager
     def aside(self) -> Iterator[None]:

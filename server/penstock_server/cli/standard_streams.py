@@ -1,0 +1,38 @@
+"""Keeps a command going whose standard input, output or error is closed, full, or has nobody at its other end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import click
+
+
+def open_missing() -> None:
+    """Open /dev/null in place of each stream that is closed. Otherwise the next file or socket gets its number, and
+    what is written to the stream goes there."""
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the smallest number that is free: fd
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 (it lives as long as the process)
+
+
+def say(line: str) -> None:
+    """Print a line on standard output. If nobody reads it (`| head -1`) or the disk is full, go on without."""
+    with contextlib.suppress(OSError):
+        click.echo(line)
+
+
+def flush() -> None:
+    """Drop what can no longer be written. Otherwise Python tries again at its end, and exits with status 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
