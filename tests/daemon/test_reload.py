@@ -215,6 +215,21 @@ def test_a_feed_that_cannot_be_started_waits_for_a_change(tmp_path: Path) -> Non
             daemon.kill()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_for_a_change(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "feeds.py").write_text(textwrap.dedent(FEED))
+    command = [sys.executable, "-m", "penstock_server", "serve", "feeds:feed", "--reload", "--workers", "1", "--bind"]
+    log = tmp_path / "log"
+    with log.open("wb") as stderr, subprocess.Popen([*command, "tcp://127.0.0.1:0"], cwd=tmp_path, stderr=stderr) as it:
+        try:
+            until(lambda: "waiting for a change of feeds.py" in log.read_text())
+            it.send_signal(number)
+            assert it.wait(50) == 0
+            assert log.read_text().endswith("stopped\n")
+        finally:
+            it.kill()
+
+
 @pytest.mark.parametrize(("feed", "port", "why"), [("feeds:feed", None, "in use"), ("nothing:feed", 0, "no module")])
 def test_an_error_that_is_not_in_the_code_ends_the_daemon(
     tmp_path: Path, feed: str, port: int | None, why: str

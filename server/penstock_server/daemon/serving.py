@@ -75,7 +75,9 @@ def _serve_and_reload(
             config = replace(config, bind=daemon.endpoint, http=daemon.http)
             if error is not None:
                 log.error("%s", error, extra={"event": "reload_failed", "error": error})
-                reloader.wait()
+                if not reloader.wait():
+                    log.info("stopped", extra={"event": "stopped"})
+                    return
             elif not daemon.renewing:
                 return
             reloader.begin()

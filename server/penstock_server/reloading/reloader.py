@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,12 +100,16 @@ class Reloader:
         if self.pending and daemon.between_epochs:
             daemon.renew()
 
-    def wait(self) -> None:
-        """The daemon could not be started: wait until its code changes."""
+    def wait(self) -> bool:
+        """The daemon could not be started: wait until its code changes. Return False after SIGTERM or SIGINT."""
+        stops: list[int] = []
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda number, _: stops.append(number))  # those of the daemon's loop do nothing now
         names = ", ".join(sorted(path.name for path in self._served))
         log.info("waiting for a change of %s", names, extra=_RELOAD)
-        while not self.stale():
+        while not stops and not self.stale():
             time.sleep(0.3)
+        return not stops
 
     def stop(self) -> None:
         """End a trial that is going on."""
