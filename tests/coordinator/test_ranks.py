@@ -551,6 +551,7 @@ def test_ranks_at_different_batches_when_one_is_cut_off_each_go_on_behind_their_
         ({"rank": 0, "world_size": 0}, "world_size=0: must be 1 to 1024"),
         ({"rank": "0", "world_size": 2}, "rank='0', world_size=2: both must be integers"),
         ({"rank": 0, "world_size": 2, "group": "a" * 129}, "must be a string of at most 128 characters"),
+        ({"group": "a\0b"}, "must be a string of at most 128 characters, without control characters"),
         ({"rank": 0, "world_size": 2, "group": 7}, "group=7: must be a string"),
     ],
 )

@@ -398,3 +398,8 @@ def test_whatever_ranks_are_missing_can_be_said() -> None:
     assert len(codec.encode(m.MissingRanks(tuple(range(m.MAX_WORLD))))) < codec.MAX_MESSAGE
     with pytest.raises(ProtocolError):
         codec.from_client(codec.encode(m.Open(bytes(16), b"", 1, 1, 1, world_size=m.MAX_WORLD + 1)))
+
+
+def test_the_name_of_a_group_has_no_control_characters() -> None:
+    with pytest.raises(ProtocolError):
+        codec.from_client(codec.encode(m.Open(bytes(16), b"", 1, 1, 1, group="a\0b")))

@@ -279,6 +279,17 @@ class TestFile:
         finally:
             file.close()
 
+    def test_groups_whose_names_have_a_nul_are_told_apart(self, tmp_path: Path) -> None:
+        feed = World(SimFeed(turn=4)).coordinator.feeds["train"].info
+        names = ["a\0b", "a\0c", "é" * 128]
+        file = StateFile(tmp_path / "state")
+        for name in names:
+            file.keep(do.SaveGroup(feed, name, 0, 0, 0, bytes(32), 0, arrived=b"a"))
+        file.close()
+        file = StateFile(tmp_path / "state")
+        assert sorted(file.load()) == [("train", name) for name in names]
+        file.close()
+
     def test_what_cannot_be_written_is_not_written_in_part_and_can_be_written_later(self, tmp_path: Path) -> None:
         feed = World(SimFeed(turn=4)).coordinator.feeds["train"].info
         keep = do.SaveGroup(feed, "g", 0, 0, 0, bytes(32), 0, arrived=b"a")

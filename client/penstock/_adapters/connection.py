@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock_proto import PenstockError, Spec, StartError
-from penstock_proto.messages import MAX_WORLD, FeedInfo, Start
+from penstock_proto.messages import GROUP, MAX_WORLD, FeedInfo, Start
 from penstock_proto.params import shown_call, with_params
 from penstock_proto.security.keys import client_keys
 from penstock_proto.world import World
@@ -434,8 +435,10 @@ def _identity(alone: str, rank: int | None, world_size: int | None, group: str, 
         raise ValueError(f"last_round={last_round!r:.60}: must be one of {', '.join(LAST_ROUNDS)}")
     if last_round != "drop" and rank is None:
         raise ValueError(f"last_round={last_round!r} is for ranks: give rank= and world_size= too")
-    if not isinstance(group, str) or len(group) > MAX_GROUP:
-        raise ValueError(f"group={group!r:.60}: must be a string of at most {MAX_GROUP} characters")
+    if not isinstance(group, str) or not re.fullmatch(GROUP, group):
+        raise ValueError(
+            f"group={group!r:.60}: must be a string of at most {MAX_GROUP} characters, without control characters"
+        )
     if (group or rank is not None or world_size is not None) and alone:
         raise ValueError(
             f"{alone}, so each consumer would have its own: start one daemon with `penstock serve` and give its URL to "

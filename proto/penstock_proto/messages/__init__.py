@@ -12,6 +12,7 @@ and number has a bound, and unknown fields are refused.
 """
 
 from .base import (
+    GROUP,
     IDS_PER_STREAM,
     MAX_SHAPES,
     MAX_START,
@@ -171,6 +172,7 @@ from .watching import (
 )
 
 __all__ = [
+    "GROUP",
     "IDS_PER_STREAM",
     "MAX_BUCKETS",
     "MAX_CLASSES",

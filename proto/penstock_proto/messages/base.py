@@ -31,6 +31,8 @@ Line = Annotated[str, Meta(max_length=1024)]
 UnixName = Annotated[str, Meta(pattern=rf"\A({unix_address.PATTERN})?\Z")]
 """An abstract unix address that a host listens at, or none. Only Penstock's addresses are allowed, as clients
 connect."""
+GROUP = r"[^\x00-\x1f\x7f-\x9f]{0,128}"
+"""The pattern of a group's name: text without control characters."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Epoch = Annotated[int, Meta(ge=0, le=2**53)]

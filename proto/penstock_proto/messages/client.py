@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from .base import (
+    GROUP,
     MAX_WORLD,
     Batches,
     Count,
@@ -90,7 +91,7 @@ class Open(Message, frozen=True):
     quota: Annotated[int, Meta(ge=0, le=4096)]
     consumer: Annotated[bytes, Meta(max_length=16)] = b""
     again: bool = False
-    group: Annotated[str, Meta(max_length=128)] = ""
+    group: Annotated[str, Meta(max_length=128, pattern=rf"\A{GROUP}\Z")] = ""
     rank: Annotated[int, Meta(ge=0, lt=MAX_WORLD)] = 0
     world_size: Annotated[int, Meta(ge=0, le=MAX_WORLD)] = 0
     last: Annotated[bytes, Meta(max_length=16)] = b""

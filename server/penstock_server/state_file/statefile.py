@@ -121,7 +121,9 @@ class StateFile:
             ((count,),) = self._do("SELECT count(*) FROM groups")
             if count > MOST_GROUPS:
                 raise ValueError(f"it has {count} groups, and a state file has at most {MOST_GROUPS}")
-            groups = self._file.rows(MOST_GROUPS, "SELECT id, substr(feed, 1, 129), substr(name, 1, 129) FROM groups")
+            # As bytes, because `substr` of a text ends at a NUL, which names in files of earlier versions may have.
+            name = "CAST(substr(CAST(name AS BLOB), 1, 516) AS TEXT)"
+            groups = self._file.rows(MOST_GROUPS, f"SELECT id, substr(feed, 1, 129), {name} FROM groups")
             self._groups = {(feed, name): number for number, feed, name in groups}
             if len(self._groups) < len(groups):
                 raise ValueError("it has a group twice")
