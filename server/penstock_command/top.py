@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> None:
     """Show what a daemon is doing: its feeds, workers and consumers, and what limits each consumer.
 
-    URL is a daemon's or a feed's address. The figures are averages over the last ten seconds.
+    URL is a daemon's or a feed's address. The figures are averages over the last ten seconds. Where standard output is
+    no terminal, --once is the default.
 
     \b
     Examples:
@@ -46,7 +48,7 @@ def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> 
     def status() -> Status:
         return control.status(url, 5.0, own)
 
-    if once or as_json:
+    if once or as_json or not sys.stdout.isatty():
         looks = watch(status, every)
         click.echo(json.dumps(figures(looks), indent=2)) if as_json else show(looks)
     else:

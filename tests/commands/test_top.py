@@ -110,6 +110,10 @@ def test_the_screen_shows_feeds_workers_and_consumers(serve: Serve) -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
+def test_without_a_terminal_the_screen_is_printed_once(serve: Serve) -> None:
+    assert "slow_generator" in top(serve(FEEDS, "slow_generator"), "--every", "0.2")
+
+
 def test_the_screen_says_what_was_left_out() -> None:
     feeds = [
         of(Feed, name="train", dropped=1204, skipped_count=1),
