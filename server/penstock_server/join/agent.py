@@ -55,6 +55,8 @@ class Agent:
     def __init__(self, config: JoinConfig) -> None:
         self._config = config
         self._count = config.workers
+        host, port = config.head
+        self._head = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         self._listeners = Listeners(config.fetch_port, config.keys, config.allow_uids)
         self._ending: asyncio.Task[None] | None = None
         self._process = secrets.token_bytes(16)
@@ -149,10 +151,9 @@ class Agent:
             await asyncio.sleep(AGAIN)
 
     def _gone(self, error: OSError) -> PenstockError:
-        place = "tcp://{}:{}".format(*self._config.head)
         what = "is gone, and did not come back" if self._ever else "does not answer"
         patience = self._config.patience
-        return Unreachable(f"the head at {place} {what} within {patience:.0f} s ({error.strerror or error})")
+        return Unreachable(f"the head at {self._head} {what} within {patience:.0f} s ({error.strerror or error})")
 
     async def _connect(self) -> None:
         self._disconnected.clear()
@@ -214,7 +215,7 @@ class Agent:
             memory_gone=self._listeners.gone,
         )
         self._listeners.serve(self._membership.slots)
-        log.info("joined the head at tcp://%s:%d", *self._config.head, extra={"event": "host_joins"})
+        log.info("joined the head at %s", self._head, extra={"event": "host_joins"})
         for worker, data in self._imported.items():
             self._membership.on_said(worker, codec.from_worker(data), data)
 
@@ -229,8 +230,8 @@ class Agent:
         """Handle the end of the connection to the head."""
         if self._stopped.is_set():
             return
-        text = "the connection to the head at tcp://%s:%d has ended%s; joining again"
-        log.warning(text, *self._config.head, f" ({why})" if why else "", extra={"event": "head_lost"})
+        text = "the connection to the head at %s has ended%s; joining again"
+        log.warning(text, self._head, f" ({why})" if why else "", extra={"event": "head_lost"})
         if self._leaving:
             self._stopped.set()
         self._link = None
@@ -298,13 +299,11 @@ class Agent:
             what = f"{doing.what} ({doing.seconds:.0f} s)" if doing is not None else "starting workers"
             log.info("no worker is ready after %d s: %s", seconds, what, extra={"event": "starting"})
         elif self._link is not None and self._membership is None:
-            host, port = self._config.head
-            url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-            ask = functools.partial(control.status, url, CONNECTING, self._config.keys)
+            ask = functools.partial(control.status, self._head, CONNECTING, self._config.keys)
             with contextlib.suppress(PenstockError):
                 state = await asyncio.get_running_loop().run_in_executor(None, ask)
                 if state.phase:
-                    log.info("waiting for the head at %s: %s", url, state.phase, extra={"event": "host_waits"})
+                    log.info("waiting for the head at %s: %s", self._head, state.phase, extra={"event": "host_waits"})
 
     # --- workers ---
 
