@@ -496,3 +496,37 @@ def test_an_option_that_cannot_work_is_refused_when_the_feed_is_made(options: di
 def test_rows_beyond_the_end_are_an_error(digits: Path, rows: Any) -> None:
     with pytest.raises(ValueError, match="have 1200 rows"):
         read(from_hdf5(str(digits / "digits-*.h5"), rows=rows))
+
+
+def test_a_file_that_is_truncated_while_it_is_read_is_an_error_and_not_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.ones((4000, 1000), np.int32)
+    feed = from_hdf5(path, "x", split_rows=4000)
+    (split,) = feed.splits()  # type: ignore[operator]
+    rows = feed.generate(split)  # type: ignore[operator]
+    assert next(rows).all()
+    os.truncate(path, 2_000_000)
+    read = 1
+    with pytest.raises(OSError, match=r"a.h5 has changed: it had \d+ bytes when its splits were listed, and now has 2"):
+        for row in rows:
+            assert row.all()
+            read += 1
+    assert read < 500
+
+
+def test_a_source_that_is_truncated_while_it_is_read_is_an_error_and_not_zeros(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "part.h5", "w") as file:
+        file["x"] = np.ones((4000, 1000), np.int32)
+    layout = h5py.VirtualLayout((4000, 1000), np.int32)
+    layout[:] = h5py.VirtualSource("part.h5", "x", (4000, 1000))
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    feed = from_hdf5(tmp_path / "all.h5", "x", split_rows=4000)
+    (split,) = feed.splits()  # type: ignore[operator]
+    rows = feed.generate(split)  # type: ignore[operator]
+    assert next(rows).all()
+    os.truncate(tmp_path / "part.h5", 2_000_000)
+    with pytest.raises(OSError, match=r"part.h5 has changed"):
+        for row in rows:
+            assert row.all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,18 @@ def test_a_worker_holds_arrays_of_version_5_up_to_a_bound(monkeypatch: pytest.Mo
     monkeypatch.setattr(reader, "HELD", TABLE.nbytes - 1)
     with pytest.raises(ValueError, match=r"'x' has 1\.2 KiB, which each worker would hold: save it with -v7\.3"):
         read("a.mat", "x")
+
+
+def test_a_file_that_is_truncated_while_it_is_read_is_an_error_and_not_zeros() -> None:
+    with h5py.File("a.mat", "w", userblock_size=512) as h5:
+        h5.create_dataset("x", data=np.ones((1000, 4000))).attrs["MATLAB_class"] = np.bytes_("double")
+    feed = Feed.from_files("a.mat", "x", batch_size=4, axis=-1, split_rows=1000)
+    splits: Any = feed.splits
+    generate: Any = feed.generate
+    (split,) = splits()
+    rows = generate(split)
+    assert next(rows).all()
+    os.truncate("a.mat", 2_000_000)
+    with pytest.raises(OSError, match=r"a.mat has changed"):
+        for row in rows:
+            assert row.all()

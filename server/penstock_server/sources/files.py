@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, TypeAlias, cast
 
@@ -187,6 +187,26 @@ def check_size(file: str, size: int | None) -> None:
             f"{file} has changed: it had {size} bytes when its splits were listed, and now has {now}. A file must stay "
             "the same while it is served: write new data to a new file, and start the daemon again"
         )
+
+
+class SizeCheck:
+    """Compares the sizes of local files with those that they had. HDF5 reads zeros beyond the end of a file.
+
+    Args:
+        sizes: the size that each file must have; None if it is not known.
+    """
+
+    def __init__(self, sizes: Mapping[str, int | None]) -> None:
+        self._sizes = {file: size for file, size in sizes.items() if not urls.is_remote(file)}
+
+    def __call__(self) -> None:
+        """Look at each file.
+
+        Raises:
+            OSError: one is gone, or its size has changed.
+        """
+        for file, size in self._sizes.items():
+            check_size(file, size)
 
 
 def read_exactly(opened: BinaryIO, count: int) -> bytes:

@@ -9,6 +9,7 @@ splits. h5py is imported in the worker.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -146,12 +147,22 @@ class Hdf5Rows(StackReader):
         source = self._source
         fs.check_size(split.file, split.size)
         with source.open(split.file) as found:
-            slabs = [_slabs(dataset, split, name) for name, dataset in zip(source.columns.names, found, strict=True)]
+            check = size_check(split, source.remembered(split.file))
+            names = source.columns.names
+            slabs = [_slabs(dataset, split, name, check) for name, dataset in zip(names, found, strict=True)]
             yield from joined(source.columns, slabs)
 
 
-def _slabs(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
-    """Yield the rows of a dataset in a split, in slabs that end where chunks do."""
+def size_check(split: RowRange, others: list[str] | None) -> fs.SizeCheck:
+    """Return what compares the sizes of a split's file, and of those on which it depends, with those of now."""
+    return fs.SizeCheck(
+        {file: fs.size_of(file) for file in others or () if os.path.exists(file)} | {split.file: split.size}
+    )
+
+
+def _slabs(dataset: Any, split: RowRange, name: str, check: fs.SizeCheck) -> Iterator[Any]:
+    """Yield the rows of a dataset in a split, in slabs that end where chunks do. After each is read, `check` is called:
+    a file that is truncated while it is open has zeros in the place of rows."""
     row = max(1, getattr(dataset, "slab_row_nbytes", 0) or row_nbytes(dataset))
     chunk = dataset.chunks[0] if is_compressed(dataset) else 1
     rows = chunk * max(1, _SLAB // (chunk * row))
@@ -167,6 +178,7 @@ def _slabs(dataset: Any, split: RowRange, name: str) -> Iterator[Any]:
                 f"{split.file}: rows {start} to {stop - 1} of {name!r} cannot be read ({error}). The file is damaged, "
                 "or a writer changes it: copy it again, or leave these rows out with rows="
             ) from None
+        check()
         if isinstance(slab, SparseSlab):
             yield from slab.dense()
         else:

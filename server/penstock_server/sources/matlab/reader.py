@@ -13,6 +13,7 @@ from penstock_proto.value_text import shown
 from .. import files as fs
 from ..bounds import check_at_once
 from ..hdf5.outside import OutsideFiles
+from ..hdf5.reader import size_check
 from ..names_on_disk import on_disk_as
 from ..reader import StackReader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
@@ -158,7 +159,11 @@ class MatRows(StackReader):
                 arrays = self._found.loaded(split.file, length, variables)
                 slabs = [iter([array[split.start : split.stop]]) for array in arrays]
             else:
-                slabs = [_slabs(h5[one.name], one, one.axis(length, self._found.axis), split) for one in variables]
+                check = size_check(split, self._found.outside.remembered(split.file))
+                axes = [one.axis(length, self._found.axis) for one in variables]
+                slabs = [
+                    _slabs(h5[one.name], one, axis, split, check) for one, axis in zip(variables, axes, strict=True)
+                ]
             yield from joined(self._found.columns, slabs)
 
 
@@ -177,8 +182,8 @@ def _unit(dataset: Any, axis: int) -> int:
     return int(dataset.chunks[-1 if axis == 0 else 0]) if dataset.chunks else 1
 
 
-def _slabs(dataset: Any, variable: Variable, axis: int, split: RowRange) -> Iterator[Any]:
-    """Yield the samples of a dataset, slab by slab."""
+def _slabs(dataset: Any, variable: Variable, axis: int, split: RowRange, check: fs.SizeCheck) -> Iterator[Any]:
+    """Yield the samples of a dataset, slab by slab. `check` is called after each is read."""
     row = max(1, variable.nbytes // variable.shape[axis])
     unit = _unit(dataset, axis)
     rows = unit * max(1, _SLAB // (unit * row))
@@ -193,6 +198,7 @@ def _slabs(dataset: Any, variable: Variable, axis: int, split: RowRange) -> Iter
                 f"{split.file}: samples {start} to {stop - 1} of {variable.name!r} cannot be read ({error}). The file "
                 "is damaged: copy it again"
             ) from None
+        check()
         slab = native(slab.astype(bool) if variable.kind == "logical" else slab)
         yield variable.by_sample(slab.T, axis)
         del slab
