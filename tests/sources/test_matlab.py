@@ -200,3 +200,17 @@ def test_a_file_that_is_truncated_while_it_is_read_is_an_error_and_not_zeros() -
     with pytest.raises(OSError, match=r"a.mat has changed"):
         for row in rows:
             assert row.all()
+
+
+def test_a_complex_array_is_an_error_and_does_not_lose_its_imaginary_part() -> None:
+    save5("a.mat", {"z": TABLE + 2j * TABLE, "y": LABELS})
+    with pytest.raises(TypeError, match=r"a.mat: 'z' is complex: save its real and imaginary parts"):
+        read("a.mat", ("z", "y"))
+    assert len(read("a.mat", "y")) == ROWS
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "uint8", "int8", "int64", "uint64", "uint16", "bool"])
+def test_arrays_have_the_dtypes_of_their_classes(dtype: str) -> None:
+    save5("a.mat", {"x": np.arange(6).astype(dtype)[:, None]})
+    (first, *_) = read("a.mat", "x")
+    assert first.dtype == dtype

@@ -19,7 +19,7 @@ from ..reader import StackReader
 from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..row_stacks import RowStack, joined
 from ..structure import Columns
-from .variables import Variable, common_length, native, open_variables, reading
+from .variables import COMPLEX, Variable, common_length, native, open_variables, reading
 
 HELD = 1 << 30
 """Bytes of the arrays of files of version 7 and older that a worker holds, at most."""
@@ -88,14 +88,24 @@ class MatFiles:
             yield length, found, h5
 
     def loaded(self, file: str, length: int, variables: list[Variable]) -> list[Any]:
-        """Return arrays of a file of version 7 or older. They are kept until the memory is needed for others."""
+        """Return arrays of a file of version 7 or older. They are kept until the memory is needed for others.
+
+        Raises:
+            OSError: the file cannot be read.
+            TypeError: an array is complex.
+        """
         stamp = fs.stamp_of(file)
         known = self._held.pop(file, None)
         if known is None or known[0] != stamp:
             names = [one.name for one in variables]
             with reading(file) as io, fs.open_binary(file) as stream:
-                read = io.loadmat(stream, variable_names=names, mat_dtype=True)
-                arrays = [one.by_sample(native(read[one.name]), one.axis(length, self.axis)) for one in variables]
+                read = io.loadmat(stream, variable_names=names)  # mat_dtype=True would drop imaginary parts
+            arrays = []
+            for one in variables:
+                array = read[one.name]
+                if array.dtype.kind == "c":
+                    raise TypeError(f"{file}: {one.name!r} {COMPLEX}")
+                arrays.append(one.by_sample(array.astype(one.dtype, copy=False), one.axis(length, self.axis)))
             known = stamp, arrays, sum(array.nbytes for array in arrays)
         while self._held and known[2] + sum(one[2] for one in self._held.values()) > HELD:
             del self._held[next(iter(self._held))]

@@ -29,6 +29,11 @@ _NBYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint3
 _NBYTES |= {"int8": 1, "uint8": 1, "logical": 1}
 """The bytes of a number of each class of MATLAB's arrays."""
 
+_DTYPES = {"double": "float64", "single": "float32", "logical": "bool"}
+"""The dtypes of MATLAB's classes that have other names in NumPy."""
+
+COMPLEX = "is complex: save its real and imaginary parts"
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -50,6 +55,11 @@ class Variable:
     def nbytes(self) -> int:
         """Its bytes."""
         return math.prod(self.shape) * _NBYTES.get(self.kind, 8)
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype in NumPy."""
+        return _DTYPES.get(self.kind, self.kind)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -189,7 +199,7 @@ def _of_hdf5(h5: Any) -> Iterator[Variable]:
             if not kind and dtype.kind in "biuf":
                 kind = {"f8": "double", "f4": "single"}.get(dtype.str[1:], dtype.name)
             if dtype.names:
-                yield Variable(name, shape, kind, "is complex: save its real and imaginary parts")
+                yield Variable(name, shape, kind, COMPLEX)
             else:
                 yield _variable(name, shape, kind)
 
