@@ -26,6 +26,8 @@ def test_files_belong_together_if_the_wildcards_stand_for_the_same() -> None:
         ("s3://one/(*)+.npy", "s3://one/(3)+.npy", "gs://two/*.npy", "gs://two/3.npy"),
         ("file:///x-*", "/x-\n", "/y-*", "/y-\n"),
         ("x.npy", "x.npy", "y.npy", "y.npy"),
+        ("d//x-*", "d/x-1", "./d/y-*", "./d/y-1"),
+        ("d//e///x-*", "d//e/x-1", "d/e/y-*", "d/e/y-1"),
     ],
 )
 def test_every_wildcard_counts(pattern: str, file: str, other: str, partner: str) -> None:
@@ -47,3 +49,16 @@ def test_patterns_with_other_wildcards_are_paired_by_their_places() -> None:
     assert pairs([("x-*", ["x-1", "x-2"]), ("*-y-*", ["1-y-1", "1-y-2"])]) == [("x-1", "1-y-1"), ("x-2", "1-y-2")]
     with pytest.raises(ValueError, match=r"x-\* matches 2 files and \*-y-\* matches 1: each file of one leaf needs"):
         pairs([("x-*", ["x-1", "x-2"]), ("*-y-*", ["1-y-1"])])
+
+
+def test_a_name_that_is_no_pattern_may_have_the_characters_of_one() -> None:
+    assert pairs([("x[1].npy", ["x[1].npy"]), ("y[2].npy", ["y[2].npy"])]) == [("x[1].npy", "y[2].npy")]
+
+
+def test_a_file_whose_wildcards_cannot_be_told_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"xa/1 matches x\*, but what its wildcards stand for cannot be told"):
+        pairs([("x*", ["xa/1"]), ("y*", ["ya/1"])])
+
+
+def test_a_circumflex_in_brackets_is_one() -> None:
+    assert pairs([("[^!]x", ["^x"]), ("[!a]y", ["^y"])]) == [("^x", "^y")]

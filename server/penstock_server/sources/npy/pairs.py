@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 
 _WILDCARD = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^]]*\])")
+_NOT = re.compile(r"^\[[!^]")
+_NOTS = {"[!": "[^", "[^": r"[\^"}
 _MEANS = {"**/": "((?:.*/)?)", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
 
 
@@ -20,7 +22,7 @@ def pairs(matches: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, ...]]
     places in the order of names.
 
     Raises:
-        ValueError: a file of one pattern has none of another.
+        ValueError: a file of one pattern has none of another, or what the wildcards stand for cannot be told.
     """
     (first, files), *others = matches
     groups: list[tuple[str, ...]] = [(file,) for file in files]
@@ -42,15 +44,32 @@ def pairs(matches: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, ...]]
 
 
 def _matched(pattern: str, file: str) -> tuple[str, ...]:
-    """Return what the wildcards of the pattern stand for in the name of this file."""
+    """Return what the wildcards of the pattern stand for in the name of this file; () if the pattern is a path.
+
+    Raises:
+        ValueError: the file does not match.
+    """
+    text = pattern.removeprefix("file://")
+    if text == file:
+        return ()
     expression = ""
-    for at, part in enumerate(_WILDCARD.split(pattern.removeprefix("file://"))):
+    for at, part in enumerate(_WILDCARD.split(_plain(text))):
         if at % 2 == 0:
             expression += re.escape(part)
         else:
-            expression += _MEANS.get(part) or f"({part.replace('[!', '[^', 1)})"
-    match = re.fullmatch(expression, file, re.DOTALL)
-    return match.groups() if match else ()
+            expression += _MEANS.get(part) or f"({_NOT.sub(lambda found: _NOTS[found[0]], part)})"
+    match = re.fullmatch(expression, _plain(file), re.DOTALL)
+    if match is None:
+        raise ValueError(
+            f"{file} matches {pattern}, but what its wildcards stand for cannot be told: write a simpler pattern, "
+            "with * and ? only"
+        )
+    return match.groups()
+
+
+def _plain(path: str) -> str:
+    """Return a path with single slashes, as some of those of a pattern are in the names that match it."""
+    return path if "://" in path else re.sub("/+", "/", path)
 
 
 def _in_order(
