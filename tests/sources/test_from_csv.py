@@ -259,3 +259,10 @@ def test_a_feed_sent_to_workers_has_the_rows_that_the_trainer_saw() -> None:
     source: Any = Feed.from_csv(write(TABLE), batch_size=2).generate
     Path("t.csv").unlink()
     assert pickle.loads(pickle.dumps(source))[1]["breed"] == "cat"
+
+
+def test_a_float_dtype_must_hold_the_numbers() -> None:
+    dtypes = {"x": "float16"}
+    assert column("x\n1\ninf\nnan\n65504\n", dtypes=dtypes)[1] == np.inf
+    with pytest.raises(ValueError, match=r"column 'x' has values that float16 cannot hold \(1.0 to 70000.0\)"):
+        column("x\n1\n70000\nnan\ninf\n", dtypes=dtypes)

@@ -144,6 +144,9 @@ def test_dtypes_are_checked() -> None:
         read("a.jsonl", "id", dtypes={"id": "uint8"})
     with pytest.raises(ValueError, match=r"'t' is 'x': dtypes= cannot make int64 of it"):
         read("a.jsonl", "t", dtypes={"t": "int64"})
+    write('{"id": 70000}\n', "b.jsonl")
+    with pytest.raises(ValueError, match=r"'id' is 70000: float16 cannot hold it"):
+        read("b.jsonl", "id", dtypes={"id": "float16"})
     with pytest.raises(TypeError, match="dtypes= takes a dtype of numbers for 't'"):
         read("a.jsonl", "t", dtypes={"t": "words"})
 

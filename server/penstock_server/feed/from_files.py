@@ -333,7 +333,7 @@ class FromFiles:
                 column, with {} for the cell: `{"id": "photos/{}.jpg"}`. Paths are relative to the file's folder.
             classes: columns whose values become int32 numbers from 0, in the order of the sorted values.
             dtypes: other dtypes of columns of numbers, such as `{"pixel*": "uint8"}`. A value that an integer dtype
-                cannot hold is an error.
+                cannot hold is an error, and so is a finite one that a float dtype makes infinite.
             size: (height, width) of the images, as for `from_folder`.
             mode: their mode, as for `from_folder`.
             resize: what `size` does to images of another shape, as for `from_folder`.

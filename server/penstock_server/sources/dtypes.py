@@ -27,7 +27,10 @@ def checked_dtypes(dtypes: Mapping[str, Any] | None) -> dict[str, np.dtype[Any]]
 
 
 def converted(numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Return numbers in a dtype; None if it is one of integers or bools and cannot hold them."""
+    """Return numbers in a dtype; None if it cannot hold them: as integers or bools they would be others, or as floats
+    infinite."""
     with np.errstate(all="ignore"):
         found = numbers.astype(dtype)
-    return None if dtype.kind in "biu" and not np.array_equal(found, numbers) else found
+    if dtype.kind == "f":
+        return None if np.any(np.isinf(found) & np.isfinite(numbers)) else found
+    return found if np.array_equal(found, numbers) else None

@@ -212,7 +212,7 @@ def _as_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return numbers in a dtype.
 
     Raises:
-        ValueError: they are no numbers, or an integer or bool dtype cannot hold them.
+        ValueError: they are no numbers, or the dtype cannot hold them.
     """
     array = np.asarray(leaf(value))
     if array.dtype.kind not in "biuf":

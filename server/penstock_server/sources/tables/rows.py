@@ -170,13 +170,14 @@ def _as_dtype(table: Table, name: str, values: Any, dtype: np.dtype[Any]) -> npt
     """Return numbers in another dtype.
 
     Raises:
-        ValueError: they are text, or an integer or bool dtype cannot hold them.
+        ValueError: they are text, or the dtype cannot hold them.
     """
     if not isinstance(values, np.ndarray):
         raise ValueError(f"{table.file}: column {name!r} is text, which dtypes= cannot make {dtype}")
     found = converted(values, dtype)
     if found is None:
-        low, high = values.min(), values.max()
+        finite = values[np.isfinite(values)] if dtype.kind == "f" else values
+        low, high = finite.min(), finite.max()
         raise ValueError(f"{table.file}: column {name!r} has values that {dtype} cannot hold ({low} to {high})")
     return found
 
