@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,18 @@ class TestPixels:
         save(tmp_path / "b.png", 1)
         with pytest.raises(ValueError, match=r"b\.png does not have 16 bits"):
             images(tmp_path, mode="I;16")
+
+    @pytest.mark.parametrize(("kind", "numbers"), [(2, 3), (4, 2), (6, 4)])
+    def test_png_files_with_colours_of_16_bits_are_not_cut_off(self, tmp_path: Path, kind: int, numbers: int) -> None:
+        rows = (b"\0" + bytes(8 * numbers * 2)) * 6
+        parts = [(b"IHDR", struct.pack(">IIBBBBB", 8, 6, 16, kind, 0, 0, 0)), (b"IDAT", zlib.compress(rows))]
+        data = b"\x89PNG\r\n\x1a\n"
+        for name, part in [*parts, (b"IEND", b"")]:
+            data += struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part))
+        (tmp_path / "a.png").write_bytes(data)
+        for mode in ("RGB", "RGBA", "L", "I;16"):
+            with pytest.raises(ValueError, match=r"a\.png has 16 bits for each number .*: convert the file to 8 bits"):
+                images(tmp_path, mode=mode)
 
     def test_photos_are_upright_as_viewers_show_them(self, tmp_path: Path) -> None:
         image = np.zeros((40, 80, 3), np.uint8)

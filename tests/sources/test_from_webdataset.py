@@ -186,3 +186,16 @@ def test_pickles_are_refused() -> None:
         from_webdataset("a.tar", {"x": "pkl"})
     with pytest.raises(TypeError, match="decode must be a dict of functions"):
         from_webdataset("a.tar", decode={"jpg": "rgb"})
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_in_place_of_a_file_is_an_error(tmp_path: Path, kind: bytes) -> None:
+    path = write(tmp_path / "a.tar", [("1.cls", b"1"), ("1.x.npy", npy(np.ones(2)))])
+    with tarfile.open(path, "a") as tar:
+        for name in ("2.cls", "latest.d"):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "1.cls"
+            tar.addfile(info)
+    with pytest.raises(ValueError, match=r"a.tar: 2.cls is a link to 1.cls, and links are not followed: write .* tar"):
+        read(from_webdataset(path))
+    assert len(read(from_webdataset(path, "x.npy"))) == 1

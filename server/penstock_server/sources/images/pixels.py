@@ -48,8 +48,9 @@ def read_pixels(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of sizes between Pillow's two bounds, and of odd metadata
         try:
+            bits = _png_bits(source)
             with image_module.open(source) as image:
-                problem = _problem(image, mode)
+                problem = _problem(image, mode, bits)
                 if not problem:
                     return _pixels(image, mode, size, resize, upright)
         except Exception as error:  # Pillow raises many types for damaged files
@@ -82,8 +83,23 @@ def _pillow() -> Any:
     return Image
 
 
-def _problem(image: Image, mode: str) -> str:
-    """Return why an image cannot be read in a mode, and what to do; or ""."""
+def _png_bits(source: BinaryIO) -> int:
+    """Return how many bits each number of a PNG file has; 0 for other files. Pillow reads 8 of 16 bits, except of grey
+    images, and its mode does not tell."""
+    start = source.tell()
+    head = source.read(25)
+    source.seek(start)
+    return head[24] if len(head) == 25 and head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR" else 0
+
+
+def _problem(image: Image, mode: str, bits: int) -> str:
+    """Return why an image cannot be read in a mode, and what to do; or "".
+
+    Args:
+        image: the image.
+        mode: one of `MODES`.
+        bits: how many bits each number has, if that is known; or 0.
+    """
     if image.width * image.height > MOST_PIXELS:
         return (
             f"has {image.width} x {image.height} pixels, and at most {MOST_PIXELS} are read: cut it into tiles, or "
@@ -94,6 +110,11 @@ def _problem(image: Image, mode: str) -> str:
         return (
             f"has more than 8 bits for each pixel (its mode is {image.mode}), which mode={mode!r} would cut off: give "
             'mode="I;16", or convert the file'
+        )
+    if bits > 8 and not deep:
+        return (
+            f"has {bits} bits for each number (its mode is {image.mode}), and only those of grey images are read: "
+            "convert the file to 8 bits, or to grey"
         )
     if mode == "I;16" and (not deep or image.mode == "F"):
         return (

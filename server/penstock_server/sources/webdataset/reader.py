@@ -127,7 +127,8 @@ def tar_samples(file: str, opened: Any, wanted: set[str] | None) -> Iterator[tup
 
     Raises:
         OSError: the tar file is damaged or truncated.
-        ValueError: the archive has a file twice, or a sample is larger than any that is read.
+        ValueError: the archive has a file twice, or a link in place of a file, or a sample is larger than any that is
+            read.
     """
     members: dict[str, bytes] = {}
     key, complete, nbytes = "", False, 0
@@ -135,6 +136,7 @@ def tar_samples(file: str, opened: Any, wanted: set[str] | None) -> Iterator[tup
         stream, compressed = _decompressed(opened)
         with tarfile.open(fileobj=stream, mode="r|*", tarinfo=StrictTarInfo) as tar:
             for info in tar:
+                _check_link(file, info, wanted)
                 found = key_and_extension(info)
                 if found is None:
                     continue
@@ -165,6 +167,20 @@ def key_and_extension(info: tarfile.TarInfo) -> tuple[str, str] | None:
     """Return the key of the sample that a file belongs to, and its extension; None if it belongs to none."""
     match = _NAME.fullmatch(info.name) if info.isfile() else None
     return None if match is None else (match[1], match[2].lower())
+
+
+def _check_link(file: str, info: tarfile.TarInfo, wanted: set[str] | None) -> None:
+    """Check that a member is not a link in place of a wanted file. Its data are elsewhere, perhaps behind it.
+
+    Raises:
+        ValueError: it is one.
+    """
+    match = _NAME.fullmatch(info.name) if info.issym() or info.islnk() else None
+    if match is not None and (wanted is None or match[2].lower() in wanted):
+        raise ValueError(
+            f"{file}: {info.name} is a link to {info.linkname}, and links are not followed: write the archive with "
+            "the files themselves, such as with tar --dereference --hard-dereference"
+        )
 
 
 def dots(name: str) -> str:
