@@ -141,6 +141,18 @@ class TestPixels:
             images(tmp_path)
         assert [image.shape for image in images(tmp_path, batching="pad")] == [(6, 8, 3), (5, 8, 3)]
 
+    def test_the_size_is_that_of_the_first_image_that_can_be_read(self, tmp_path: Path) -> None:
+        (tmp_path / "a.png").write_bytes(b"")
+        for name in "bc":
+            save(tmp_path / f"{name}.png", 1)
+        save(tmp_path / "d.png", 2, (5, 8, 3))
+        source: Any = Feed.from_folder(tmp_path, batch_size=2, on_error="skip").generate
+        assert source[1].shape == source[2].shape == (6, 8, 3)
+        with pytest.raises(OSError, match=r"a\.png cannot be decoded"):
+            source[0]
+        with pytest.raises(ValueError, match=r"d\.png is 5 x 8 pixels .*b\.png is 6 x 8"):
+            source[3]
+
     def test_all_modes_become_one(self, tmp_path: Path) -> None:
         colour = PIL.fromarray(np.full((6, 8, 3), (10, 100, 200), np.uint8))
         colour.save(tmp_path / "a.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -101,14 +102,21 @@ class FolderImages:
         if name == "path":
             return os.path.relpath(path, self._folder)
         pixels = self._decoder.read(path)
-        if self._same_size and pixels.shape != self._first.shape:
-            (height, width, _), (first_height, first_width, _) = pixels.shape, self._first.shape
+        if self._same_size and pixels.shape != self._first[1]:
+            first, (first_height, first_width, _) = self._first
+            height, width, _ = pixels.shape
             raise ValueError(
-                f"{path} is {height} x {width} pixels (height x width), and {self.listing.path(0)} is {first_height} x "
+                f"{path} is {height} x {width} pixels (height x width), and {first} is {first_height} x "
                 f"{first_width}: give a size for all, such as size=(224, 224), or --size 224x224"
             )
         return pixels
 
     @cached_property
-    def _first(self) -> Any:
-        return self._decoder.read(self.listing.path(0))
+    def _first(self) -> tuple[str, tuple[int, ...]]:
+        """The path and the shape of the first image that can be read. With on_error="skip" others are left out."""
+        for index in range(len(self) - 1):
+            path = self.listing.path(index)
+            with suppress(OSError, ValueError):
+                return path, self._decoder.read(path).shape
+        path = self.listing.path(len(self) - 1)
+        return path, self._decoder.read(path).shape
