@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeAlias, cast
 
 from penstock_proto.value_text import shown
 
+from . import globbing
 from .remote import urls
 
 Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
@@ -42,11 +43,12 @@ def checked(files: Files) -> tuple[str, ...]:
 
 
 def expand(files: Sequence[str]) -> list[str]:
-    """Replace each pattern by the files that match it, sorted by name; `**` matches folders of any depth. For a URL
-    file://PATH, return only the path.
+    """Replace each pattern by the files that match it, sorted by name; `**` matches folders of any depth, each once,
+    even if there are links to it. For a URL file://PATH, return only the path.
 
     Raises:
         FileNotFoundError: a pattern matches nothing.
+        OSError: a folder cannot be listed.
     """
     found: list[str] = []
     named: list[str] = []  # the URLs that are no patterns
@@ -58,7 +60,7 @@ def expand(files: Sequence[str]) -> list[str]:
         elif not glob.has_magic(file) or os.path.exists(file):
             matches = [file]
         else:
-            matches = [name for name in sorted(glob.glob(file, recursive=True)) if not os.path.isdir(name)]
+            matches = [name for name in globbing.matching(file) if not os.path.isdir(name)]
         if not matches:
             if is_url(file):
                 raise FileNotFoundError(f"no file matches {file}: correct the pattern, or the name of the bucket")
@@ -77,13 +79,14 @@ def expand_folders(files: Sequence[str]) -> list[str]:
 
     Raises:
         FileNotFoundError: a pattern matches nothing.
+        OSError: a folder cannot be listed.
     """
     found: list[str] = []
     for file in files:
         if is_url(file) or not glob.has_magic(file) or os.path.exists(file):
             found.append(file)
             continue
-        matches = sorted(glob.glob(file, recursive=True))
+        matches = globbing.matching(file)
         if not matches:
             raise FileNotFoundError(f"no folder matches {file} in {os.getcwd()}: correct the pattern")
         found += matches
