@@ -126,6 +126,21 @@ def test_the_ranks_go_on_from_a_state_at_any_step(case: Case, world_size: int, s
         rest = [stream[consumed:] for stream in rest]
 
 
+def test_a_state_soon_after_a_state_within_a_turn_has_no_record_of_a_later_batch() -> None:
+    case = Case(SimFeed(splits=(49,), lanes=1, batch_size=1, turn=7, room=8), 1, 40, 2, {"credit": 3, "quota": 0})
+    first = case.world()
+    whole = ranks_of(first, case, 2)
+    finish(first, whole)
+    for consumed in range(24):
+        world = case.world()
+        position = unpack(pack(whole[0].track.position(consumed)))
+        again = ranks_of(world, case, 2, position)
+        finish(world, again)
+        for more in range(len(again[0].read[0])):
+            for place in again[0].track.position(more).places:
+                assert int.from_bytes(place.record[:8]) <= place.index, f"{more} steps after step {consumed}"
+
+
 def check_states_that_are_loaded_late(case: Case, world_size: int, seed: int, faults: dict[str, int]) -> None:
     """Check that ranks that connect, and load their states later in any sequence, go on where the states were taken."""
     dice = random.Random(seed)

@@ -130,7 +130,9 @@ class LocalTransport:
 
     def _open(self, opening: bytes, until: Deadline, watch: Callable[[], None] | None) -> Opened:
         seqpacket.send(self._socket, opening)
-        while not select.select([self._socket], [], [], STEP)[0]:
+        opened = select.poll()  # not `select`, which cannot have descriptors from 1024 on
+        opened.register(self._socket, select.POLLIN)
+        while not opened.poll(STEP * 1000):
             if watch is not None:
                 watch()
             if not until.left:

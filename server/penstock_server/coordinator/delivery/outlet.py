@@ -180,6 +180,8 @@ class Outlet:
         if count < part.batches:
             rows = count * (self.feed.plan.batch_size or 1)
             passed = replace(part, batches=count, rows=rows)
+            if part.record:  # that of the lane after the whole part
+                passed = replace(passed, record=b"", lanes=(turn.lane_at(part.first),))
             turn.parts.appendleft(
                 replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
             )

@@ -183,6 +183,8 @@ def cut(source: Source, part: Part, batches: int, batch_size: int | None) -> tup
     left = replace(part, batches=batches, rows=rows)
     right = replace(part, first=part.first + batches, batches=part.batches - batches, rows=part.rows - rows)
     if not isinstance(source, Stripe):
+        if part.record:  # that of the lane after the whole part
+            left = replace(left, record=b"", lanes=(source.lane,))
         return left, right
     return _in_lanes(source, part, left), _in_lanes(source, part, right)
 
