@@ -235,6 +235,27 @@ def test_images_that_cannot_be_read_are_left_out_and_named(tmp_path: Path, serve
     assert re.search(r"WARNING .* feed feed, part \d+ of 10, 3 samples: 1 item was left out", daemon.stderr())
 
 
+@pytest.mark.parametrize("shuffle", [0, 8])
+def test_a_state_where_a_split_raised_behind_dropped_samples_is_accepted(shuffle: int) -> None:
+    def breaks(split: int) -> Any:
+        for i in range(10):
+            if split == 1 and i == 7:
+                raise ValueError("broken")
+            yield np.int64(split * 100 + i)
+
+    def without_5_and_6(sample: Any) -> Any:
+        return penstock.DROP if sample % 100 in (5, 6) else sample
+
+    feed = Feed(
+        breaks, splits=range(3), transform=without_5_and_6, batch_size=2, lanes=1, on_error="skip", shuffle=shuffle
+    )
+    with penstock.connect(feed, workers=0) as connection:
+        whole = [(batch.tolist(), connection.state_dict()) for batch in connection.batches()]
+    for at, (_, state) in enumerate(whole[:-1], start=1):
+        with penstock.connect(feed, workers=0, state=state) as connection:
+            assert [batch.tolist() for batch in connection.batches()] == [batch for batch, _ in whole[at:]]
+
+
 def test_where_a_feed_promises_its_length_the_message_says_what_to_do() -> None:
     def numbers(split: int) -> Any:
         yield from range(5)

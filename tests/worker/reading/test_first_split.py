@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,3 +213,24 @@ def test_lanes_begin_with_the_worker_that_has_the_first_split_open() -> None:
     workers.let_leave([0, 2])
     workers.remove(0, 2)
     assert workers.pick(0) == VACANT
+
+
+CHANGES_ITS_SPLIT = """
+    import numpy as np
+    from penstock_server import Feed
+
+    def pops(part):
+        while part:
+            yield np.int64(part.pop())
+
+    feed = Feed(pops, splits=[[1, 2, 3], [4, 5, 6]], batch_size=3, lanes=1, epochs=2)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_look_at_the_first_sample_takes_nothing_from_a_split(serve: Serve, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "pops.py").write_text(textwrap.dedent(CHANGES_ITS_SPLIT))
+    url = serve(CHANGES_ITS_SPLIT, patched=UNCHECKED).url if workers else f"{tmp_path}/pops.py:feed"
+    with penstock.connect(url, **({} if workers else {"workers": 0})) as connection:
+        for _ in range(2):
+            assert [batch.tolist() for batch in connection.batches()] == [[3, 2, 1], [6, 5, 4]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from penstock_proto.spec import Spec
 from ...feed.feed_warnings import batch_warning, names_warning
 from ...feed.options.plan_sizes import ENDLESS
 from ...targets.importing import user_traceback
+from ...targets.pickled import dumps
 from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import digests_of, infer_spec, nbytes_of
 from ..failures import describe
@@ -82,7 +84,7 @@ class Probe:
             settings, state = shared_settings.shared(), shared_objects.state_of(feed.declared.generate)
             began = time.monotonic()
             try:
-                opened, kept = opener.open(split, index, epoch), False
+                opened, kept = opener.open(_copy_of(split), index, epoch), False
                 try:
                     for sample in opened.first():
                         seconds = time.monotonic() - began
@@ -243,3 +245,12 @@ class Probe:
         feed.set_first(FirstSample(index, digests, seconds, warnings))
         feed.learn(spec)
         return new, nbytes
+
+
+def _copy_of(split: Any) -> Any:
+    """Return a copy of a split, as its lane will get one. User code may change what it gets, and the list of splits is
+    not written yet."""
+    try:
+        return pickle.loads(dumps(split))
+    except Exception:  # writing or reading the list says what is wrong with it
+        return split
