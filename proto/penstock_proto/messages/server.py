@@ -129,9 +129,10 @@ class Slab(Message, frozen=True):
     for merged batches and for indexable feeds). `repeat`: the batch repeats one that another rank gets, to fill up the
     last round. It is a slab like any other, but moves no position and does not count in End's `batches` and `rows`.
 
-    `lanes`: in a slab of a stripe or of a rank, the lanes that its batches come from, in order: batch j is the next one
-    of lane `lanes[j % len(lanes)]`. Then `record` is empty, and `places` has records of these lanes that are new: each
-    was taken at this lane's last batch in the stream so far, or before it. Otherwise both are empty.
+    `lanes`: in a slab of a stripe or of a rank, and in the first of several that a worker reported together, the lanes
+    that its batches come from, in order: batch j is the next one of lane `lanes[j % len(lanes)]`. Then `record` is
+    empty, and `places` has records of these lanes that are new, perhaps several of a lane, in order: each was taken at
+    this lane's last batch in the stream so far, or before it. Otherwise both are empty.
 
     `shared`: other consumers may have the slab, too. A client that reads it in shared memory maps that for itself alone
     (copy on write), so that nobody else sees what is written to its arrays.
