@@ -49,8 +49,8 @@ def in_order(ranks: list[Consumer]) -> list[Batch]:
 
 
 def check_that_it_goes_on(case: Case, world_size: int, seed: int) -> None:
-    """Let one or two samples raise when they are first read. Go on from the state after each batch, in another world in
-    which they do not raise. Check that what was read before and after is one stream."""
+    """Let one or two samples raise when they are first read. Go on from the state after each batch, in another world
+    where they do not raise. Check that the batches before and after the state form one stream."""
     dice = random.Random(seed)
     samples = case.feed.samples_of(0)
     if not samples:
@@ -78,7 +78,7 @@ def check_that_it_goes_on(case: Case, world_size: int, seed: int) -> None:
 @example(  # a lane that ends without a batch, before the slab within which the state is
     Case(SimFeed(splits=(2, 3, 13, 24, 24), lanes=9, batch_size=5, turn=2, room=1), 1, 3, 0, plain), 1, 1
 )
-@example(  # a round with batches of two reports, the first of which tells what was left out
+@example(  # a split is left out in the first batch of a round, and the second batch is of the next report
     Case(SimFeed(splits=(10, 10, 9, 6, 0, 5, 5, 0, 0), lanes=1, batch_size=1, turn=3, room=1), 1, 3, 0, plain), 2, 1
 )
 @given(*any_case)

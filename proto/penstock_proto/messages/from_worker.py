@@ -92,7 +92,7 @@ class Made(Message, frozen=True):
     has just begun), so the lane can move to another worker. `replay_ms`: about how many milliseconds it takes to read
     again what such a run needs. `work_ms`: how many milliseconds the run has worked on the turn so far. `shapes` as in
     Slab. `dropped`: how many samples the feed has dropped in this lane up to the record, in the whole epoch. `skipped`:
-    splits were skipped while the last batch was made, so the record is needed wherever this batch was consumed.
+    splits were skipped while the last batch was made. Earlier records do not list them.
     """
 
     run: Count

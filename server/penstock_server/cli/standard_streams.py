@@ -11,7 +11,7 @@ import click
 
 def open_missing() -> None:
     """Open /dev/null in place of each stream that is closed. Otherwise the next file or socket gets its number, and
-    what is written to the stream goes there."""
+    receives what is written to the stream."""
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(fd)

@@ -340,7 +340,7 @@ def _read_in_spite_of_errors(
 
 
 @settings(quick, max_examples=8)
-@example(  # a job comes back between two batches of one report, in the first of which a split was left out
+@example(  # a split is left out in the first batch of a report, and a job comes back after that batch
     Case(
         SimFeed(splits=(2, 4), lanes=1, batch_size=1, turn=1, room=5),
         1,

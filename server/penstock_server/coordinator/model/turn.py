@@ -19,9 +19,9 @@ from .transitions import States, Table, impossible
 class Part(Struct, frozen=True):
     """Batches of a turn that are ready: `batches` of them, from place `first` of its slot on.
 
-    `record`: the lane's restart record after the last of them. `skipped`: it says what was skipped when that batch was
-    made, so it must not be replaced by a later one. For a part of a stripe, `lanes` and `places` are as in
-    messages.Slab.
+    `record`: the lane's restart record after the last of them. `skipped`: splits were skipped when that batch was made.
+    Earlier records do not list them, so the part is not joined to the next one. `lanes` and `places`, for a part of a
+    stripe or without its end, are as in messages.Slab.
     """
 
     first: int

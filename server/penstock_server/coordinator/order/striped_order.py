@@ -25,8 +25,8 @@ _MOST_RECORDS = 64 << 10
 
 
 class _Record(Struct, frozen=True):
-    """A restart record that the consumers do not have yet. `needed`: a later one does not do for a consumer that stands
-    here."""
+    """A restart record that the consumers do not have yet. `needed`: it lists splits that earlier records do not, so
+    consumers get it even if there is a later one."""
 
     place: LanePlace
     needed: bool

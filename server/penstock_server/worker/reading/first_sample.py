@@ -252,5 +252,5 @@ def _copy_of(split: Any) -> Any:
     not written yet."""
     try:
         return pickle.loads(dumps(split))
-    except Exception:  # writing or reading the list says what is wrong with it
+    except Exception:  # whoever writes or reads the list reports it
         return split

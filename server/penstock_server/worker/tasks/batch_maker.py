@@ -95,8 +95,8 @@ class BatchMaker:
             if at == fill.batches or 0 < fill.most_ms < 1000 * (run.worked - begun):
                 break
             job.place = place + fill.step
-            # A consumer may stand between two batches of a report. What it has read is made again there from the record
-            # before them, which does not say what was skipped since.
+            # A consumer may stop between two batches of a report. Then it goes on from the record before the report,
+            # which does not list the splits that were skipped in it.
             skipped = source.skipped and source.replayed
             if skipped or source.index <= run.careful or takes_long():
                 report()
