@@ -21,10 +21,17 @@ _X_OPTIONS = ("dev", "utf8", "int_max_str_digits", "warn_default_encoding", "no_
 
 
 class Carried(Struct, frozen=True):
-    """A feed that workers cannot import: its pickle, and the lines of the sources that are in no file."""
+    """A feed that workers cannot import.
+
+    Attributes:
+        feed: its pickle.
+        lines: the lines of the sources that are in no file.
+        files: those of the user's modules that were loaded when it was pickled; it may import them.
+    """
 
     feed: bytes
     lines: dict[str, list[str]]
+    files: tuple[bytes, ...]
 
 
 class World(Struct, frozen=True):

@@ -19,8 +19,8 @@ import penstock
 from penstock_proto import StartError
 from penstock_proto.status.status_shape import Status
 from penstock_server.reloading.reloader import Reloader
-from penstock_server.reloading.sources import Sources, changed
 from penstock_server.targets import saved_sources
+from penstock_server.targets.sources import Sources, changed
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, wait_until
 from tests.fakes.statuses import of
@@ -143,57 +143,6 @@ def test_the_only_worker_is_replaced_with_the_old_code_after_an_edit(serve: Serv
         assert read_epoch(connection) == {2 if edit else 1}
 
 
-def test_a_file_of_a_package_is_saved_with_what_it_imports_relatively(tmp_path: Path) -> None:
-    texts = {
-        "__init__.py": "",
-        "values.py": "VALUE = 1",
-        "sub/__init__.py": "",
-        "sub/feeds.py": "from ..values import *",
-    }
-    for name, text in texts.items():
-        (tmp_path / "pkg" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "pkg" / name).write_text(text)
-    saved = Sources([f"{tmp_path}/pkg/sub/feeds.py:feed"]).texts()
-    assert {str(path.relative_to(tmp_path / "pkg")) for path in saved} == {*texts}
-
-
-def test_workers_import_what_was_saved_and_not_what_is_on_the_disk(tmp_path: Path) -> None:
-    def write_all(value: int) -> None:
-        for name in ("feeds.py", "one/__init__.py", "one/two.py", "space/three.py"):
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_text(f"VALUE = {value}\n")
-        (tmp_path / "one" / "__init__.py").write_text("")
-        text = f"import one.two, space.three\ndef late():\n    import later\n    return later.VALUE\nVALUE = {value}\n"
-        (tmp_path / "feeds.py").write_text(text)
-        (tmp_path / "later.py").write_text(f"VALUE = {value}\n")
-
-    write_all(1)
-    subprocess.run([sys.executable, "-m", "compileall", "-q", "."], cwd=tmp_path, check=True)
-    saved_sources.write(tmp_path / "saved", Sources([f"{tmp_path}/feeds.py:feed"]).texts())
-    write_all(2)
-    subprocess.run([sys.executable, "-m", "compileall", "-q", "-f", "."], cwd=tmp_path, check=True)
-    (tmp_path / "one" / "two.py").unlink()
-    code = """
-        from penstock_server.targets import importing, place, saved_sources
-        saved_sources.use()
-        module = importing._load(place.place_of("feeds.py:feed"))
-        print(module.VALUE, module.one.two.VALUE, module.space.three.VALUE, module.late())
-        try:
-            exec("import absent")
-        except ModuleNotFoundError:
-            print("absent")
-    """
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
-        env={**os.environ, saved_sources.VARIABLE: str(tmp_path / "saved")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert run.stdout == "1 1 1 1\nabsent\n", run.stderr
-
-
 def test_a_feed_that_cannot_be_started_waits_for_a_change(tmp_path: Path) -> None:
     (tmp_path / "feeds.py").write_text(textwrap.dedent(FEED))
     command = [sys.executable, "-m", "penstock_server", "serve", "feeds:feed", "--reload", "--workers", "1", "--bind"]
@@ -309,7 +258,9 @@ class FakeTrial:
         self.stopped = True
 
 
-def test_the_daemon_goes_over_when_the_code_is_tried_and_no_epoch_is_read(tmp_path: Path) -> None:
+def test_the_daemon_goes_over_when_the_code_is_tried_and_no_epoch_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "feeds.py"
     file.write_text("version = 1")
     trials: list[FakeTrial] = []
@@ -318,7 +269,9 @@ def test_the_daemon_goes_over_when_the_code_is_tried_and_no_epoch_is_read(tmp_pa
         trials.append(FakeTrial())
         return trials[-1]
 
-    reloader, daemon = Reloader([f"{file}:feed"], trial, tmp_path / "saved"), FakeDaemon()
+    kept: list[bytes] = []
+    monkeypatch.setattr(saved_sources, "keep", lambda sources: kept.append(sources[file]))
+    reloader, daemon = Reloader([f"{file}:feed"], trial), FakeDaemon()
 
     def look(times: int = 1) -> tuple[int, bool, bool]:
         for _ in range(times):
@@ -348,6 +301,10 @@ def test_the_daemon_goes_over_when_the_code_is_tried_and_no_epoch_is_read(tmp_pa
     trials[3].result = True
     daemon.between_epochs = True
     assert look() == (4, True, True)
+    file.write_text("version = 6")  # which nobody has tried
     reloader.begin()
-    assert not reloader.stale()
+    assert kept == [b"version = 1", b"version = 5"]
     assert not reloader.pending
+    assert reloader.stale()
+    daemon = FakeDaemon()
+    assert look(2) == (5, False, False)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from penstock_proto import PenstockError
 
@@ -15,7 +13,8 @@ from ..machine import descriptors, orphans
 from ..reloading.reloader import Reloader
 from ..reloading.trial import Trial
 from ..scaling.host_scaling import Engine
-from ..targets import saved_sources
+from ..targets import saved_sources, world
+from ..targets.sources import Sources
 from .config import DaemonConfig
 from .daemon import Daemon
 
@@ -45,6 +44,7 @@ def serve(
     orphans.adopt()
     new = partial(Daemon, on_ready=on_ready, engine=engine)
     if not config.reload:
+        saved_sources.keep(Sources(config.feeds, world.loaded_files()).texts())
         _, error = _run(lambda: new(config, each_second=each_second))
         if error is not None:
             raise error
@@ -52,16 +52,11 @@ def serve(
     # Python takes a .pyc file as fresh if its source has the same second and size, so it could miss a quick second
     # change.
     config = replace(config, environment={"PYTHONDONTWRITEBYTECODE": "1", **config.environment})
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        _serve_and_reload(config, Path(folder) / "sources", each_second, new)
+    _serve_and_reload(config, each_second, new)
 
 
-def _serve_and_reload(
-    config: DaemonConfig, sources: Path, each_second: Callable[[Daemon], None], new: Callable[..., Daemon]
-) -> None:
-    trial = partial(Trial, config.feeds, config.memory, config.join_words())
-    reloader = Reloader(config.feeds, trial, sources)
-    config = replace(config, environment={**config.environment, saved_sources.VARIABLE: str(sources)})
+def _serve_and_reload(config: DaemonConfig, each_second: Callable[[Daemon], None], new: Callable[..., Daemon]) -> None:
+    reloader = Reloader(config.feeds, partial(Trial, config.feeds, config.memory, config.join_words()))
 
     def look(daemon: Daemon) -> None:
         each_second(daemon)

@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 
 from msgspec import structs
 
@@ -14,6 +13,7 @@ from penstock_proto import StartError, distribution
 from penstock_proto import messages as m
 from penstock_proto.params import split_params
 
+from ..targets import saved_sources
 from ..targets.file_target import is_file_target
 from ..targets.pickled import is_pickled_target
 from ..targets.place import file_of, place_of
@@ -31,8 +31,8 @@ def versions() -> dict[str, str]:
 
 
 def sources(feeds: Sequence[str]) -> tuple[m.Source, ...]:
-    """Return the SHA-256 of the file of each MODULE:ATTR, without importing it. For a feed of data files, it is the
-    SHA-256 of its target (file_target.py).
+    """Return the SHA-256 of the file of each MODULE:ATTR, as workers import it (saved_sources.py), without importing it
+    here. For a feed of data files, it is the SHA-256 of its target (file_target.py).
 
     Raises:
         StartError: there is no such module.
@@ -92,7 +92,7 @@ def _digest(feed: str) -> bytes:
     if found is None:
         raise StartError(f"there is no module {place.name} in {os.getcwd()} or on the Python path")
     try:
-        return hashlib.sha256(Path(found).read_bytes()).digest()
+        return hashlib.sha256(saved_sources.read(found)).digest()
     except OSError as error:
         raise StartError(f"cannot read {found}: {error.strerror}") from None
 

@@ -390,7 +390,7 @@ class Hosts:
 
 
 def _sources(feeds: Sequence[str]) -> tuple[m.Source, ...]:
-    """Return the digests of the feeds' files as they are now, when workers import them. A file may change later."""
+    """Return the digests of the feeds' files, as workers import them."""
     try:
         return agreement.sources(feeds)
     except StartError:  # the workers will report it, which ends the start

@@ -16,6 +16,8 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 from penstock_proto import DaemonStopped, PenstockError, ProtocolError, StartError, Unreachable
 from penstock_proto import messages as m
@@ -24,6 +26,8 @@ from penstock_proto.transport import codec
 from ..hosts import agreement
 from ..hosts.joined_host import SILENT
 from ..machine import descriptors, orphans
+from ..targets import saved_sources
+from ..targets.sources import Contents, Sources, digests
 from ..to_daemon import control
 from ..worker_state.activity import Activity
 from ..workers.local_workers import LocalWorkers
@@ -72,6 +76,9 @@ class Agent:
         self._disconnected = asyncio.Event()
         self._error: PenstockError | None = None
         self._saying: asyncio.Task[None] | None = None
+        self._sources = Sources(config.feeds)
+        self._code: Contents = {}
+        """What the workers import."""
         self._supervisor = Supervisor(config, self._count)
         self._workers = LocalWorkers(self._supervisor)
 
@@ -88,6 +95,7 @@ class Agent:
         if self._config.until_stdin_closes:
             loop.add_reader(0, self._stdin)
         agreement.sources(self._config.feeds)  # raises if there is no such module
+        self._save_code(self._sources.texts())
         self._supervisor.start(self)
         tasks = [loop.create_task(work) for work in (self._stopped.wait(), self._keep_joined(), self._each_second())]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -157,6 +165,7 @@ class Agent:
 
     async def _connect(self) -> None:
         self._disconnected.clear()
+        self._renew_code()
         self._link = await connect(
             *self._config.head,
             self._config.keys,
@@ -306,6 +315,20 @@ class Agent:
                     log.info("waiting for the head at %s: %s", self._head, state.phase, extra={"event": "host_waits"})
 
     # --- workers ---
+
+    def _renew_code(self) -> None:
+        """If somebody has edited the feeds' modules, start the workers again: a head that starts now has the new
+        code."""
+        texts = self._sources.texts()
+        if digests(texts) != self._code:
+            log.info("the code has changed: workers start again", extra={"event": "restart"})
+            self._save_code(texts)
+            self._imported.clear()
+            self._supervisor.start_again()
+
+    def _save_code(self, texts: Mapping[Path, bytes]) -> None:
+        saved_sources.keep(texts)
+        self._code = digests(texts)
 
     def heard(self, worker: int, data: bytes, fd: int | None) -> None:
         """Handle a worker's message. Kill the worker if it breaks the protocol."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from penstock_proto import PenstockError
 from penstock_proto.status.status_shape import Status
 
 from ..targets import saved_sources
-from .sources import Contents, Sources, changed, digests
+from ..targets.sources import Contents, Sources, changed, digests
 from .trial import Trial
 
 log = logging.getLogger(__name__)
@@ -45,25 +44,25 @@ class Reloader:
     Args:
         targets: MODULE:ATTR of each feed, or the strings of data files.
         trial: starts a trial of the code as it is now.
-        saved: the file from which workers import the code.
 
     Attributes:
         pending: whether the next epoch has to be read from new code.
     """
 
-    def __init__(self, targets: Sequence[str], trial: Callable[[], Trial], saved: Path) -> None:
-        self._saved = saved
+    def __init__(self, targets: Sequence[str], trial: Callable[[], Trial]) -> None:
         self._sources = Sources(targets)
         self._new_trial = trial
         self._trial: Trial | None = None
         self._specs: dict[str, str] = {}
+        self._trying: dict[Path, bytes] = {}
+        """What the trial tries."""
+        self.pending = False
         self.begin()
 
     def begin(self) -> None:
-        """A daemon is about to start: what it serves is the code as it is now."""
-        texts = self._sources.texts()
-        readable = {file: data for file, data in texts.items() if os.access(file, os.R_OK)}
-        saved_sources.write(self._saved, readable)
+        """A daemon is about to start: it serves the code that is pending, or else the code as it is now."""
+        texts = self._trying if self.pending else self._sources.texts()
+        saved_sources.keep(texts)
         self._served: Contents = digests(texts)
         self._seen = self._served
         self._tried: Contents | None = None
@@ -94,7 +93,8 @@ class Reloader:
             self._seen, self.pending = now, False
         elif now != self._tried:
             log.info("trying new code: %s", changed(self._served, now), extra=_RELOAD)
-            self._trial, self._tried = self._new_trial(), now
+            self._trying = self._sources.texts()
+            self._trial, self._tried = self._new_trial(), digests(self._trying)
         elif self._trial is not None:
             self._judge(self._trial.outcome())
         if self.pending and daemon.between_epochs:

@@ -45,8 +45,12 @@ def name_of(target: str) -> str:
     return target.removeprefix(SENT)
 
 
-def pack(feed: Feed) -> Carried:
+def pack(feed: Feed, files_loaded: tuple[bytes, ...]) -> Carried:
     """Pickle a feed, with the lines of its source that are in no file.
+
+    Args:
+        feed: the feed.
+        files_loaded: the files of the user's modules that this process has imported.
 
     Raises:
         StartError: it cannot be pickled; the message says why.
@@ -66,7 +70,7 @@ def pack(feed: Feed) -> Carried:
             f"the feed cannot be sent to worker processes: {culprit}{printable(f'{type(error).__name__}: {error}')}. "
             "Make or open this in the generator, or give workers=0, which sends nothing"
         ) from error
-    return Carried(data, {_shown_file(name): lines for name, lines in _lines() if name in files})
+    return Carried(data, {_shown_file(name): lines for name, lines in _lines() if name in files}, files_loaded)
 
 
 def keep(carried: Carried) -> None:

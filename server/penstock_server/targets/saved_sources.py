@@ -1,7 +1,7 @@
-"""The sources of the user's modules as they were when the daemon started (`serve --reload`).
+"""The sources of the user's modules as they were when the daemon, or a host, started its workers.
 
-The daemon writes them to a file, and workers import the modules from there. So a worker that starts after somebody
-edited a module has the code of the epochs that are being read, also if the new code is broken or a file is gone.
+It keeps them in a memfd, and workers import the modules from there. So a worker that starts after somebody edited a
+module makes the same samples as the others, also if the new code is broken or a file is gone.
 """
 
 from __future__ import annotations
@@ -19,24 +19,37 @@ from types import CodeType, ModuleType
 import msgspec
 
 VARIABLE = "PENSTOCK_SOURCES"
-"""The environment variable with the path of the file, in workers of a daemon that has saved its sources."""
+"""The environment variable with the path of the memfd, in a process that keeps sources and in its children."""
 
 _saved: dict[str, bytes] = {}
+_fd: int | None = None
 
 
-def write(file: Path, sources: Mapping[Path, bytes]) -> None:
-    """Write the sources, by path, to a file for workers."""
-    new = file.with_suffix(".new")
-    new.write_bytes(msgspec.msgpack.encode({str(path): data for path, data in sources.items()}))
-    os.replace(new, file)
+def keep(sources: Mapping[Path, bytes]) -> None:
+    """Keep these sources, by path, for the processes that this one starts from now on, instead of earlier ones."""
+    global _fd
+    new = os.memfd_create("penstock-sources", os.MFD_CLOEXEC)
+    _saved.clear()
+    _saved.update({str(path): data for path, data in sources.items() if data or os.access(path, os.R_OK)})
+    with open(new, "wb", closefd=False) as file:
+        file.write(msgspec.msgpack.encode([(os.fsencode(path), data) for path, data in _saved.items()]))
+    if _fd is None:
+        _fd = new
+    else:
+        os.dup2(new, _fd, inheritable=False)  # a process that is starting reads either
+        os.close(new)
+    path = f"/proc/{os.getpid()}/fd/{_fd}"
+    if os.access(path, os.R_OK):  # the daemon says what is missing without /proc
+        os.environ[VARIABLE] = path
 
 
 def use() -> None:
-    """Import modules from the saved sources from now on, if the daemon has saved them."""
-    file = os.environ.get(VARIABLE)
-    if file and not _saved:
-        _saved.update(msgspec.msgpack.decode(Path(file).read_bytes(), type=dict[str, bytes]))
-        sys.meta_path.insert(0, _Finder())
+    """Import modules from the saved sources from now on, if there are some. Child processes do not."""
+    file = os.environ.pop(VARIABLE, None)
+    if file is not None and not _saved:
+        saved = msgspec.msgpack.decode(Path(file).read_bytes(), type=list[tuple[bytes, bytes]])
+        _saved.update({os.fsdecode(path): data for path, data in saved})
+        sys.meta_path.insert(0, _Finder({_last_name(path) for path in _saved}))
 
 
 def exists(path: str) -> bool:
@@ -76,11 +89,20 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules whose sources were saved; all others are left to the next finders."""
+    """Finds the modules whose sources were saved; all others are left to the next finders.
+
+    Args:
+        names: the last parts of the names of these modules.
+    """
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Find a module for `importlib`."""
         last = name.rpartition(".")[2]
+        if last not in self._names:
+            return None
         for place in sys.path if path is None else path:
             for inside in (f"{last}/__init__.py", f"{last}.py"):
                 file = os.path.join(place or os.getcwd(), inside)
@@ -89,3 +111,9 @@ class _Finder(MetaPathFinder):
                 if os.path.isfile(file):
                     return None  # it comes before those that were saved
         return None
+
+
+def _last_name(path: str) -> str:
+    """Return the last part of the name of the module in this file."""
+    folder, file = os.path.split(path)
+    return os.path.basename(folder) if file == "__init__.py" else os.path.splitext(file)[0]

@@ -13,6 +13,7 @@ from penstock_proto.world import Carried
 
 from ..feed.feed import Feed
 from . import pickled
+from .sources import loaded_files
 
 
 class Target(NamedTuple):
@@ -35,7 +36,8 @@ def target_of(feed: Feed) -> Target:
     file = getattr(owner, "__file__", None)  # with `python -m`, __main__ has a spec
     in_script = owner is sys.modules.get("__main__") and file is not None and _only_in_the_script(file, attribute)
     if module is None or file is None or not file.endswith(".py") or not Path(file).is_file() or in_script:
-        return Target(pickled.target_for(attribute or feed.name or "feed"), carried=pickled.pack(feed))
+        name = pickled.target_for(attribute or feed.name or "feed")
+        return Target(name, carried=pickled.pack(feed, loaded_files()))
     path = Path(os.path.abspath(file))  # not resolved: `__file__` must be the same in workers
     package = path.name == "__init__.py"
     if "." not in module and not package:

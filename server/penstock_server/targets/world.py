@@ -31,6 +31,13 @@ def enter(targets: Sequence[str]) -> bool:
     return True
 
 
+def loaded_files() -> tuple[bytes, ...]:
+    """Return the files of the user's modules that the trainer had imported when it pickled its feed; none if it has
+    pickled none."""
+    worlds = map(World.read, inherited())
+    return next((world.carried.files for world in worlds if world.carried is not None), ())
+
+
 def leave_fd() -> None:
     """Close the memfd of the trainer's world, and forget it: what user code starts must not inherit it."""
     for fd in inherited():

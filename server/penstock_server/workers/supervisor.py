@@ -184,16 +184,18 @@ class Supervisor:
             self._of_feeds = variables
             text, fields = "workers start again, with environment variables of their feeds: %s", {"event": "restart"}
             log.info(text, ", ".join(variables), extra=fields)
-            again = [worker for worker in self.workers.values() if worker.process is not None]
-            if self._fork_server is not None:
-                self._fork_server.replace()
+            self.start_again()
         else:
-            again = [self.workers[number]]
-        for worker in again:
-            worker.again = True
-            if worker.process is not None:
-                worker.process.kill()
+            _start_again(self.workers[number])
         return True
+
+    def start_again(self) -> None:
+        """Replace all processes of workers, and report nothing of those that end. Nothing was sent to them yet."""
+        if self._fork_server is not None:
+            self._fork_server.replace()
+        for worker in self.workers.values():
+            if worker.process is not None:
+                _start_again(worker)
 
     def give_nobody_up(self) -> None:
         """Never give up a place, no matter how often its processes die before they are ready."""
@@ -422,3 +424,9 @@ class Supervisor:
                 process.kill()
         finally:
             del self._inquiries[worker]
+
+
+def _start_again(worker: WorkerHandle) -> None:
+    worker.again = True
+    if worker.process is not None:
+        worker.process.kill()

@@ -30,7 +30,7 @@ from ...feed.options.plan_sizes import segment_count
 from ...feed.options.transforms import checked_transforms
 from ...machine import orphans
 from ...machine.environment import missing
-from ...targets import world
+from ...targets import saved_sources, world
 from ...worker.isolation import helpers
 from ...worker.isolation.randomness import GlobalRandomness
 from ...worker.isolation.shared_settings import changed_since, shared
@@ -89,6 +89,7 @@ class Process:
         before, files = resident(), open_paths()
         began = time.monotonic()
         self._page.importing(f"importing {self._task.target}")
+        saved_sources.use()  # a daemon looks for the cause of a difference
         served = not world.enter([self._task.target])
         world.leave_fd()
         loaded = start.load_feeds([self._task.target], served=served)

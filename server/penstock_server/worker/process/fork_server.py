@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     connection.set_inheritable(False)
     start.end_with_the_daemon(connection, "penstock-forks")
     start.quiet()
+    environment = dict(os.environb)
     saved_sources.use()
     served = not world.enter(of_workers.feeds)
 
@@ -84,7 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(connection, CannotFork("Python starts with several threads"))
         return 0
     imported: list[str] = []
-    environment = dict(os.environb)
     randomness = ForkedRandomness()
     try:
         # A feed's own module may be an installed one.

@@ -1,4 +1,5 @@
-"""The user's files that make up the code of feeds: their modules, and what these import from the same directory tree.
+"""The user's files that make up the code of feeds: their modules, and those that these import, of their own directory
+tree and of the Python path. Installed packages do not count.
 
 Imports are read from the source and nothing is run, so imports inside functions are found, too.
 """
@@ -7,13 +8,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from ..targets.file_target import is_file_target, transforms_of
-from ..targets.importing import is_installed
-from ..targets.place import place_of
+from . import pickled
+from .file_target import is_file_target, transforms_of
+from .importing import is_installed
+from .place import place_of
 
 Contents: TypeAlias = dict[Path, bytes]
 """A digest of each file; empty for one that cannot be read."""
@@ -21,19 +25,27 @@ Contents: TypeAlias = dict[Path, bytes]
 _Import: TypeAlias = tuple[int, str]
 """How many dots come first, and the name of a module."""
 
+_OURS = ("penstock", "penstock_server", "penstock_proto")
+
 
 class Sources:
     """Finds these files, and remembers what was read of them.
 
     Args:
         targets: MODULE:ATTR of each feed, or the strings of data files.
+        loaded: the files of the modules that a pickled feed may use.
     """
 
-    def __init__(self, targets: Sequence[str]) -> None:
+    def __init__(self, targets: Sequence[str], loaded: Sequence[bytes] = ()) -> None:
         modules = [
-            module for target in targets for module in (transforms_of(target) if is_file_target(target) else [target])
+            module
+            for target in targets
+            if not pickled.is_pickled_target(target)
+            for module in (transforms_of(target) if is_file_target(target) else [target])
         ]
         self._places = [place_of(module) for module in modules]
+        self._loaded = [Path(os.fsdecode(file)) for file in loaded]
+        self._path = [Path(place or os.getcwd()) for place in sys.path if not is_installed(os.path.join(place, ""))]
         self._imports: dict[bytes, list[_Import]] = {}
         """By digest of a file, so that each version is parsed once."""
 
@@ -45,21 +57,35 @@ class Sources:
         """Return which files these are now, with what is in them; nothing for one that cannot be read."""
         found: dict[Path, bytes] = {}
         for place in self._places:
-            root = Path(place.root)
-            todo = list(_files(root, place.name)) if place.path is None or place.in_package else [Path(place.path)]
-            while todo:
-                file = todo.pop()
-                if file in found:
-                    continue
-                found[file] = data = _read(file)
-                digest = _digest(data)
-                if digest not in self._imports:
-                    self._imports[digest] = list(_imported(data))
-                for dots, module in self._imports[digest]:
-                    base = file.parents[dots - 1] if dots else root
-                    if base.is_relative_to(root):
-                        todo += _files(base, module)
+            roots = [Path(place.root), *self._path]
+            if place.path is None or place.in_package:
+                self._follow(_first(roots, place.name), roots, found)
+            else:
+                self._follow([Path(place.path)], roots, found)
+        self._follow([file for file in self._loaded if file.is_file()], self._path, found)
         return found
+
+    def _follow(self, todo: list[Path], roots: Sequence[Path], found: dict[Path, bytes]) -> None:
+        while todo:
+            file = todo.pop()
+            if file in found:
+                continue
+            found[file] = data = _read(file)
+            digest = _digest(data)
+            if digest not in self._imports:
+                self._imports[digest] = list(_imported(data))
+            for dots, module in self._imports[digest]:
+                if not dots:
+                    todo += _first(roots, module)
+                elif dots <= len(file.parents):
+                    todo += _files(file.parents[dots - 1], module)
+
+
+def loaded_files() -> tuple[bytes, ...]:
+    """Return the files of the user's modules that this process has imported."""
+    files = (getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if _is_users(name))
+    found = (os.path.abspath(file) for file in files if isinstance(file, str) and file.endswith(".py"))
+    return tuple(sorted({os.fsencode(file) for file in found if not is_installed(file)}))
 
 
 def digests(texts: Mapping[Path, bytes]) -> Contents:
@@ -98,6 +124,16 @@ def _imported(data: bytes) -> Iterator[_Import]:
             module = f"{node.module}." if node.module else ""
             for alias in node.names:
                 yield node.level, f"{module}{alias.name}"
+
+
+def _is_users(module: str) -> bool:
+    return module.partition(".")[0] not in _OURS
+
+
+def _first(roots: Sequence[Path], module: str) -> list[Path]:
+    """Return these files in the first directory that has some."""
+    found = (list(_files(root, module)) for root in roots if _is_users(module))
+    return next(filter(None, found), [])
 
 
 def _files(base: Path, module: str) -> Iterator[Path]:
