@@ -126,6 +126,28 @@ def test_the_ranks_go_on_from_a_state_at_any_step(case: Case, world_size: int, s
         rest = [stream[consumed:] for stream in rest]
 
 
+@settings(quick, max_examples=20)
+@given(cases(any_feeds), st.integers(2, 4))
+def test_the_place_after_a_padded_round_is_that_of_a_single_job(case: Case, world_size: int) -> None:
+    """Otherwise a job cannot join ranks there: it would not hear of the ends of lanes that they know."""
+    case = replace(case, slots=case.slots + 8 * world_size)
+    world = case.world()
+    ranks = ranks_of(world, case, world_size)
+    finish(world, ranks)
+    world = case.world()
+    single = world.open(reads=[(epoch, None) for epoch in range(3)], **{**case.asks, "hoards": False})
+    finish(world, [single])
+    steps = batches = 0
+    for epoch in range(3):
+        steps += len(ranks[0].read[epoch])
+        batches += len(single.read[epoch])
+        expected = single.track.position(batches)
+        for consumer in ranks:
+            place = consumer.track.position(steps)
+            assert (place.epoch, place.batches) == (expected.epoch, expected.batches)
+            assert [one.lane for one in place.ended] == [one.lane for one in expected.ended]
+
+
 def test_a_state_soon_after_a_state_within_a_turn_has_no_record_of_a_later_batch() -> None:
     case = Case(SimFeed(splits=(49,), lanes=1, batch_size=1, turn=7, room=8), 1, 40, 2, {"credit": 3, "quota": 0})
     first = case.world()

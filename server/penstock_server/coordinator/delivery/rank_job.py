@@ -291,8 +291,10 @@ class RankJob:
             return False
         own = {consumer.number: batch.number for consumer, batch in receivers if self._is_own(consumer, batch)}
         told = in_few(found)
+        # What follows the round comes after a batch that fills it up, so that the position after that is as elsewhere.
+        follows = [(at, what) for at, what in told if at >= found.after]
         for consumer in self._readers(found.epoch):
-            self._tell_of_others(consumer, found.epoch, told, own.get(consumer.number))
+            self._tell_of_others(consumer, found.epoch, told[: -len(follows) or None], own.get(consumer.number))
         times = [batch.number for _, batch in receivers]
         newest = {place.lane: place for batch in found.batches for place in batch.part.places}
         for consumer, batch in receivers:
@@ -304,6 +306,8 @@ class RankJob:
             shared = batch.shared or times.count(batch.number) > 1
             nbytes = self._outlet.feed.nbytes_of(part)
             self._outlet.send(found.epoch, consumer, batch.source, part, nbytes, shared=shared, repeat=repeat)
+        for consumer in self._readers(found.epoch):
+            self._tell_of_others(consumer, found.epoch, follows, None)
         return True
 
     def _tell_of_others(
