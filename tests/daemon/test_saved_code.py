@@ -172,18 +172,24 @@ def test_the_files_of_a_pickled_feed_are_those_that_the_trainer_has_loaded() -> 
     assert Path(__file__) in Sources([pickled.target_for("feed")], loaded_files()).texts()
 
 
-def test_workers_import_what_was_kept_and_not_what_is_on_the_disk(tmp_path: Path) -> None:
+def test_workers_import_what_was_kept_and_not_what_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def write_all(value: int) -> None:
         for name in ("feeds.py", "one/__init__.py", "one/two.py", "space/three.py"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(f"VALUE = {value}\n")
         (tmp_path / "one" / "__init__.py").write_text("")
-        text = f"import one.two, space.three\ndef late():\n    import later\n    return later.VALUE\nVALUE = {value}\n"
-        (tmp_path / "feeds.py").write_text(text)
+        text = "import near, one.two, space.three\ndef late():\n    import later\n    return later.VALUE\n"
+        (tmp_path / "feeds.py").write_text(f"{text}VALUE = {value}\n")
         (tmp_path / "later.py").write_text(f"VALUE = {value}\n")
+        (tmp_path / "lib").mkdir(exist_ok=True)
+        (tmp_path / "lib" / "near.py").write_text(f"VALUE = {value}\n")
 
     write_all(1)
     subprocess.run([sys.executable, "-m", "compileall", "-q", "."], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("./lib")
     saved_sources.keep({})
     saved_sources.keep(Sources([f"{tmp_path}/feeds.py:feed"]).texts())
     write_all(2)
@@ -191,10 +197,13 @@ def test_workers_import_what_was_kept_and_not_what_is_on_the_disk(tmp_path: Path
     (tmp_path / "one" / "two.py").unlink()
     code = """
         import os
+        import sys
+        sys.path.insert(0, "./lib")
         from penstock_server.targets import importing, place, saved_sources
         saved_sources.use()
         module = importing._load(place.place_of("feeds.py:feed"))
-        print(module.VALUE, module.one.two.VALUE, module.space.three.VALUE, module.late())
+        print(module.VALUE, module.one.two.VALUE, module.space.three.VALUE, module.late(), module.near.VALUE)
+        print(module.near.__file__)
         print(saved_sources.VARIABLE in os.environ)
         try:
             exec("import absent")
@@ -204,4 +213,4 @@ def test_workers_import_what_was_kept_and_not_what_is_on_the_disk(tmp_path: Path
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert run.stdout == "1 1 1 1\nFalse\nabsent\n", run.stderr
+    assert run.stdout == f"1 1 1 1 1\n{tmp_path}/./lib/near.py\nFalse\nabsent\n", run.stderr

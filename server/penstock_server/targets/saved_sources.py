@@ -54,7 +54,7 @@ def use() -> None:
 
 def exists(path: str) -> bool:
     """Return whether a source file exists, saved or on the disk."""
-    return path in _saved or os.path.isfile(path)
+    return _key(path) in _saved or os.path.isfile(path)
 
 
 def read(path: str) -> bytes:
@@ -63,13 +63,13 @@ def read(path: str) -> bytes:
     Raises:
         OSError: it was not saved, and cannot be read.
     """
-    found = _saved.get(path)
+    found = _saved.get(_key(path))
     return Path(path).read_bytes() if found is None else found
 
 
 def spec_of(name: str, path: str) -> ModuleSpec | None:
     """Return the spec of the module `name` in this file, for `importlib`."""
-    loader = _Loader(name, path) if path in _saved else None
+    loader = _Loader(name, path) if _key(path) in _saved else None
     return importlib.util.spec_from_file_location(name, path, loader=loader)
 
 
@@ -105,12 +105,17 @@ class _Finder(MetaPathFinder):
             return None
         for place in sys.path if path is None else path:
             for inside in (f"{last}/__init__.py", f"{last}.py"):
-                file = os.path.join(place or os.getcwd(), inside)
-                if file in _saved:
+                file = os.path.join(os.getcwd(), place, inside)  # like the finder of files
+                if _key(file) in _saved:
                     return spec_of(name, file)
                 if os.path.isfile(file):
                     return None  # it comes before those that were saved
         return None
+
+
+def _key(path: str) -> str:
+    """Return the path as in `_saved`, without `.` and doubled slashes."""
+    return str(Path(path))
 
 
 def _last_name(path: str) -> str:

@@ -45,7 +45,8 @@ class Sources:
         ]
         self._places = [place_of(module) for module in modules]
         self._loaded = [Path(os.fsdecode(file)) for file in loaded]
-        self._path = [Path(place or os.getcwd()) for place in sys.path if not is_installed(os.path.join(place, ""))]
+        path = [os.path.join(os.getcwd(), place) for place in sys.path]
+        self._path = [Path(place) for place in path if not is_installed(os.path.join(place, ""))]
         self._imports: dict[bytes, list[_Import]] = {}
         """By digest of a file, so that each version is parsed once."""
 
