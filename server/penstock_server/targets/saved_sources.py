@@ -69,11 +69,11 @@ def read(path: str) -> bytes:
 
 def spec_of(name: str, path: str) -> ModuleSpec | None:
     """Return the spec of the module `name` in this file, for `importlib`."""
-    loader = _Loader(name, path) if _key(path) in _saved else None
+    loader = SavedSourceLoader(name, path) if _key(path) in _saved else None
     return importlib.util.spec_from_file_location(name, path, loader=loader)
 
 
-class _Loader(SourceFileLoader):
+class SavedSourceLoader(SourceFileLoader):
     """Runs a saved source. It ignores compiled code, which may be that of a newer source."""
 
     def get_data(self, path: str) -> bytes:

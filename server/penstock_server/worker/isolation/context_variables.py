@@ -19,8 +19,10 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
+from ...targets.saved_sources import SavedSourceLoader
+
 _MISSING = object()
-_LOADERS = (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader)
+_LOADERS = (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader, SavedSourceLoader)
 """Loader classes with one instance for each module."""
 
 
