@@ -159,6 +159,24 @@ def test_ranks_and_other_jobs_read_the_streams_that_they_would_read_alone(
 
 
 @settings(quick, max_examples=15)
+@example(  # a job was behind when the stream left out an epoch that it wanted
+    Case(
+        SimFeed(splits=(7, 7, 13, 3, 7, 13, 0, 13, 7), lanes=5, batch_size=4, growth=69, transforms=False),
+        3,
+        3,
+        159706,
+        {"credit": 1, "credit_bytes": 0, "quota": 0, "hoards": False},
+    ),
+    [
+        (4, False, [2]),
+        {"leaves": [1, 4, None, None], "impatient": 0.0, "breaks": 0, "start": "latest"},
+        {"leaves": [5, None, None, None], "impatient": 0.3, "breaks": 0, "start": "latest"},
+        (2, False, [None]),
+    ],
+    [1, 70, 33, 69],
+    0,
+    {"idle": False, "hosts": 1, "joins": 1, "leaves": 1, "losses": 1, "cuts": 3},
+)
 @given(*shared, with_hosts)
 def test_so_they_do_with_hosts(
     case: Case, jobs: list[Any], laters: list[int], room: int, faults: dict[str, Any]

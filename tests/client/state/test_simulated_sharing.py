@@ -455,3 +455,24 @@ def test_each_job_reads_its_stream_in_thousands_of_worlds(
     case: Case, jobs: list[tuple[dict[str, Any], int]], room: int, faults: dict[str, int]
 ) -> None:
     _read_by_all(case, jobs, room, faults)
+
+
+@pytest.mark.parametrize("seed", [231, 1019, *range(20)])
+def test_a_job_that_wants_an_epoch_which_the_others_have_left_out_reads_it_elsewhere(seed: int) -> None:
+    """A job that begins an epoch without a connection, and leaves it again, comes back for the one after it. Then the
+    stream goes on there, and a job that is behind may still begin the epoch in between."""
+    world = World(
+        SimFeed(splits=(7, 9, 5, 8), lanes=2, batch_size=2), workers=2, seed=seed, memory=400 * PAGE, cuts=4, looks=20
+    )
+    habits = (([1, 2, 1], 4), ([None, None, None], 1), ([1, 1, 1], 4))
+    clients = [
+        world.open(made=Client, shares=True, leaves=leaves, impatient=0.6, breaks=0, credit=credit)
+        for leaves, credit in habits
+    ]
+    world.run()
+    for client in clients:
+        assert isinstance(client, Client)
+        assert not client.failures
+        for epoch, read in client.read.items():
+            batches = list(world.feeds["train"].expected(epoch))
+            assert read == (batches if epoch in client.ended else batches[: len(read)])

@@ -124,14 +124,14 @@ class SharedDelivery(SingleDelivery):
             return False
         if digest and ((splits := self.list_of(place[0])) is None or splits.digest != digest):
             return False
-        return self.window.find(*place, least) is not None if self.window else place == self.front
+        return self._find(place, least) is not None if self.window else place == self.front
 
     def reaches(self, place: Place) -> bool:
         """Whether a consumer that joins before this place comes beyond it, and does not have to move before."""
         front = self.front
         return self._is_common(place) and (
             (front is not None and place[0] == front[0] and place[1] >= front[1])
-            or (bool(self.window) and self.window.find(*place) is not None)
+            or (bool(self.window) and self._find(place) is not None)
         )
 
     def begin(self, consumers: Sequence[Consumer], position: Position | None, *, pad: bool = False) -> None:
@@ -190,10 +190,10 @@ class SharedDelivery(SingleDelivery):
         if consumer.start is not None and consumer.start.epoch == consumer.epoch:
             return False
         epoch, _ = self.front
-        others = [other for other in self.jobs if other is not job and other.epoch <= epoch]
+        others = [other for other in self.jobs if other is not job and other.epoch < job.epoch]
         if not others or job.epoch <= epoch:
             return False
-        if any(other.at is None or other.is_at_front(epoch) for other in others):
+        if any(other.at is None or other.epoch > epoch or other.is_at_front(epoch) for other in others):
             self.move(job)
             return False
         return True
@@ -203,6 +203,8 @@ class SharedDelivery(SingleDelivery):
         if (splits := self._lists.get(consumer.epoch)) is not None:
             self._outlet.tell(m.Begun(consumer.epoch, splits.digest), [consumer])
         job = self.job_of(consumer)
+        if job is not None and self._has_left_out(consumer.epoch, job):
+            self.move(job)
         if job is None or not job.told_first:
             return
         told_first, job.told_first = job.told_first, ()
@@ -336,6 +338,23 @@ class SharedDelivery(SingleDelivery):
             return SoloJob(outlet, self.window, consumers[0])
         in_lanes = outlet.feed.plan.length is None
         return RankJob(outlet, self.window, consumers, pad=pad, position=position, in_lanes=in_lanes)
+
+    def _find(self, place: Place, least: int = 1) -> int | None:
+        """Return the number of the window's entry with which a job goes on from this place, as `Window.find`; None if
+        the front has left out its epoch, too."""
+        at = self.window.find(*place, least)
+        return None if at == self.window.end and self._is_beyond(place[0]) else at
+
+    def _has_left_out(self, epoch: int, job: Job) -> bool:
+        """Whether the stream has nothing of this epoch for the job any more: the front went on to a later one when the
+        job was behind, and wanted an earlier one."""
+        begin = self.window.end if job.at is None else job.at
+        later = (self.window[number].epoch for number in range(begin, self.window.end))
+        return self._is_beyond(epoch) and epoch not in later
+
+    def _is_beyond(self, epoch: int) -> bool:
+        first = self._outlet.first_epoch
+        return first is not None and first.number > epoch
 
     def _is_common(self, place: Place) -> bool:
         """Whether all streams of the feed have the same batches before this place. With `on_error="skip"` that is so
