@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import mmap
 import os
+import resource
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +64,10 @@ class Mapping:
     """A shared memfd, mapped writable: TensorFlow writes in place to memory that it thinks it owns.
 
     It is unmapped when this object and all roots over it are gone.
+
+    `private_root` needs the memfd again. Slots can be more than the files that this process may have open, and its own
+    code needs some of these. So only descriptors in the lower half of the numbers are kept. Without one, `private_root`
+    copies. (Raising the limit is not for a library to do: `select` fails with descriptors from 1024 on.)
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -73,24 +79,37 @@ class Mapping:
         self.nbytes = nbytes
         self._memory = sealed.mapped(fd, nbytes)
         self._address = address_of(np.frombuffer(self._memory, np.uint8))
-        self._fd = os.dup(fd)
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):  # none is left
+            self._fd = os.dup(fd)
+            if self._fd >= _most_files() // 2:
+                self._close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
             os.close(self._fd)
+            self._fd = None
 
     def root(self, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
         """Return the root of its first `nbytes` bytes. It must be that long."""
         return Root(self._memory, self._address, nbytes, gone, token)
 
     def private_root(self, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
-        """Return the root of its first `nbytes` bytes, mapped once more for this root alone: what is written there is
-        seen by nobody else.
+        """Return the root of its first `nbytes` bytes, mapped once more (or copied) for this root alone: what is
+        written there is seen by nobody else.
 
         Raises:
             OSError, ProtocolError: as `sealed.mapped`.
         """
-        memory = sealed.mapped(self._fd, nbytes, private=True)
+        if self._fd is not None:
+            memory = sealed.mapped(self._fd, nbytes, private=True)
+        else:
+            memory = mmap.mmap(-1, nbytes)
+            memory[:] = memoryview(self._memory)[:nbytes]
         return Root(memory, address_of(np.frombuffer(memory, np.uint8)), nbytes, gone, token)
 
 
@@ -129,6 +148,12 @@ class Pool:
             ) from None
         start = -address_of(memory) % ALIGN
         return memory[start : start + nbytes]
+
+
+def _most_files() -> int:
+    """Return how many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
 
 
 def _available() -> int:

@@ -16,7 +16,7 @@ from .codec import MAX_MESSAGE
 
 MAX_FDS = 4
 
-_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_CUT, _FDS_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC), int(socket.MSG_CTRUNC)
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _ROOM_FOR_FDS = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 
@@ -63,7 +63,8 @@ def receive(connection: socket.socket) -> tuple[bytes, int | None]:
     Raises:
         BlockingIOError: the connection is non-blocking and nothing has come.
         OSError: the peer is gone.
-        ProtocolError: the datagram is larger than a message may be, or has more than one fd.
+        ProtocolError: the datagram is larger than a message may be, or has more than one fd, or this process cannot
+            have another fd.
     """
     arrived = _buffer.bytes
     count, control, flags, _ = connection.recvmsg_into([arrived], _ROOM_FOR_FDS, _CLOSE_ON_EXEC)
@@ -72,6 +73,11 @@ def receive(connection: socket.socket) -> tuple[bytes, int | None]:
         for fd in fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
+        if not fds and flags & _CUT == _FDS_CUT:
+            raise ProtocolError(
+                "a file descriptor came, and this process may have no more open files: raise the limit on open files "
+                "(ulimit -n, LimitNOFILE= in systemd, --ulimit nofile= in docker)"
+            )
         raise ProtocolError("an oversized datagram, or one with more than one fd")
     if fds and not count:
         os.close(fds[0])  # an empty datagram counts as end of file
