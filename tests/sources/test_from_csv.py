@@ -52,6 +52,15 @@ def test_columns_have_the_dtype_that_all_of_their_cells_fit() -> None:
     assert kinds == [np.int64, np.float64, np.bool_, str]
 
 
+def test_only_a_star_makes_a_pattern_and_an_exact_name_is_never_one() -> None:
+    names = [*(f"w[kg]{number}" for number in range(8)), "wk0", "a?", "ab", "c*", "cd"]
+    file = write(f"{','.join(names)}\n{','.join(map(str, range(len(names))))}\n")
+    assert rows(file, "w[kg]*")[0].tolist() == list(range(8))
+    assert rows(file, "*?")[0].shape == (1,)
+    assert rows(file, ("w[kg]0", "a?", "c*")) == [(0, 9, 11)]
+    assert '"w[kg]": "w[kg]*"' in CliRunner().invoke(main, ["peek", file]).output
+
+
 @pytest.mark.parametrize(
     ("cells", "values"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import string
@@ -14,6 +13,7 @@ import numpy as np
 from ..description import Column, Description, leaf_names
 from ..images.options import ENDINGS
 from ..images.pixels import header_of
+from .patterns import matches
 from .table import Table, read_table
 
 _LEAVES = 100
@@ -93,8 +93,8 @@ def _grouped(names: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
     """
     groups = Counter(name.rstrip(string.digits) for name in names if name[-1:].isdigit())
     patterns = {f"{start}*": count for start, count in groups.items() if start and count >= _GROUP}
-    patterns = {one: count for one, count in patterns.items() if len(fnmatch.filter(names, one)) == count}
-    single = [name for name in names if not any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+    patterns = {one: count for one, count in patterns.items() if sum(matches(name, one) for name in names) == count}
+    single = [name for name in names if not any(matches(name, one) for one in patterns)]
     if len(single) > _LEAVES:
         raise ValueError(
             f"it has {len(single)} columns, too many for leaves: name those to serve, or a pattern with * for columns "

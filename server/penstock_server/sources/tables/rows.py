@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from ..dtypes import converted
 from ..images.decoder import ImageDecoder
 from ..row_stacks import IndexedRows, RowStack, values_at
 from ..structure import Columns
+from .patterns import matches
 from .table import Table, read_table
 
 
@@ -145,7 +145,7 @@ def _members(file: str, name: str, names: Sequence[str]) -> list[str]:
     Raises:
         ValueError: there are none.
     """
-    found = [name] if name in names else [one for one in names if "*" in name and fnmatch.fnmatchcase(one, name)]
+    found = [name] if name in names else [one for one in names if "*" in name and matches(one, name)]
     if not found:
         raise ValueError(f"{file} has no column {name!r}. {_known(names)}")
     return found
