@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 import penstock
 import penstock_command
+from penstock_server.cli import check_command
 from penstock_server.cli.command_group import variables
 from penstock_server.cli.wait_command import NOBODY, NOT_READY
 from penstock_server.machine.environment import of_workers
@@ -153,6 +154,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
         "PORT": ["5556"],
         "HOST[:PORT]": ["loader.lan:5"],
         "START:STOP": ["3:9"],
+        "FILE": [str(tmp_path / "a.html"), str(tmp_path / "b:c.json")],
         "HEIGHTxWIDTH": ["3x9"],
         "tcp://HOST:PORT": ["tcp://0.0.0.0:1"],
     }
@@ -182,6 +184,16 @@ def test_the_command_line_goes_before_a_variable_and_errors_name_the_variable() 
     wrong = run("serve", "a:b", PENSTOCK_SERVE_WORKERS="many")
     assert wrong.returncode == 2
     assert "(from the environment variable PENSTOCK_SERVE_WORKERS)" in wrong.stderr
+
+
+def test_a_variable_says_for_how_long_check_reads_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: list[float] = []
+    monkeypatch.setattr(
+        check_command, "_check_connection", lambda url, read, *_, **__: seconds.append(read) or sys.exit()
+    )
+    for environment in ({}, {"PENSTOCK_CHECK_SECONDS": "3"}):
+        CliRunner().invoke(penstock_command.main, ["check", "tcp://a:1"], env=environment)
+    assert seconds == [1, 3]
 
 
 def test_a_misspelt_variable_is_pointed_out_and_those_of_others_are_not() -> None:

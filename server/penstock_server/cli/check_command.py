@@ -119,7 +119,7 @@ def check(
         if len(feed) > 1:
             raise click.UsageError("check one connection at a time")
         _refuse_options(context, "with a URL", "strict", "prints_json", "seconds", "keys")
-        given = context.get_parameter_source("seconds") is ParameterSource.COMMANDLINE
+        given = context.get_parameter_source("seconds") is not ParameterSource.DEFAULT
         _check_connection(feed[0], seconds if given else 1.0, context.obj, keys, strict=strict, prints_json=prints_json)
     if keys is not None and context.get_parameter_source("keys") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--keys means nothing without the URL of a daemon")

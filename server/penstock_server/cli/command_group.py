@@ -51,6 +51,8 @@ class PenstockGroup(click.Group):
         """Add a command."""
         for option, variable in variables(name or cmd.name or "", cmd):
             option.envvar = variable
+            if option.multiple:
+                option.type.envvar_list_splitter = None  # spaces; click would split paths at colons
         _end_in_examples(cmd)
         super().add_command(cmd, name)
 
