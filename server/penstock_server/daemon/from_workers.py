@@ -19,7 +19,7 @@ from ..coordinator.model.workers import REMOTE
 from ..logs.rate_limited_log import RateLimitedLog
 from ..worker_state.activity import Activity
 from ..worker_state.cache_usage import CacheUsages
-from ..worker_state.process_ends import advice
+from ..worker_state.process_ends import ENDED, INVALID, advice
 from ..workers.dropped_samples import DroppedSamples
 from ..workers.own_workers import OwnWorkers
 from ..workers.spot_checks import SpotChecks
@@ -91,7 +91,7 @@ class FromWorkers:
             self._log.error(text, worker, error.message, event="worker_killed", worker=worker)
             if fd is not None:
                 os.close(fd)
-            self._supervisor.kill(worker)
+            self._supervisor.kill(worker, INVALID)
             return
         self.take(worker, message, fd)
 
@@ -116,12 +116,15 @@ class FromWorkers:
             where = f" while it was {doing.split}"
         if doing is not None and (doing.in_user_code or doing.cut_off) and doing.split and not leaving:
             where = f" while it read {doing.split}" if doing.run >= 0 else f" while it was {doing.split}"
-        fields = {"event": "worker_died", "worker": worker, **self._place(blamed[0] if blamed else -1)}
+        level, event = (logging.INFO, "worker_ended") if how == ENDED else (logging.ERROR, "worker_died")
+        fields = {"event": event, "worker": worker, **self._place(blamed[0] if blamed else -1)}
         if blamed and blamed[2]:
             fields["split"] = blamed[2]
         who = self._name_of(worker)
         starting = not self._coordinator.feeds and not self._coordinator.starting.retries
-        log.error("%s %s%s%s", who, how, where, "" if starting else "; other workers take over its work", extra=fields)
+        log.log(
+            level, "%s %s%s%s", who, how, where, "" if starting else "; other workers take over its work", extra=fields
+        )
         if starting:
             said = f"worker {worker} {how}{where} before it could serve a feed{advice(how)}. The log has its output"
             self._fail(StartError(said))

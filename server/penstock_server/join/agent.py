@@ -30,6 +30,7 @@ from ..targets import saved_sources
 from ..targets.sources import Contents, Sources, digests
 from ..to_daemon import control
 from ..worker_state.activity import Activity
+from ..worker_state.process_ends import ENDED, INVALID
 from ..workers.local_workers import LocalWorkers
 from ..workers.supervisor import Supervisor
 from .config import JoinConfig
@@ -339,7 +340,7 @@ class Agent:
         except ProtocolError as error:
             text = "worker %d is killed, because it sent an invalid message: %s"
             log.error(text, worker, error.message, extra={"event": "worker_killed", "worker": worker})
-            self._supervisor.kill(worker)
+            self._supervisor.kill(worker, INVALID)
             return
         match message:
             case m.Imported():
@@ -368,7 +369,8 @@ class Agent:
         self._imported.pop(worker, None)
         if self._membership is not None:
             text = "worker %d %s; other workers take over its work"
-            log.error(text, worker, how, extra={"event": "worker_died", "worker": worker})
+            level, event = (logging.INFO, "worker_ended") if how == ENDED else (logging.ERROR, "worker_died")
+            log.log(level, text, worker, how, extra={"event": event, "worker": worker})
             self._membership.on_worker_ended(worker, how, doing)
 
     def given_up(self, worker: int, how: str) -> None:

@@ -31,6 +31,7 @@ from ..machine.memory_limits import available
 from ..shared_memory.arena import Memfd
 from ..status import status
 from ..worker_state.activity import Activity
+from ..worker_state.process_ends import ENDED
 from ..workers.local_workers import LocalWorkers
 from ..workers.supervisor import Supervisor
 from .building import Building, Regions
@@ -171,7 +172,7 @@ class Membership:
             case m.Kill():
                 worker = self._worker(message.worker)
                 if worker in self._supervisor.workers:  # else it was retired
-                    self._supervisor.kill(worker)
+                    self._supervisor.kill(worker, ENDED)
             case m.MeasureMemory():
                 self._shown.measure_memory()
             case m.ShowActivity():

@@ -14,6 +14,11 @@ NO_SAMPLE = "made no sample for"
 
 CUT_OFF = "ended because user code closed or replaced its connection to the daemon (as os.closerange does)"
 
+ENDED = "was ended, as it was to leave and still had work"
+"""For a worker that Penstock itself killed, as `penstock scale --now` asks. This is no failure."""
+
+INVALID = "was killed, because it sent an invalid message"
+
 _KILLED = "was killed by "
 _EXITED = "exited with status "
 

@@ -11,6 +11,7 @@ from penstock_proto.transport import codec
 from ..coordinator import worker_messages
 from ..coordinator.model import commands as do
 from ..shared_memory.arena import Memfd
+from ..worker_state.process_ends import ENDED
 from .local_workers import LocalWorkers
 
 
@@ -79,4 +80,4 @@ class OwnWorkers(LocalWorkers):
 
     def kill(self, worker: int) -> None:
         """Kill the worker's process. Another one takes its place."""
-        self._supervisor.kill(worker)
+        self._supervisor.kill(worker, ENDED)

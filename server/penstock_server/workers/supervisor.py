@@ -147,10 +147,12 @@ class Supervisor:
         worker.peer.send(farewell)
         worker.timer = self._loop.call_later(FAREWELL_SECONDS, worker.process.kill)
 
-    def kill(self, number: int) -> None:
-        """Kill a worker's process now, if there is one. It is reported and replaced, as after any death."""
+    def kill(self, number: int, how: str = "") -> None:
+        """Kill a worker's process now, if there is one. It is reported and replaced, as after any death. `how`: what to
+        report in place of the signal."""
         worker = self.workers[number]
         if worker.process is not None:
+            worker.killed = how
             worker.process.kill()
         elif worker.starting is not None:
             self._not_started(worker, "was killed before it started")
@@ -322,7 +324,7 @@ class Supervisor:
         if self._stopping:
             return
         last = worker.look()
-        how = worker.hung or (CUT_OFF if last is not None and last.cut_off else ended_how(status))
+        how = worker.killed or (CUT_OFF if last is not None and last.cut_off else ended_how(status))
         worker.forget()
         if worker.leaving:
             self._leaving.discard(worker)
@@ -420,7 +422,7 @@ class Supervisor:
                     break
             if process is not None and worker.process is process and (still := self._stands_still(worker, timeout)):
                 where = activity.where(stack)
-                worker.hung = f"{still} and was killed{where and '; it was at '}{where}"
+                worker.killed = f"{still} and was killed{where and '; it was at '}{where}"
                 process.kill()
         finally:
             del self._inquiries[worker]

@@ -46,7 +46,7 @@ class WorkerHandle:
         starts_without_ready: starts since a process was last ready.
         started: when the last start began, in monotonic seconds.
         timer: starts the next process, or kills a leaving one.
-        hung: why it was killed, if it was killed for hanging.
+        killed: how it ended, in words, if the supervisor killed it; "" otherwise.
         again: whether the process is being restarted, so that its end does not count as a death.
         warned: whether the log already says that this process does not read its messages.
         import_line: where the import of the user's modules is, if it takes long: "FILE:LINE in FUNCTION", or "".
@@ -66,7 +66,7 @@ class WorkerHandle:
         self.starts_without_ready = 0
         self.started = 0.0
         self.timer: asyncio.TimerHandle | None = None
-        self.hung = ""
+        self.killed = ""
         self.again = False
         self.warned = False
         self.import_line = ""
@@ -190,7 +190,7 @@ class WorkerHandle:
             self._page.close()
         self.process, self.starting, self._page = None, None, None
         self._page_fd = self._stacks = -1
-        self.ready, self.hung, self.warned, self._unread_since = False, "", False, None
+        self.ready, self.killed, self.warned, self._unread_since = False, "", False, None
         self.import_line, self._asked_at = "", 0.0
 
     def ask_where(self) -> None:
