@@ -150,3 +150,19 @@ def test_peek_proposes_the_patterns_of_keys() -> None:
     text = CliRunner().invoke(main, ["peek", "names.lmdb"]).output
     assert "--leaf 'value=*'" in text
     assert "values seem to be pickles" in text
+
+
+def test_named_databases_are_refused_and_values_that_look_like_one_are_not() -> None:
+    with lmdb.open("named.lmdb", max_dbs=2) as env:
+        images = env.open_db(b"images")
+        with env.begin(write=True) as transaction:
+            transaction.put(b"a", b"value")
+            transaction.put(b"1", b"value", db=images)
+    with pytest.raises(
+        OSError, match=r"named\.lmdb has named databases, such as 'images', .* write their keys to a store"
+    ):
+        read("named.lmdb", "*")
+    assert not opening._open
+    values = {f"x-{number}": bytes([number]) * 48 for number in range(9)}
+    write("plain.lmdb", values)
+    assert list(read("plain.lmdb", "x-*")) == list(values.values())

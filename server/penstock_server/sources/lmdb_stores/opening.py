@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from penstock_proto import distribution
 
 from .. import files as fs
+
+_DATABASE_BYTES = 48
+_LOOKED_AT = 1000
+"""Keys among which named databases are looked for. A store of databases has few other keys."""
 
 _open: dict[tuple[int, str], tuple[Any, int]] = {}
 """The open stores, with the number of those who use them, by process and path."""
@@ -69,9 +74,36 @@ def _environment(file: str) -> Any:
     path = data_file(file)
     nbytes = fs.size_of(path) or 0
     with damage_of(file):
-        env = lmdb.open(file, subdir=os.path.isdir(file), readonly=True, lock=False, readahead=False, create=False)
+        env = lmdb.open(
+            file, subdir=os.path.isdir(file), readonly=True, lock=False, readahead=False, create=False, max_dbs=1
+        )
+    _check_readable(env, path, nbytes)
+    _check_named(env, file)
+    return env
+
+
+def _check_readable(env: Any, path: str, nbytes: int) -> None:
     wanted = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     if nbytes < wanted:  # reading beyond the end would end the process
         env.close()
         raise OSError(f"{path} is truncated ({nbytes:,} of {wanted:,} bytes): copy it again")
-    return env
+
+
+def _check_named(env: Any, file: str) -> None:
+    """Refuse a store with named databases, which lmdb shows as keys with values for itself (MDB_db, of 48 bytes)."""
+    import lmdb
+
+    named = []
+    with damage_of(file), env.begin(buffers=True) as transaction:
+        for key, value in itertools.islice(transaction.cursor(), _LOOKED_AT):
+            if len(value) == _DATABASE_BYTES:
+                with suppress(lmdb.Error):
+                    env.open_db(bytes(key), txn=transaction, create=False)
+                    named.append(bytes(key).decode(errors="backslashreplace"))
+                    break
+    if named:
+        env.close()
+        raise OSError(
+            f"{file} has named databases, such as {named[0]!r}, and Penstock reads only the unnamed one: write "
+            "their keys to a store of their own"
+        )
