@@ -52,7 +52,8 @@ class PenstockGroup(click.Group):
         for option, variable in variables(name or cmd.name or "", cmd):
             option.envvar = variable
             if option.multiple:
-                option.type.envvar_list_splitter = None  # spaces; click would split paths at colons
+                # split at spaces; click splits paths at colons
+                option.type.envvar_list_splitter = None  # type: ignore[misc]
         _end_in_examples(cmd)
         super().add_command(cmd, name)
 
