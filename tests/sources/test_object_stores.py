@@ -464,6 +464,49 @@ def test_a_web_server_without_ranges_sends_each_file_once(tmp_path: Path, monkey
             read(url)
 
 
+class Unstamped(http.server.BaseHTTPRequestHandler):
+    """Says neither an ETag nor a time."""
+
+    data = b""
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.data)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(self.data)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_file_without_a_stamp_is_fetched_again_in_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unstamped, "asked", [], raising=False)
+    with serving(Unstamped) as server:
+        for data in (b"old", b"new"):
+            monkeypatch.setattr(Unstamped, "data", data)
+            monkeypatch.setattr(remote_file, "_RUN", data.hex())
+            assert read(f"{server}/a.bin") == data
+            asked = len(Unstamped.asked)
+            assert read(f"{server}/a.bin") == data
+            assert len(Unstamped.asked) == asked, "the cache has it"
+            forget()
+
+
+def test_an_encoded_slash_is_part_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unstamped, "asked", [], raising=False)
+    monkeypatch.setattr(Unstamped, "data", b"x")
+    with serving(Unstamped) as server:
+        for path in ("/d/a%2Fb%20c.bin", "/a%2fb.bin?id=5", "/d/a%20b.bin"):
+            read(f"{server}{path}")
+            assert {*Unstamped.asked} == {path}
+            Unstamped.asked.clear()
+
+
 class Truncating(WholeFiles):
     """Sends half of a file first."""
 

@@ -7,6 +7,7 @@ is one request; in sequential reading runs grow, and two are under way.
 from __future__ import annotations
 
 import io
+import os
 import threading
 import time
 from typing import Any
@@ -30,6 +31,9 @@ PATIENCE = 90.0
 _POLL = 0.01
 _BUFFER = 1 << 18
 
+_RUN = os.urandom(8).hex()
+"""Marks entries of the cache that only this process, and those that it forks, may trust: of files without a stamp."""
+
 _whole_only: set[str] = set()
 """URLs of which a server does not send parts."""
 
@@ -43,7 +47,8 @@ def opened(url: str) -> io.BufferedReader:
         ValueError: it is no URL that can be served.
     """
     facts = stores.facts_of(url)
-    entry = the_cache().entry(url if facts.is_etag else urls.whole(url), facts.stamp, facts.size)
+    stamp = facts.stamp if facts.is_stamped else _RUN
+    entry = the_cache().entry(url if facts.is_etag else urls.whole(url), stamp, facts.size)
     return io.BufferedReader(RemoteFile(url, facts, entry), _BUFFER)
 
 

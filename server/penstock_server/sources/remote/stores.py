@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,6 +77,11 @@ class Facts:
     stamp: str
     is_etag: bool
 
+    @property
+    def is_stamped(self) -> bool:
+        """Whether they tell a file from earlier contents of the same size."""
+        return self.stamp != _NEVER
+
 
 class NoRanges(Exception):
     """The web server sends only whole files."""
@@ -89,6 +94,9 @@ class Changed(OSError):
 class UnusableStore(OSError):
     """The environment does not say how to reach a store. The message names no URL."""
 
+
+_NEVER = datetime.fromtimestamp(0, UTC).isoformat()
+"""The time of the last change, of a server that does not say it."""
 
 _known: dict[str, tuple[Facts, float]] = {}
 _stores: dict[tuple[str, bool], Any] = {}

@@ -83,7 +83,8 @@ def without_secrets(text: str) -> str:
 
 
 def base_and_path(url: str) -> tuple[str, str]:
-    """Return the URL of a store, with the query of a web server's URL, and the path of a file in it.
+    """Return the URL of a store, with the query of a web server's URL, and the path of a file in it. It is "" if the
+    URL is that of the file.
 
     Raises:
         ValueError: it is no URL that can be served; the message says what to write.
@@ -103,6 +104,8 @@ def base_and_path(url: str) -> tuple[str, str]:
     if scheme in WEB:
         parts = urlsplit(url)
         folder, _, name = parts.path.rpartition("/")
+        if "/" in unquote(name):  # obstore would ask for two names
+            return parts._replace(fragment="").geturl(), ""
         return parts._replace(path=folder or "/", fragment="").geturl(), unquote(name)
     host, _, path = rest.partition("/")
     if not host:
