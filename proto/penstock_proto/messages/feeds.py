@@ -100,7 +100,9 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     parameters of the feed's factory whose defaults differ, as text. `weights`: a digest of the weights with which the
     items of an indexable feed are drawn; "" if each comes once. Then `length` is the number of draws. `items`: what
     `length` would be, if items may be left out. Then parts of the order are the feed's splits, and `length` is None;
-    `permuted` says whether that order is a permutation. `classes`: the names of the source's classes.
+    `permuted` says whether that order is a permutation. `classes`: the names of the source's classes. `contents`: a
+    digest of what each worker reads when it imports an indexable feed (a table, or the names in a folder); "" if it
+    reads nothing.
     """
 
     name: Name
@@ -132,6 +134,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     items: Count | None = None
     permuted: bool = False
     classes: Classes = ()
+    contents: Annotated[str, Meta(pattern="^[0-9a-f]{0,32}$")] = ""
 
     def __post_init__(self) -> None:
         check_size(self.spec)

@@ -158,16 +158,13 @@ class FromWorkers:
 
     def rejected(self, worker: int) -> None:
         """End a worker that has imported other feeds than the daemon serves."""
-        self._imports.pop(worker)
-        text, fields = (
-            "worker %d imported other feeds than the daemon serves: a module changed, or the number of samples that it "
-            "finds (images in a folder, rows of a table): restart the daemon",
-            {
-                "event": "worker_rejected",
-                "worker": worker,
-            },
-        )
-        log.error(text, worker, extra=fields)
+        served, changed = self._coordinator.feeds, []
+        for plan in self._imports.pop(worker).feeds:
+            if plan.name in served and plan.contents != served[plan.name].plan.contents:
+                changed.append(plan.name)
+        why = f"the files of {' and '.join(changed)} (a table, or a folder of images)" if changed else "a module"
+        text = "worker %d imported other feeds than the daemon serves, as %s changed: restart the daemon"
+        log.error(text, worker, why, extra={"event": "worker_rejected", "worker": worker})
         self._to_workers.way(worker).say(worker, m.Shutdown())
 
     def skipped(self, said: do.ReportSkipped) -> None:

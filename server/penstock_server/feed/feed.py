@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from penstock_proto.messages import FeedPlan
 
 from ..machine import environment
+from ..sources.reader import ReadAtImport
 from .combined.combining import Combining
 from .combined.feed_kinds import generator_call, is_shared, leaves_out_items, wants_of
 from .combined.mixed import Mixed
@@ -299,4 +300,5 @@ class Feed(FeedOptions, FromFiles, Combining):
             items=items,
             classes=() if isinstance(self.generate, type) else classes_of(self.generate),
             permuted=in_parts and Shuffle.of(self.shuffle).samples > 0,
+            contents=self.generate.contents if isinstance(self.generate, ReadAtImport) else "",
         )

@@ -11,6 +11,8 @@ import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from typing import BinaryIO, TypeAlias, cast
 
 from penstock_proto.value_text import shown
@@ -154,6 +156,52 @@ def _facts_stamp(url: str) -> str:
     return f"{facts.size} {facts.stamp}"
 
 
+Version: TypeAlias = "tuple[int, int | str]"
+"""What tells a file from its earlier contents: its size, and the time of its last change in ns, or its ETag."""
+
+
+def version_of(file: str) -> Version | None:
+    """Return the version of a file; None if it is missing, or cannot be reached."""
+    with suppress(OSError, ImportError, ValueError):
+        if urls.is_remote(file):
+            from .remote import stores
+
+            facts = stores.facts_of(file)
+            return facts.size, facts.stamp
+        status = os.stat(_path(file))
+        return status.st_size, status.st_mtime_ns
+    return None
+
+
+def check_version(file: str, listed: Version) -> None:
+    """Check that a file is the one whose splits were listed. The reader reports a file that is missing.
+
+    Raises:
+        OSError: it has changed.
+    """
+    now = version_of(file)
+    if now is not None and now != listed and urls.is_remote(file):
+        from .remote import stores
+
+        stores.look_at([file])  # this process may remember how it was before it was listed
+        now = version_of(file)
+    if now is None or now == listed:
+        return
+    if now[0] != listed[0]:
+        raise _changed(file, listed[0], now[0])
+    raise OSError(f"{file} has changed: it was written again after its splits were listed. {_STAY_THE_SAME}")
+
+
+@cache
+def paths_here() -> str:
+    """Return a text that is the same in all processes for which a path names the same file: those of one kernel with
+    the same mounts. Elsewhere the same path may be a copy, with another time."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text()}{os.readlink('/proc/self/ns/mnt')}"
+    except OSError:
+        return os.urandom(8).hex()
+
+
 def open_binary(file: str, size: int | None = None) -> BinaryIO:
     """Open a file for reading. With `size`, check that it still has that many bytes.
 
@@ -186,10 +234,18 @@ def check_size(file: str, size: int | None) -> None:
         return
     now = size_of(file)
     if now != size:
-        raise OSError(
-            f"{file} has changed: it had {size} bytes when its splits were listed, and now has {now}. A file must stay "
-            "the same while it is served: write new data to a new file, and start the daemon again"
-        )
+        raise _changed(file, size, now)
+
+
+_STAY_THE_SAME = (
+    "A file must stay the same while it is served: write new data to a new file, and start the daemon again"
+)
+
+
+def _changed(file: str, size: int, now: int) -> OSError:
+    return OSError(
+        f"{file} has changed: it had {size} bytes when its splits were listed, and now has {now}. {_STAY_THE_SAME}"
+    )
 
 
 class SizeCheck:

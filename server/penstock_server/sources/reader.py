@@ -32,11 +32,24 @@ class Reader(ABC):
         """Return the paths of all files that the samples of a split depend on; by default the split's `file`."""
         return [split.file]
 
+    def compared_files(self, split: Any) -> Sequence[str]:
+        """Return those of these files whose versions are compared each time a split is opened; by default all."""
+        return self.files_of(split)
+
     @final
     def stamp(self, split: Any) -> Any:
         """Return the paths of the split's files and the times of their last changes. A cached split is served only
         while all of them stay the same."""
         return fs.stamp_of(*self.files_of(split))
+
+
+class ReadAtImport(ABC):
+    """An indexable object that reads files when a worker imports its feed."""
+
+    @property
+    @abstractmethod
+    def contents(self) -> str:
+        """A digest of what was read, 32 hex digits. Workers with different ones cannot serve one stream."""
 
 
 class StackReader(Reader):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..reader import ReadAtImport
 from ..structure import Columns
 from .decoder import ImageDecoder
 from .listing import Listing, Part, list_images
@@ -18,7 +19,7 @@ COLUMNS = ("image", "label", "path")
 """The columns: pixels, the number of the class (int32), and the path inside the folder (text)."""
 
 
-class FolderImages:
+class FolderImages(ReadAtImport):
     """The images of a folder, and their classes.
 
     The folder is listed at the first use.
@@ -60,6 +61,11 @@ class FolderImages:
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, by label."""
         return self.listing.classes
+
+    @property
+    def contents(self) -> str:
+        """See `ReadAtImport`: a digest of the names of all images."""
+        return self.listing.digest
 
     @property
     def labels(self) -> npt.NDArray[np.int32]:

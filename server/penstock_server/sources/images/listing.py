@@ -70,6 +70,14 @@ class Listing:
     def __len__(self) -> int:
         return len(self._ends)
 
+    @property
+    def digest(self) -> str:
+        """A digest of the images' names, and of their classes."""
+        found = hashlib.blake2b(self._names, digest_size=16)
+        found.update(self._ends.tobytes())
+        found.update(self._class_ends.tobytes())
+        return found.hexdigest()
+
     def path(self, index: int) -> str:
         """Return the path of an image."""
         begin = self._ends[index - 1] if index else 0

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..dtypes import converted
 from ..images.decoder import ImageDecoder
+from ..reader import ReadAtImport
 from ..row_stacks import IndexedRows, RowStack, values_at
 from ..structure import Columns
 from .patterns import matches
@@ -22,15 +23,16 @@ from .table import Table, read_table
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     """What samples need of a table: the values of their columns, the names of classes by column, the number of rows,
-    and the names of all columns."""
+    the names of all columns, and a digest of the file."""
 
     values: dict[str, Any]
     classes: dict[str, tuple[str, ...]]
     rows: int
     names: tuple[str, ...]
+    digest: str
 
 
-class TableRows(IndexedRows):
+class TableRows(IndexedRows, ReadAtImport):
     """The rows of a CSV file, as samples.
 
     The file is read at the first use.
@@ -84,6 +86,11 @@ class TableRows(IndexedRows):
         """The names of the classes by number, by column."""
         return self._loaded.classes
 
+    @property
+    def contents(self) -> str:
+        """See `ReadAtImport`: a digest of the file."""
+        return self._loaded.digest
+
     def column(self, name: str) -> Any:
         """Return all values of a column that samples have, by index: an array of numbers, or a list of text.
 
@@ -115,7 +122,7 @@ class TableRows(IndexedRows):
         table = read_table(self._file, chosen, [*self._images, *self._numbered])
         classes: dict[str, tuple[str, ...]] = {}
         values = {name: self._column(table, name, some, classes) for name, some in members.items()}
-        return _Loaded(values, classes, table.rows, table.names)
+        return _Loaded(values, classes, table.rows, table.names, table.digest)
 
     def _column(self, table: Table, name: str, members: list[str], classes: dict[str, tuple[str, ...]]) -> Any:
         found = _stacked(table, name, members) if members != [name] else table.values(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import re
 from collections import Counter
@@ -50,6 +51,7 @@ class Table:
         rows: the number of rows.
         columns: those that were read, by name: arrays of bools, int64, uint64 or float64, and lists of text.
         empty: for columns of numbers that were read, the first row with an empty cell; from 0.
+        digest: of the bytes that were read, after decompression.
     """
 
     file: str
@@ -57,6 +59,7 @@ class Table:
     rows: int
     columns: dict[str, npt.NDArray[Any] | list[str]]
     empty: dict[str, int]
+    digest: str
 
     def values(self, name: str) -> npt.NDArray[Any] | list[str]:
         """Return a column that was read.
@@ -185,7 +188,7 @@ def _read(
     most_rows: int | None,
 ) -> tuple[Table, dict[str, int]]:
     """Read a table. Also return the kinds of the columns if those that were begun with did not fit, else nothing."""
-    with _opened(file) as lines:
+    with _opened(file) as (lines, source):
         reader = _rows(file, lines)
         names = tuple(name.strip() for name in next(reader))
         _check_names(file, names)
@@ -201,22 +204,23 @@ def _read(
         raise ValueError(f"{file} has no rows, only the names of its columns")
     if any(column.stale for _, column in columns.values()):
         found = {name: column.kind for name, (_, column) in columns.items()}
-        return Table(file, names, rows, {}, {}), {name: kind for name, kind in found.items() if kind is not None}
+        return Table(file, names, rows, {}, {}, ""), {name: kind for name, kind in found.items() if kind is not None}
     values = {name: column.values() for name, (_, column) in columns.items()}
     empty = {name: column.empty for name, (_, column) in columns.items() if column.empty is not None}
-    return Table(file, names, rows, values, empty), {}
+    return Table(file, names, rows, values, empty, source.digest), {}
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[io.TextIOWrapper[Any]]:
-    """Open a file as text."""
+def _opened(file: str) -> Iterator[tuple[io.TextIOWrapper[Any], _Bounded]]:
+    """Open a file as text, and as the bytes of that text."""
     with fs.open_binary(file) as opened:
         head = opened.read(2)
         opened.seek(0)
         source: Any = gzip.GzipFile(fileobj=opened) if head == _GZIP else opened
-        bounded: Any = _Bounded(file, source)
-        with io.TextIOWrapper(bounded, "utf-8-sig", newline="") as lines:
-            yield lines
+        bounded = _Bounded(file, source)
+        text: Any = bounded
+        with io.TextIOWrapper(text, "utf-8-sig", newline="") as lines:
+            yield lines, bounded
 
 
 class _Bounded(io.BufferedIOBase):
@@ -231,6 +235,12 @@ class _Bounded(io.BufferedIOBase):
         self._file = file
         self._source = source
         self._left = MOST_BYTES
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the bytes that were read so far."""
+        return self._digest.hexdigest()
 
     def readable(self) -> bool:
         return True
@@ -241,6 +251,7 @@ class _Bounded(io.BufferedIOBase):
         except (EOFError, gzip.BadGzipFile, OSError) as error:
             raise OSError(f"{self._file} is truncated or damaged ({error}): copy it again") from None
         self._left -= len(data)
+        self._digest.update(data)
         if self._left < 0:
             raise ValueError(
                 f"{self._file} has more than {MOST_BYTES >> 20} MiB, and each worker would hold them: write a Parquet "

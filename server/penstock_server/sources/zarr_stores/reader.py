@@ -84,6 +84,9 @@ def _all_of(arrays: dict[str, Any]) -> Columns:
     return Columns(ONLY if [*arrays] == [ONLY] else {name: name for name in arrays}, "array")
 
 
+_METADATA = ("zarr.json", ".zarray", ".zgroup")
+
+
 class ZarrSplits:
     """Lists the row ranges of Zarr stores."""
 
@@ -134,8 +137,14 @@ class ZarrRows(StackReader):
         return sorted(
             os.path.join(folder, name)
             for folder, _, names in os.walk(split.file)
-            for name in ("", *(name for name in names if name in ("zarr.json", ".zarray", ".zgroup")))
+            for name in ("", *(name for name in names if name in _METADATA))
         )
+
+    def compared_files(self, split: RowRange) -> list[str]:
+        """See `Reader`: of a local folder, the metadata at its top. It may have a million chunks, each a file."""
+        if not os.path.isdir(split.file):
+            return [] if fs.is_url(split.file) else [split.file]
+        return [path for name in _METADATA if os.path.exists(path := os.path.join(split.file, name))]
 
     def stacks(self, split: RowRange) -> Iterator[RowStack]:
         """Yield the rows of a split; see `StackReader`.

@@ -108,10 +108,13 @@ class RunSplits:
 
         Raises:
             FeedError: it cannot be unpickled.
-            GeneratorError: the user's code raised.
+            GeneratorError: the user's code raised, or a file has changed since it was listed.
         """
         began = time.monotonic()
-        opened = self._opener.open(self._item(number, index), index, self._epoch, number)
+        split = self._item(number, index)
+        if not isinstance(self._splits, range):
+            self._opener.check_files(split, self._splits.versions)
+        opened = self._opener.open(split, index, self._epoch, number)
         spot = None if opened.held else self._spot_of(index, time.monotonic() - began)
         if spot is not None:
             opened.check(spot)

@@ -2,7 +2,8 @@
 
 One worker makes the list and writes it to a sealed memfd:
 
-    uint64 count, uint64 offsets[count + 1] (from the start), then each item, pickled separately
+    uint64 count, uint64 offsets[count + 1] (from the start), then each item, pickled separately, and the versions of
+    the files that they name (file_versions.py)
 
 Only workers of the same daemon unpickle it; they run the same user code.
 """
@@ -34,6 +35,7 @@ from ...targets.pickled import dumps
 from ...worker_state.activity import ActivityPage
 from ..failures import describe, pass_on
 from ..isolation.randomness import GlobalRandomness
+from .file_versions import FileVersions
 from .item_splits import list_item_splits
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -92,12 +94,12 @@ def list_splits(
     return splits
 
 
-def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
+def write_list(splits: list[Any], versions: FileVersions | None = None) -> tuple[int, int, bytes]:
     """Write the list to a memfd.
 
     Returns:
-        Its fd, which the caller closes, its length in bytes, and its digest: the SHA-256 of these bytes, where classes
-        of Penstock have their names on disk.
+        Its fd, which the caller closes, its length in bytes, and its digest: the SHA-256 of these bytes without the
+        versions, where classes of Penstock have their names on disk.
 
     Raises:
         FeedError: a split cannot be pickled.
@@ -116,6 +118,8 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
     data = _joined(items)
     named = with_names(splits, items)
     digest = hashlib.sha256(data if named is items else _joined(named)).digest()
+    if versions is not None:
+        data += versions.dumps()
     fd = os.memfd_create("penstock-splits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         rest = memoryview(data)
@@ -135,13 +139,19 @@ def _joined(items: list[bytes]) -> bytes:
 
 
 class SharedSplits:
-    """A list that `write_list` wrote, here or in another worker. Unpickles a split when it is read."""
+    """A list that `write_list` wrote, here or in another worker. Unpickles a split when it is read.
+
+    Attributes:
+        versions: of the files that the splits name.
+    """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         """Map `nbytes` of `fd`, which the caller may close afterwards."""
         # Before Linux 6.7 a write-sealed memfd can only be mapped private.
         self._data = mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         self._count = int.from_bytes(self._data[:8], sys.byteorder)
+        end = int.from_bytes(self._data[8 * (self._count + 1) : 8 * (self._count + 2)], sys.byteorder)
+        self.versions = FileVersions.loads(self._data[end:])
 
     def __len__(self) -> int:
         return self._count
@@ -171,6 +181,7 @@ class ListPart:
         self._whole = whole
         self._start = start
         self._count = count
+        self.versions = whole.versions
 
     def __len__(self) -> int:
         return self._count

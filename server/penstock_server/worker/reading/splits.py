@@ -29,6 +29,7 @@ from ..failures import describe, memory_advice
 from ..isolation import helpers
 from ..isolation.randomness import GlobalRandomness, GlobalState
 from ..lane.restart_record import SourcePlace
+from .file_versions import FileVersions
 from .generators import CallFailed, OneGenerator, Started, ZippedGenerators, generator_of
 from .item_splits import ItemSamples, ItemsGenerator
 from .items import Items, PlainItems
@@ -84,6 +85,7 @@ class SplitOpener:
         also: Sequence[Transform] = (),
         items: Items | None = None,
     ) -> None:
+        self._feed = feed
         self._drops = drops
         self._cache = cache
         self._fills_cache = fills_cache
@@ -104,6 +106,17 @@ class SplitOpener:
         self._randomness = randomness
         self._page = page
         self._run = run
+
+    def check_files(self, split: Any, versions: FileVersions) -> None:
+        """Check that the files of a split are as they were when it was listed.
+
+        Raises:
+            GeneratorError: one has changed.
+        """
+        try:
+            versions.check(self._feed, split)
+        except OSError as error:
+            raise _failed(self._generator.name, self._place(split), error) from error
 
     def open(self, split: Any, index: int, epoch: int, number: int = -1) -> OpenSplit:
         """Start to read `split`, which has this index in the list and this number within its lane.

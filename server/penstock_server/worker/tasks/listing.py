@@ -16,6 +16,7 @@ from ...feed.combined.zipped import zip_warnings
 from ...feed.options.plan_sizes import segment_count
 from ...worker_state.activity import ActivityPage
 from ..isolation.randomness import GlobalRandomness
+from ..reading.file_versions import FileVersions
 from ..reading.first_sample import Probe
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.split_list import list_splits, write_list
@@ -66,7 +67,7 @@ def answer_listing(
         warnings=zip_warnings(feed.declared, plan.name),
         sample_spec=_sample_spec(feed),
     )
-    _send_list(answer, splits, page, send)
+    _send_list(answer, splits, FileVersions.of([(feed.declared, splits)]), page, send)
 
 
 def _sample_spec(feed: LoadedFeed) -> Spec | None:
@@ -93,16 +94,20 @@ def _answer_mixed(
         first=feed.first,
         warnings=lists.warnings,
     )
-    _send_list(answer, lists.shared, page, send)
+    _send_list(answer, lists.shared, lists.versions, page, send)
 
 
 def _send_list(
-    answer: m.SplitsListed, splits: list[Any], page: ActivityPage, send: Callable[[m.SplitsListed, int | None], None]
+    answer: m.SplitsListed,
+    splits: list[Any],
+    versions: FileVersions,
+    page: ActivityPage,
+    send: Callable[[m.SplitsListed, int | None], None],
 ) -> None:
     """Write the list to a memfd, and send `answer` with the memfd, its length and its digest."""
     page.enter(answer.run, -1, "pickling the splits")
     try:
-        fd, length, digest = write_list(splits)
+        fd, length, digest = write_list(splits, versions)
     finally:
         page.leave()
     try:

@@ -20,6 +20,7 @@ from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import DIGEST
 from ..isolation.randomness import GlobalRandomness
 from ..lane.mixed_lane import live_lanes
+from ..reading.file_versions import FileVersions
 from ..reading.first_sample import Probe
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.reproducibility import Comparison, check_reproducibility
@@ -68,6 +69,11 @@ class MixedLists:
         ]
         listed = [split for splits in self._lists.values() if not isinstance(splits, range) for split in splits]
         return [(feed.mixed.stop, parts), *listed]
+
+    @property
+    def versions(self) -> FileVersions:
+        """The versions of the files that the splits name."""
+        return FileVersions.of((part.declared, self._lists[label]) for label, part in self._feed.parts.items())
 
     @property
     def count(self) -> int:
