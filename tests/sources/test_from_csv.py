@@ -141,6 +141,11 @@ def test_a_late_cell_of_another_kind_decides_for_the_whole_column(
     assert [sample["y"] for sample in samples] == [1] * 10 + [2]
 
 
+def test_a_column_may_become_wider_again_when_the_file_is_read_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_CHUNK", 4)
+    assert column("x\n" + "1\n" * 4 + "-1\n" * 4 + f"{2**63}\n") == ["1"] * 4 + ["-1"] * 4 + [str(2**63)]
+
+
 def test_classes_are_numbered_in_the_order_of_their_values() -> None:
     source: Any = Feed.from_csv(write(TABLE), ("id", "breed"), classes="breed", batch_size=2).generate
     assert [int(source[index][1]) for index in range(3)] == [1, 0, 1]

@@ -98,9 +98,8 @@ def read_table(
         ValueError: it is no such table, or is too large; the message names the file and the line.
     """
     table, kinds = _read(file, chosen, dict.fromkeys(text, _TEXT), most_rows)
-    if kinds:  # a later cell did not fit the kind of the earlier ones, and numbers have lost their spelling
+    while kinds:  # a later cell did not fit the kind of the earlier ones, and numbers have lost their spelling
         table, kinds = _read(file, chosen, kinds, most_rows)
-        assert not kinds
     return table
 
 
