@@ -89,6 +89,36 @@ def made(size: int) -> Callable[[Any], Iterator[Any]]:
     return local
 
 
+def chosen(first: bool) -> Any:
+    if first:
+
+        def local(split: Any) -> Iterator[Any]:
+            yield 1
+
+    else:
+
+        def local(split: Any) -> Iterator[Any]:
+            yield 2
+
+    return local
+
+
+def class_chosen(first: bool) -> Any:
+    if first:
+
+        class Local:
+            def rows(self, split: Any) -> Iterator[Any]:
+                yield from [split, 1]
+
+    else:
+
+        class Local:  # type: ignore[no-redef]
+            def rows(self, split: Any) -> Iterator[Any]:
+                yield from [split, 2]
+
+    return Local
+
+
 VALUES: list[Callable[[], Any]] = [
     lambda: None,
     lambda: True,
@@ -137,6 +167,10 @@ VALUES: list[Callable[[], Any]] = [
     lambda: others,
     lambda: made(1),
     lambda: made(2),
+    lambda: chosen(True),
+    lambda: chosen(False),
+    lambda: class_chosen(True),
+    lambda: class_chosen(False),
     lambda: lambda x: x + 1,
     lambda: lambda x: x + 2,
     lambda: functools.partial(rows, size=1),

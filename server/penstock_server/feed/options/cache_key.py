@@ -2,10 +2,10 @@
 
 Pickles of equal objects can differ, because a pickle records which parts are the same object. So values are encoded
 here part by part: plain data by its contents, functions and classes by their names, and other objects by the parts from
-which pickle would rebuild them. Equal values have equal digests, in every process. A function or class that was made
-within a function has the variables around it in the digest, too. The source code of a function is not part of its
-digest, with two exceptions: functions without a name of their own (lambdas), and those of a notebook's cells, whose
-names may stand for other code the next time. These have their code in the digest, and the globals that they use.
+which pickle would rebuild them. Equal values have equal digests, in every process. The code of a function is not part
+of its digest, with two exceptions. A lambda, or a function that was made within a function, may share its name with
+another one (two branches of an `if`), so it has its code in the digest, and the variables around it. A function of a
+notebook's cell, whose name may stand for other code the next time, also has the globals that it uses.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Digest:
             if "<" not in within or _has_its_name(function):
                 return
             self._put("function", within.encode())  # functools.wraps has given it the name of another one
-        self._add_code(function.__code__ if function.__name__ == "<lambda>" or in_cell else None)
+        self._add_code(function.__code__)
         if in_cell:
             names = sorted(used_globals(function.__code__) & function.__globals__.keys())
             self._add([(name, function.__globals__[name]) for name in names])
@@ -171,15 +171,14 @@ class _Digest:
             else:
                 self._add(value.__func__ if isinstance(value, staticmethod | classmethod) else value)
 
-    def _add_code(self, code: types.CodeType | None) -> None:
-        if code is not None:
-            self._put("code", code.co_code)
-            self._add(code.co_names)
-            for constant in code.co_consts:
-                if isinstance(constant, types.CodeType):
-                    self._add_code(constant)
-                else:
-                    self._add(constant)
+    def _add_code(self, code: types.CodeType) -> None:
+        self._put("code", code.co_code)
+        self._add(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._add_code(constant)
+            else:
+                self._add(constant)
 
     def _add_reduced(self, value: Any) -> None:
         """Add the parts from which pickle would rebuild the object: a function, its arguments, a state, and items."""
