@@ -225,3 +225,11 @@ def test_many_columns_are_not_described_one_by_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a.parquet has 1,500 columns, the first of which are c0 \(int8\), c1"):
         describe(str(tmp_path / "a.parquet"))
     assert read(from_parquet(tmp_path / "a.parquet", ("c0", "c1499"))) == [(1, 1)]
+
+
+@pytest.mark.parametrize("leaves", [None, "x"])
+def test_two_columns_of_one_name_are_refused(leaves: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), tmp_path / "a.parquet")
+    with pytest.raises(LookupError, match=r"a\.parquet has two columns 'x'; its columns are x, x, y\. Write the file"):
+        read(from_parquet(tmp_path / "a.parquet", leaves))
+    assert read(from_parquet(tmp_path / "a.parquet", "y")) == [3]

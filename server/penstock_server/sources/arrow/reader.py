@@ -98,7 +98,8 @@ class ArrowRows(StackReader):
             for name in columns.names:
                 if has.count(name) != 1:
                     many = "two columns" if name in has else "no column"
-                    raise LookupError(f"{split.file} has {many} {name!r}; its columns are {', '.join(has)}")
+                    fix = ". Write the file with one name for each" if name in has else ""
+                    raise LookupError(f"{split.file} has {many} {name!r}; its columns are {', '.join(has)}{fix}")
             for number, batch in arrow.batches(split.start, split.stop):
                 where = f"{split.file} record batch {number}"
                 with _readable(where):

@@ -151,8 +151,10 @@ class ParquetRows(StackReader):
             has = parquet.schema_arrow.names
             columns = self._columns or Columns({name: name for name in has}, "column")
             for name in columns.names:
-                if name not in has:
-                    raise LookupError(f"{split.file} has no column {name!r}; its columns are {', '.join(has)}")
+                if has.count(name) != 1:
+                    many = "two columns" if name in has else "no column"
+                    fix = ". Write the file with one name for each" if name in has else ""
+                    raise LookupError(f"{split.file} has {many} {name!r}; its columns are {', '.join(has)}{fix}")
             at = 0
             for table in _tables(parquet, split, columns.names):
                 first, stop = max(0, part.start - at), min(table.num_rows, part.stop - at)
