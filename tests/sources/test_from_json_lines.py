@@ -172,3 +172,14 @@ def test_peek_finds_the_keys_that_all_lines_have_and_its_module_serves_them() ->
     exec(text[text.index("from penstock_server import Feed") :], names)
     splits, generate = names["feed"].splits, names["feed"].generate
     assert [*generate(splits()[0])][1] == {"id": 1, "score": 1.0}
+
+
+def test_what_peek_proposes_leaves_out_the_columns_that_cannot_be_served() -> None:
+    write('{"a": 1, "b": "t", "c": [1, "x"]}\n{"a": 2, "b": 3, "c": [1, 2]}\n')
+    text = CliRunner().invoke(main, ["peek", "a.jsonl"]).output
+    assert "'b' its dtype differs from sample to sample" in text
+    assert "--leaf a=a " in text
+    names: dict[str, Any] = {}
+    exec(text[text.index("from penstock_server import Feed") :], names)
+    feed = names["feed"]
+    assert [sample for split in feed.splits() for sample in feed.generate(split)] == [{"a": 1}, {"a": 2}]

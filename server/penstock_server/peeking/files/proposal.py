@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...sources import registry
@@ -72,7 +72,7 @@ def propose(peeked: PeekedFile) -> Proposal | None:
     )
     if direct:
         leaves = [f"--leaf {_for_shell(f'{column.leaf}={column.name}')}" for column in columns]
-        words = [*map(_for_shell, files), *(leaves if _names_leaves(description) else ())]
+        words = [*map(_for_shell, files), *(leaves if _names_leaves(description, left_out) else ())]
         words += [f"--batch-size {batch_size}", f"--shuffle {options['shuffle']}"]
         if (side := description.options.get("size")) is not None:
             assert isinstance(side, tuple)
@@ -82,7 +82,7 @@ def propose(peeked: PeekedFile) -> Proposal | None:
         command = _wrapped(["penstock serve", *words])
     else:
         command = f"penstock serve {MODULE}:feed"
-    module = _module(peeked, files, columns, decoded, options)
+    module = _module(peeked, files, columns, decoded, options, names_leaves=_names_leaves(description, left_out))
     return Proposal(command, module, not direct, tuple(_notes(peeked, columns, decoded, options, direct)))
 
 
@@ -104,8 +104,9 @@ def unfit(peeked: PeekedFile) -> dict[str, str]:
     return found
 
 
-def _names_leaves(description: Description) -> bool:
-    return description.names_leaves and description.needs_leaves
+def _names_leaves(description: Description, left_out: Mapping[str, str]) -> bool:
+    """Return whether a feed has to name its leaves: without `leaves=` it would read what is left out, too."""
+    return description.names_leaves and (description.needs_leaves or bool(left_out))
 
 
 def _varies_inside(leaf: LeafSummary) -> bool:
@@ -180,7 +181,13 @@ def _notes(
 
 
 def _module(
-    peeked: PeekedFile, files: list[str], columns: list[Column], decoded: list[Column], options: dict[str, str]
+    peeked: PeekedFile,
+    files: list[str],
+    columns: list[Column],
+    decoded: list[Column],
+    options: dict[str, str],
+    *,
+    names_leaves: bool,
 ) -> str:
     description = peeked.description
     head: list[str] = []
@@ -193,7 +200,7 @@ def _module(
         arguments.append(
             _dict([(column.name, _declared(feature)) for column, feature in zip(columns, features, strict=True)])
         )
-    elif _names_leaves(description):
+    elif names_leaves:
         arguments.append(_dict([(column.leaf, _quoted(column.name)) for column in columns]))
     if "spec" in options:
         names.add("Leaf")
