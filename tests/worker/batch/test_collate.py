@@ -119,6 +119,12 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (Leaf("float32", ()), 1j, "with one type"),
         (Leaf("int64", ()), np.int32(1), "yield it with .astype\\('int64'\\), which a transform= can do too"),
         (Leaf("float32", ()), np.float64(1), "yield it with .astype\\('float32'\\)"),
+        (Leaf("uint8", ()), np.int64(300), "uint8 cannot hold it: yield all samples with .astype\\('int64'\\)"),
+        (Leaf("uint8", ()), np.int16(-1), "all samples with .astype\\('int16'\\)"),
+        (Leaf("int8", ()), np.uint8(200), "all samples with .astype\\('int16'\\)"),
+        (Leaf("int64", ()), np.uint64(2**63), "all samples with .astype\\('uint64'\\)"),
+        (Leaf("uint8", ()), np.float32(0.5), "all samples with .astype\\('float32'\\)"),
+        (Leaf("float32", ()), np.float64(1e300), "all samples with .astype\\('float64'\\)"),
         (
             Leaf("float32", (2, 3)),
             IMAGE.astype(np.float64),

@@ -14,6 +14,8 @@ from penstock_proto.batches.inferring import as_array, as_text, is_masked
 from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, flatten, numpy_dtype
 from penstock_proto.value_text import shown
 
+from ...sources.dtypes import converted
+
 Array: TypeAlias = npt.NDArray[Any]
 
 
@@ -48,11 +50,7 @@ class LeafCheck:
             return array
         if array.dtype.name != self._leaf.dtype:
             if kind not in (bool, int, float, complex, list):
-                raise self._error(
-                    value,
-                    f"yield it with .astype({self._leaf.dtype!r}), which a transform= can do too, or declare its dtype "
-                    "with Feed(spec=...)",
-                )
+                raise self._error(value, self._how_to_fit(array))
             array = self._from_python(value, array)
         if not self._has_shape(array.shape):
             if self._what == "batch":
@@ -69,6 +67,18 @@ class LeafCheck:
         """Whether it has exactly this dtype and shape; if a dimension may vary, `fit` looks more closely."""
         plain = type(array) is np.ndarray or not is_masked(array)
         return plain and array.dtype == self.dtype and array.shape == self.shape
+
+    def _how_to_fit(self, array: Array) -> str:
+        """Return what to do about an array of another dtype."""
+        wanted = self._leaf.dtype
+        if wanted != "bfloat16" and array.dtype.kind in "biuf" and converted(array, self.dtype) is None:
+            both = np.promote_types(array.dtype, self.dtype)
+            fits = both if both.kind in (array.dtype.kind, self.dtype.kind) else array.dtype  # no float for integers
+            return f"{wanted} cannot hold it: yield all samples with .astype({fits.name!r}), or declare that dtype"
+        return (
+            f"yield it with .astype({wanted!r}), which a transform= can do too, or declare its dtype with "
+            "Feed(spec=...)"
+        )
 
     def _has_shape(self, shape: tuple[int, ...]) -> bool:
         wanted = self._leaf.shape
