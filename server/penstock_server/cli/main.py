@@ -26,6 +26,7 @@ from .param_options import param_options, taken, with_given
 from .parameters import (
     Advertised,
     HttpAddress,
+    Number,
     Workers,
     allow_uid_option,
     client_keys_option,
@@ -262,7 +263,14 @@ main.add_command(wait)
 @click.argument("url")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @client_keys_option
-@click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
+@click.option(
+    "--timeout",
+    type=Number(0, min_open=True),
+    default=5.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Time to wait for an answer.",
+)
 def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
     """Show a daemon's feeds, workers, memory and consumers.
 
@@ -292,7 +300,7 @@ def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
 @client_keys_option
 @click.option(
     "--timeout",
-    type=float,
+    type=Number(0, min_open=True),
     default=None,
     metavar="SECONDS",
     show_default="no limit; 10 with --now",

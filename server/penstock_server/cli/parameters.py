@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable
@@ -27,6 +28,13 @@ class Number(click.FloatRange):
     """A number from a range."""
 
     name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return `value` if it is a finite number of the range. (nan is in every range of click.)"""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return found
 
 
 def keys_option(text: str, default: str = "PENSTOCK_KEYS, or none") -> Callable[[_F], _F]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -69,11 +70,31 @@ def expand(files: Sequence[str]) -> list[str]:
             where = "" if os.path.isabs(file) else f" in {os.getcwd()}"
             raise FileNotFoundError(f"no file matches {file}{where}: correct the path, or start in another directory")
         found += matches
+        for one in matches:
+            check_kind(one)
     if named:
         from .remote import stores
 
         stores.look_at(named)
     return found
+
+
+def check_kind(file: str) -> None:
+    """Check that a local file is no pipe, socket or device, whose reader might wait for ever. A missing file is
+    reported when it is opened.
+
+    Raises:
+        OSError: it is one.
+    """
+    if urls.is_remote(file):
+        return
+    try:
+        mode = os.stat(_path(file)).st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise OSError(f"{file} is {kind}, and data files are read in several parts: copy the data to a file")
 
 
 def expand_folders(files: Sequence[str]) -> list[str]:
@@ -208,6 +229,7 @@ def open_binary(file: str, size: int | None = None) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or its size has changed; the message names the file.
     """
+    check_kind(file)
     with errors_that_name(file):
         if urls.is_remote(file):
             from .remote.remote_file import opened as opened_remote

@@ -209,6 +209,8 @@ def _by_magic(head: bytes) -> Iterator[_Other]:
 
 
 def _head_of(file: str) -> bytes:
+    if not os.path.isfile(file):  # opening a named pipe would wait for its writer
+        return b""
     try:
         with open(file, "rb") as opened:
             return opened.read(_HEAD)
