@@ -48,6 +48,8 @@ def parse(url: str) -> Address:
         raise StartError(f"{url!r} names no port: write tcp://HOST:PORT")
     if not re.fullmatch(r"\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:@]+", host):
         raise StartError(f"{url!r} names no host: write tcp://HOST:PORT, an IPv6 address in brackets")
+    if not host.startswith("[") and not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+        raise StartError(f"{url!r} has the host {host!r}: its parts between the dots need 1 to 63 characters each")
     if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise StartError(f"{url!r} has the port {port!r}: must be a number from 1 to 65535")
     if not re.fullmatch("[A-Za-z0-9_.-]{0,128}", feed):

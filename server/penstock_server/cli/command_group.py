@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,11 @@ class PenstockGroup(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line, whatever its standard streams are."""
         standard_streams.open_missing()
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            click.echo("penstock: the working directory has been deleted: change to one that exists", err=True)
+            sys.exit(1)
         try:
             return super().main(*args, **kwargs)
         finally:

@@ -32,7 +32,10 @@ class Param(click.ParamType[tuple[str, str]]):
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
         """Return the words of an environment variable."""
-        return shlex.split(rv)
+        try:
+            return shlex.split(rv)
+        except ValueError as error:
+            self.fail(f"expected NAME=VALUE words as for a shell, got {rv!r} ({error})")
 
 
 _OPTIONS = (
