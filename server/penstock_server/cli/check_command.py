@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -136,7 +140,7 @@ def check(
     if len(targets) > 1:
         raise click.UsageError("check one feed at a time")
     options = Options(targets[0], seconds, dict(environment), hang_timeout, debugs)
-    with bar(shown=not debugs) as tell:
+    with _sigterm_like_ctrl_c(), bar(shown=not debugs) as tell:
         facts = collect(options, tell)
     needed = None
     if facts.first.imported is not None and facts.first.looked is not None:
@@ -146,6 +150,19 @@ def check(
     report = Report(targets[0], facts, needed, findings, workers, cpus.usable())
     click.echo(json.dumps(as_json(report), indent=2) if prints_json else "\n".join(lines(report)))
     sys.exit(1 if failed(findings, strict=strict) else 0)
+
+
+@contextlib.contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, so that the check ends its processes and removes its folder."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_options(context: click.Context, where: str, *allowed: str) -> None:
