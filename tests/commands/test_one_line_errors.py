@@ -17,7 +17,7 @@ def test_an_open_quote_in_a_variable_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PENSTOCK_CHECK_PARAM", "size='1")
     result = CliRunner().invoke(main, ["check", "feeds.py:feed"])
     assert result.exit_code == 2
-    assert "got \"size='1\" (No closing quotation)" in result.output
+    assert 'got "size=\'1" (No closing quotation)' in result.output
 
 
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example", ".a"])
