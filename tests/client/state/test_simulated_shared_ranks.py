@@ -232,6 +232,19 @@ resumed = cases(any_feeds), st.lists(st.tuples(st.integers(1, 4), st.booleans())
 
 
 @settings(quick, max_examples=20)
+@example(  # a worker came while ranks waited for each other, and their memory was given away
+    Case(
+        SimFeed(length=46, batch_size=5, turn=2, drop_remainder=False, room=1),
+        2,
+        3,
+        9910522,
+        {"credit": 3, "credit_bytes": 208, "quota": 3, "hoards": False},
+    ),
+    [(4, False), (4, False), (4, False)],
+    0,
+    {"cuts": 3, "restarts": 0, "kills": 2, "scales": 1},
+    3,
+)
 @given(*resumed, seeds)
 def test_ranks_that_go_on_from_any_round_read_the_rest_of_their_streams(
     case: Case, jobs: list[tuple[int, bool]], room: int, faults: dict[str, int], seed: int

@@ -468,7 +468,8 @@ class Stream:
         free."""
         limits = self.share.credit, self.share.quota
         self.slots.resize(slot_nbytes)
-        self.share = share if self.sharing is None else self._without_jobs(share)
+        waits = not self.consumers  # for ranks: what is theirs stays in the stream's own share until it begins
+        self.share = share if self.sharing is None or waits else self._without_jobs(share)
         for consumer in self.consumers:
             consumer.resize(share)
             if (share.credit, share.quota) != limits:
