@@ -37,7 +37,7 @@ def mapped(fd: int, nbytes: int, *, private: bool = False) -> mmap.mmap:
         raise ProtocolError("it is not a memfd that is sealed against shrinking (F_SEAL_SHRINK)")
     if not 0 < nbytes <= os.fstat(fd).st_size:
         raise ProtocolError(f"it does not have {nbytes} bytes")
-    memory = mmap.mmap(-1, nbytes)
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a shared one would get an inode
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     if _mmap(address, nbytes, _PROTECTION, kind | _MAP_FIXED, fd, 0) == _FAILED:
