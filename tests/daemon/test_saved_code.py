@@ -131,9 +131,8 @@ def test_a_host_has_the_code_with_which_its_head_starts(serve: Serve, join: Join
     assert values == [1] * 100
 
     (head.folder / "feeds.py").write_text(old)
-    head.stop(signal.SIGKILL)
-    wait_until(lambda: "the connection to the head" in host.log())
     ready = host.log().count("is ready")
+    head.stop(signal.SIGKILL)
     wait_until(lambda: host.log().count("is ready") > ready, said=host.log)
     (head.folder / "feeds.py").write_text(new)  # after its workers have imported the old code
     head = serve(new, workers=0, bind=head.url.rpartition("/")[0])
