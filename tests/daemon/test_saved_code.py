@@ -146,10 +146,11 @@ def test_imports_are_followed_through_packages_and_the_python_path(
 ) -> None:
     texts = {
         "own/pkg/__init__.py": "",
-        "own/pkg/values.py": "VALUE = 1",
+        "own/pkg/values.py": "from . import large",
         "own/pkg/sub/__init__.py": "",
         "own/pkg/sub/feeds.py": "from ..values import *\ndef late():\n    import elsewhere.deep, penstock, numpy",
         "own/unused.py": "",
+        "own/pkg/large.py": "import unused\nTABLE = 0" + " " * (1 << 20),
         "other/elsewhere/deep.py": "from . import sibling",
         "other/elsewhere/sibling.py": "",
         "other/pkg/values.py": "",  # own/pkg comes first
@@ -158,6 +159,7 @@ def test_imports_are_followed_through_packages_and_the_python_path(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "other")
+    monkeypatch.syspath_prepend("/proc/1/cwd" if os.getuid() else tmp_path / ("x" * 300))  # nobody can look there
     saved = Sources([f"{tmp_path}/own/pkg/sub/feeds.py:feed"]).texts()
     assert {str(path.relative_to(tmp_path)) for path in saved} == {*texts} - {"own/unused.py", "other/pkg/values.py"}
 

@@ -25,6 +25,9 @@ Contents: TypeAlias = dict[Path, bytes]
 _Import: TypeAlias = tuple[int, str]
 """How many dots come first, and the name of a module."""
 
+_MOST_PARSED = 1 << 20
+"""Bytes of a source up to which its imports are looked for: parsing takes a hundred times as much memory."""
+
 _OURS = ("penstock", "penstock_server", "penstock_proto")
 
 
@@ -63,7 +66,7 @@ class Sources:
                 self._follow(_first(roots, place.name), roots, found)
             else:
                 self._follow([Path(place.path)], roots, found)
-        self._follow([file for file in self._loaded if file.is_file()], self._path, found)
+        self._follow([file for file in self._loaded if os.path.isfile(file)], self._path, found)
         return found
 
     def _follow(self, todo: list[Path], roots: Sequence[Path], found: dict[Path, bytes]) -> None:
@@ -113,6 +116,8 @@ def _read(file: Path) -> bytes:
 
 def _imported(data: bytes) -> Iterator[_Import]:
     """Yield what this source imports; with `from x import y` that may be the module x.y, too."""
+    if len(data) > _MOST_PARSED:
+        return  # a table of data, most likely
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError, RecursionError):
@@ -142,6 +147,6 @@ def _files(base: Path, module: str) -> Iterator[Path]:
     place = base
     for part in module.split("."):
         for file in (place / part / "__init__.py", place / f"{part}.py"):
-            if file.is_file() and not is_installed(str(file)):
+            if os.path.isfile(file) and not is_installed(str(file)):  # False also if it may not be looked at
                 yield file
         place = place / part
