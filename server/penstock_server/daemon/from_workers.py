@@ -116,7 +116,8 @@ class FromWorkers:
             where = f" while it was {doing.split}"
         if doing is not None and (doing.in_user_code or doing.cut_off) and doing.split and not leaving:
             where = f" while it read {doing.split}" if doing.run >= 0 else f" while it was {doing.split}"
-        level, event = (logging.INFO, "worker_ended") if how == ENDED else (logging.ERROR, "worker_died")
+        level = logging.INFO if how == ENDED else logging.ERROR
+        event = "worker_ended" if how == ENDED else "worker_died"
         fields = {"event": event, "worker": worker, **self._place(blamed[0] if blamed else -1)}
         if blamed and blamed[2]:
             fields["split"] = blamed[2]

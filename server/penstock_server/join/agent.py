@@ -369,7 +369,8 @@ class Agent:
         self._imported.pop(worker, None)
         if self._membership is not None:
             text = "worker %d %s; other workers take over its work"
-            level, event = (logging.INFO, "worker_ended") if how == ENDED else (logging.ERROR, "worker_died")
+            level = logging.INFO if how == ENDED else logging.ERROR
+            event = "worker_ended" if how == ENDED else "worker_died"
             log.log(level, text, worker, how, extra={"event": event, "worker": worker})
             self._membership.on_worker_ended(worker, how, doing)
 
