@@ -203,6 +203,9 @@ def test_workers_import_what_was_kept_and_not_what_is_on_the_disk(
         from penstock_server.targets import importing, place, saved_sources
         saved_sources.use()
         module = importing._load(place.place_of("feeds.py:feed"))
+        os.mkdir("gone")
+        os.chdir("gone")
+        os.rmdir("../gone")
         print(module.VALUE, module.one.two.VALUE, module.space.three.VALUE, module.late(), module.near.VALUE)
         print(module.near.__file__)
         print(saved_sources.VARIABLE in os.environ)

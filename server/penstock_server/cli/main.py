@@ -29,6 +29,7 @@ from .parameters import (
     Number,
     Workers,
     allow_uid_option,
+    answer_timeout_option,
     client_keys_option,
     given_for,
     keys_option,
@@ -263,14 +264,7 @@ main.add_command(wait)
 @click.argument("url")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @client_keys_option
-@click.option(
-    "--timeout",
-    type=Number(0, min_open=True),
-    default=5.0,
-    metavar="SECONDS",
-    show_default=True,
-    help="Time to wait for an answer.",
-)
+@answer_timeout_option
 def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
     """Show a daemon's feeds, workers, memory and consumers.
 

@@ -52,6 +52,15 @@ def keys_option(text: str, default: str = "PENSTOCK_KEYS, or none") -> Callable[
 
 client_keys_option = keys_option("A client's folder of keys, for a daemon with --keys.")
 
+answer_timeout_option = click.option(
+    "--timeout",
+    type=Number(0, min_open=True),
+    default=5.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Time to wait for an answer.",
+)
+
 allow_uid_option = option(
     "--allow-uid",
     "allow_uids",

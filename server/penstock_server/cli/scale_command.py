@@ -8,7 +8,7 @@ import click
 
 from penstock_proto.security.keys import client_keys
 
-from .parameters import Number, WholeNumber, client_keys_option
+from .parameters import WholeNumber, answer_timeout_option, client_keys_option
 
 
 @click.command()
@@ -30,14 +30,7 @@ from .parameters import Number, WholeNumber, client_keys_option
 )
 @click.option("--now", is_flag=True, help="Stop surplus workers at once; the others redo their work.")
 @client_keys_option
-@click.option(
-    "--timeout",
-    type=Number(0, min_open=True),
-    default=5.0,
-    metavar="SECONDS",
-    show_default=True,
-    help="Time to wait for an answer.",
-)
+@answer_timeout_option
 def scale(
     url: str, workers: int | None, host: str | None, hosts: int | None, now: bool, keys: str | None, timeout: float
 ) -> None:

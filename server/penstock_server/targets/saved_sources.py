@@ -6,6 +6,7 @@ module makes the same samples as the others, also if the new code is broken or a
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import linecache
 import os
@@ -39,7 +40,7 @@ def keep(sources: Mapping[Path, bytes]) -> None:
         os.dup2(new, _fd, inheritable=False)  # a process that is starting reads either
         os.close(new)
     path = f"/proc/{os.getpid()}/fd/{_fd}"
-    if os.access(path, os.R_OK):  # the daemon says what is missing without /proc
+    if os.access(path, os.R_OK):  # without /proc this does not work, and the daemon says so
         os.environ[VARIABLE] = path
 
 
@@ -105,12 +106,22 @@ class _Finder(MetaPathFinder):
             return None
         for place in sys.path if path is None else path:
             for inside in (f"{last}/__init__.py", f"{last}.py"):
-                file = os.path.join(os.getcwd(), place, inside)  # like the finder of files
+                file = os.path.join(absolute(place), inside)
                 if _key(file) in _saved:
                     return spec_of(name, file)
                 if os.path.isfile(file):
                     return None  # it comes before those that were saved
         return None
+
+
+def absolute(place: str) -> str:
+    """Return an entry of the Python path as the finder of files makes it absolute. One that is relative to a deleted
+    working directory stays relative."""
+    if os.path.isabs(place):
+        return place
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.join(os.getcwd(), place)
+    return place
 
 
 def _key(path: str) -> str:

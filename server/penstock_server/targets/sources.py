@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from . import pickled
+from . import pickled, saved_sources
 from .file_target import is_file_target, transforms_of
 from .importing import is_installed
 from .place import place_of
@@ -48,7 +48,7 @@ class Sources:
         ]
         self._places = [place_of(module) for module in modules]
         self._loaded = [Path(os.fsdecode(file)) for file in loaded]
-        path = [os.path.join(os.getcwd(), place) for place in sys.path]
+        path = map(saved_sources.absolute, sys.path)
         self._path = [Path(place) for place in path if not is_installed(os.path.join(place, ""))]
         self._imports: dict[bytes, list[_Import]] = {}
         """By digest of a file, so that each version is parsed once."""

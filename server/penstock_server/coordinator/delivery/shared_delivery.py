@@ -346,8 +346,8 @@ class SharedDelivery(SingleDelivery):
         return None if at == self.window.end and self._is_beyond(place[0]) else at
 
     def _has_left_out(self, epoch: int, job: Job) -> bool:
-        """Whether the stream has nothing of this epoch for the job any more: the front went on to a later one when the
-        job was behind, and wanted an earlier one."""
+        """Whether the stream has nothing of this epoch for the job: it went on to a later epoch while the job was
+        behind."""
         begin = self.window.end if job.at is None else job.at
         later = (self.window[number].epoch for number in range(begin, self.window.end))
         return self._is_beyond(epoch) and epoch not in later

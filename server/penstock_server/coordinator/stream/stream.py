@@ -468,7 +468,7 @@ class Stream:
         free."""
         limits = self.share.credit, self.share.quota
         self.slots.resize(slot_nbytes)
-        waits = not self.consumers  # for ranks: what is theirs stays in the stream's own share until it begins
+        waits = not self.consumers  # for ranks, whose memory is part of this share until the stream begins
         self.share = share if self.sharing is None or waits else self._without_jobs(share)
         for consumer in self.consumers:
             consumer.resize(share)
