@@ -13,8 +13,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -24,9 +25,12 @@ import zmq
 
 from penstock_proto import StartError
 from penstock_proto import messages as m
+from penstock_proto.security.keys import client_keys
 from penstock_proto.transport import codec, zmtp
 from penstock_proto.transport import zmtp_dealer as client
+from penstock_server.cli import keygen
 from penstock_server.net import accepting, network, network_peer, tcp_peer
+from penstock_server.net.keys import ServerKeys, server_keys
 from penstock_server.net.network import Router
 
 T = TypeVar("T")
@@ -45,7 +49,7 @@ class Host:
         answer: called on the loop with each (peer, message).
     """
 
-    def __init__(self, bind: str = "tcp://127.0.0.1:0") -> None:
+    def __init__(self, bind: str = "tcp://127.0.0.1:0", keys: ServerKeys | None = None) -> None:
         self.frames: queue.Queue[tuple[bytes, bytes]] = queue.Queue()
         self.ended: queue.Queue[bytes] = queue.Queue()
         self.answer: Callable[[bytes, bytes], None] = lambda peer, data: None
@@ -53,7 +57,7 @@ class Host:
         self._thread = threading.Thread(target=self._loop.run_forever, name="router")
         self._thread.start()
         try:
-            self.router = self.call(lambda: Router(bind, self._came, self.ended.put))
+            self.router = self.call(lambda: Router(bind, self._came, self.ended.put, keys))
         except BaseException:
             self._stop()
             raise
@@ -511,6 +515,56 @@ def test_a_peer_that_is_dropped_has_a_moment_to_read_what_waits_and_is_not_read(
             assert reads.ended()
         assert deaf.ended()
         assert {host.ended.get(timeout=60) for _ in range(2)} == set(peers)
+
+
+def test_the_connection_of_a_dropped_peer_ends_without_a_reset(host: Host) -> None:
+    with Raw(host, zmtp.GREETING + READY + frame(b"hello")).greeted() as raw:
+        peer, _ = host.came()
+        host.send(peer, m.Pong())
+
+        def drop() -> None:
+            raw.say(frame(b"unheard"))  # if the router closed the connection with this unread, it would be reset
+            time.sleep(0.1)
+            host.router.drop(peer)
+
+        host.call(drop)
+        raw.say(frame(b"unheard"))
+        assert raw.message() == m.Pong()
+        with pytest.raises(EOFError):
+            while True:
+                raw.frame()
+        raw.say(frame(b"unheard"))
+        raw.socket.close()
+        assert host.ended.get(timeout=60) == peer
+    assert host.frames.empty()
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["plain", "keys"])
+def test_a_dropped_client_that_reads_late_gets_all_that_was_sent(
+    keys: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_peer, "LAST_WORDS", 60)
+    options: dict[str, object] = {"RCVHWM": 1, "RECONNECT_IVL": -1}
+    server = None
+    if keys:
+        keygen.generate(tmp_path / "keys", ["late"])
+        server, own = server_keys(str(tmp_path / "keys")), client_keys(tmp_path / "keys/clients/late")
+        assert own is not None
+        options |= {"CURVE_SERVERKEY": own.server, "CURVE_PUBLICKEY": own.own[0], "CURVE_SECRETKEY": own.own[1]}
+    with closing(Host(keys=server)) as host, libzmq(host, **options) as late:
+        late.send(b"hello")
+        peer, _ = host.came()
+
+        def drop() -> None:
+            for number in range(60):
+                host.router.send_piece(peer, m.Chunk(number, 0), memoryview(bytes(100_000)))
+            host.router.drop(peer)
+
+        host.call(drop)
+        for _ in range(30):
+            late.send(b"unheard")
+            time.sleep(0.01)
+        assert [codec.from_server(late.recv_multipart()[0]) for _ in range(60)] == [m.Chunk(n, 0) for n in range(60)]
 
 
 def test_the_bytes_of_a_slab_are_let_go_when_they_are_sent(host: Host) -> None:

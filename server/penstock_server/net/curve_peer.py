@@ -116,8 +116,9 @@ class CurvePeer(NetworkPeer):
 
     # --- messages ---
 
-    def _stop_reading(self) -> None:
-        self._soon()
+    def _unwatch(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._watch()
 
     def _release(self) -> None:
         self._watch()
@@ -130,7 +131,7 @@ class CurvePeer(NetworkPeer):
     def _go_on(self) -> None:
         """Exchange messages with libzmq. Its descriptor reports a change only once."""
         self._goes_on = False
-        if self._open:
+        if self._open and not self._dropped:
             self._exchange()
             self._watch()
 
@@ -138,10 +139,10 @@ class CurvePeer(NetworkPeer):
         """Send and receive messages, within the bounds of one step of the loop."""
         until = time.monotonic() + BUSY
         for _ in range(MESSAGES):
-            if self._dealer.closed or not (self._give() | self._take()):
+            if not (self._give() | self._take()):
                 self._close_if_over()
                 return
-            if not self._open:
+            if not self._open or self._dropped:
                 return
             if time.monotonic() > until:
                 break
@@ -150,8 +151,6 @@ class CurvePeer(NetworkPeer):
     def _give(self) -> bool:
         """Give libzmq the next message, if there is one and libzmq has room. Return whether libzmq took one."""
         if not self._outgoing or not int(self._dealer.get(zmq.EVENTS)) & zmq.POLLOUT:
-            if self._dropped and not self._outgoing:
-                self._close_dealer(LAST_WORDS)
             return False
         message, body, *_ = self._outgoing.first
         try:
@@ -165,7 +164,7 @@ class CurvePeer(NetworkPeer):
 
     def _take(self) -> bool:
         """Receive a message, if libzmq has one. Return whether one came."""
-        if self._dropped or self._outgoing.answers > UNREAD or not self._has_message:
+        if self._outgoing.answers > UNREAD or not self._has_message:
             return False
         try:
             frames = self._dealer.recv_multipart(zmq.NOBLOCK)
@@ -191,7 +190,7 @@ class CurvePeer(NetworkPeer):
 
     @property
     def _has_message(self) -> bool:
-        return not self._dealer.closed and bool(int(self._dealer.get(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._dealer.get(zmq.EVENTS)) & zmq.POLLIN)
 
     def _close_dealer(self, linger: int) -> None:
         """Close the DEALER. libzmq first sends its messages for up to `linger` seconds, then closes its end of the
@@ -308,15 +307,15 @@ class CurvePeer(NetworkPeer):
 
     def _close_if_over(self) -> None:
         if self._deciphered and not self._down and not (self._open and self._has_message):
-            fault = self.key is not None and not (self._broken or self._dropped)
+            fault = self.key is not None and not self._broken
             self.close("a message that is too large, or cannot be deciphered" if fault else "")
 
     def _watch(self) -> None:
         """Watch exactly the descriptors that have something to do now."""
         wanted: dict[tuple[int, bool], Callable[[], None]] = {}
-        if self._open:
+        if self._open and not self._dropped:
             tcp, pipe = self._tcp.fileno(), self._pipe.fileno()
-            if not (self._up or self._broken or self._dropped or self._outgoing.answers > UNREAD):
+            if not (self._up or self._broken or self._outgoing.answers > UNREAD):
                 wanted[tcp, False] = self._from_client
             if self._down:
                 wanted[tcp, True] = self._to_client

@@ -7,6 +7,7 @@ does not read its answers, and closes one that exceeds a bound or is silent.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -28,7 +29,7 @@ QUEUED = 64 << 20
 """Bytes of messages, without the bytes of slabs, that may wait for a peer. Credit keeps honest clients far below
 that."""
 LAST_WORDS = 2
-"""Seconds that a dropped peer has to read the messages that wait for it."""
+"""Seconds that a dropped peer has to read the messages that wait for it, and to close its end."""
 
 
 class NetworkPeer(ABC):
@@ -66,7 +67,8 @@ class NetworkPeer(ABC):
         self._open = True
         self._ready = False  # the handshake is over
         self._broken = False  # nothing can be sent; its last messages may still be unread
-        self._dropped = 0  # seconds left to send what waits
+        self._dropped = 0  # seconds left to send what waits, and until the peer closes its end
+        self._awaits: tuple[int, int] | None = None  # what `finish` waits for in a dropped connection
         self._finishing = False  # all is sent, and that direction shut down
         self._silence = 0  # seconds
         self._patience = PATIENCE
@@ -153,15 +155,18 @@ class NetworkPeer(ABC):
         """Close the connection. `on_end` is called in the loop's next step."""
         if self._open:
             self._open = False
+            self._await(None)
             self._release()
             self._outgoing.clear()
             self._loop.call_soon(self._on_end, why)
 
     def drop(self) -> None:
-        """Stop reading, and close the connection when all that waits is sent, or after 2 seconds."""
+        """Send all that waits, and close the connection when the peer has read it and closed its end, or after 2
+        seconds. Nothing that the peer sends is handled any longer."""
         if self._open and not self._dropped:
             self._dropped = LAST_WORDS
-            self._stop_reading()
+            self._unwatch()
+            self._finish()
 
     @abstractmethod
     def finish(self) -> tuple[int, int] | None:
@@ -172,6 +177,24 @@ class NetworkPeer(ABC):
         Returns:
             A descriptor and the poll(2) events to wait for before the next call; None when all is done.
         """
+
+    def _finish(self) -> None:
+        """Finish the dropped connection as far as it goes now."""
+        waits = self.finish()
+        if waits is None:
+            self.close()
+        else:
+            self._await(waits)
+
+    def _await(self, waits: tuple[int, int] | None) -> None:
+        """Call `_finish` when this descriptor is ready, and no longer when another is. None: do not wait."""
+        if self._awaits is not None:
+            fd, events = self._awaits
+            (self._loop.remove_writer if events & select.POLLOUT else self._loop.remove_reader)(fd)
+        self._awaits = waits
+        if waits is not None:
+            fd, events = waits
+            (self._loop.add_writer if events & select.POLLOUT else self._loop.add_reader)(fd, self._finish)
 
     def _soon(self) -> None:
         """Continue in the loop's next step, so that all messages of the current step are sent together."""
@@ -189,8 +212,8 @@ class NetworkPeer(ABC):
         """Send and receive, within the bounds of one step of the loop."""
 
     @abstractmethod
-    def _stop_reading(self) -> None:
-        """Stop reading from the dropped peer, and close the connection when nothing waits to be sent."""
+    def _unwatch(self) -> None:
+        """Stop watching the connection's descriptors."""
 
     @abstractmethod
     def _release(self) -> None:

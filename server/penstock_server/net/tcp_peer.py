@@ -92,26 +92,23 @@ class TcpPeer(NetworkPeer):
             return None
         return self._fd, select.POLLIN
 
-    def _stop_reading(self) -> None:
-        self._more = False
-        self._read_on(False)
-        if not self._outgoing:
-            self.close()
-
-    def _release(self) -> None:
+    def _unwatch(self) -> None:
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
+
+    def _release(self) -> None:
+        self._unwatch()
         self._tcp.close()
 
     def _go_on(self) -> None:
         self._goes_on = False
-        if self._open and self._more:
+        if self._open and self._more and not self._dropped:
             self._read()
-        if self._outgoing and not self._writing:
+        if self._outgoing and not (self._writing or self._dropped):
             self._write()
 
     def _readable(self) -> None:
-        if not self._open or self._dropped:
+        if not self._open:
             return
         self._more = True
         if not self._goes_on:
@@ -191,9 +188,6 @@ class TcpPeer(NetworkPeer):
             self._broken = True
             self._outgoing.clear()
             sent = 0
-        if self._dropped and not self._outgoing:
-            self.close()
-            return
         if not self._reading:
             if sent:  # the peer reads its answers, so it is alive
                 self._silence = 0
