@@ -61,6 +61,23 @@ def test_a_file_that_is_written_again_with_its_size_fails_the_stream(tmp_path: P
         assert next(connection.batches()).tolist() == [2, 2], "its list of splits is the same, and a new look was had"
 
 
+def test_a_file_that_changes_while_its_only_split_is_read_fails_the_stream(tmp_path: Path, serve: Serve) -> None:
+    file = tmp_path / "x.npy"
+    np.save(file, np.full(400_000, 1))
+    source = f"""
+        from penstock_server import Feed
+        feed = Feed.from_numpy({str(file)!r}, batch_size=20, split_rows=400_000)
+        """
+    daemon = serve(source, workers=1, memory="1M")
+    with penstock.connect(daemon.url, transport="local") as connection:
+        reading = connection.batches()
+        next(reading)
+        np.save(tmp_path / "new.npy", np.full(400_000, 2))
+        os.replace(tmp_path / "new.npy", file)
+        with pytest.raises(penstock.GeneratorError, match=r"x\.npy has changed: it was written again"):
+            list(reading)
+
+
 def _write_arrow(file: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     with pa.ipc.new_file(file, pa.schema([("x", pa.int64())])) as writer:

@@ -2,7 +2,8 @@
 
 The worker that lists the splits of an epoch notes the version of each file: its size, and the time of its last change
 or its ETag. The versions go to all workers with the list. They are no part of its digest, so a state can still be
-loaded after a file was copied or touched. A worker compares them when it opens a split, which costs a look at the file.
+loaded after a file was copied or touched. A worker compares them when it opens a split and when it has read it, which
+costs two looks at the file.
 """
 
 from __future__ import annotations

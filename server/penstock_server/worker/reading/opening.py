@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock_proto import FeedError, GeneratorError
@@ -112,9 +113,13 @@ class RunSplits:
         """
         began = time.monotonic()
         split = self._item(number, index)
-        if not isinstance(self._splits, range):
-            self._opener.check_files(split, self._splits.versions)
+        check = None
+        if not isinstance(self._splits, range) and self._splits.versions.versions:
+            check = partial(self._opener.check_files, split, self._splits.versions)
+            check()
         opened = self._opener.open(split, index, self._epoch, number)
+        if check is not None:
+            opened.on_end = check
         spot = None if opened.held else self._spot_of(index, time.monotonic() - began)
         if spot is not None:
             opened.check(spot)

@@ -237,6 +237,7 @@ class OpenSplit:
         state: the random state and the settings of the process that its generator continues with.
         variables: the context variables that its code sees.
         held: the type of the iterator, if a variable of the user's holds it; see `returned_iterator.py`.
+        on_end: called when all samples were read; may raise.
 
     It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
     `CachedSamples` have only these samples, and skipping them, or `ItemSamples`, reads nothing. `key` is the epoch and
@@ -268,6 +269,7 @@ class OpenSplit:
         self.taken = 0
         self.place = place
         self.held = held
+        self.on_end: Callable[[], None] = lambda: None
         self.state = state
         self.variables = variables
         self._generator = samples
@@ -332,7 +334,7 @@ class OpenSplit:
         """Fill the rows of `store` from `row` to `stop`. Return `stop`, or the first unfilled row if the split ended.
 
         Raises:
-            GeneratorError: user code raised; `taken` counts the rows that were filled before.
+            GeneratorError: user code or `on_end` raised; `taken` counts the rows that were filled before.
             SpecError: a sample does not fit the spec.
         """
         self._enter()
@@ -353,6 +355,8 @@ class OpenSplit:
         finally:
             self._leave(collate.copying)
         self.taken += end - row
+        if end < stop:
+            self.on_end()
         return end
 
     def first(self) -> list[Any]:
