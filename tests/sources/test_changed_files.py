@@ -31,7 +31,8 @@ def test_a_table_that_changes_with_the_same_number_of_rows_is_not_mixed(tmp_path
         next(reading)
         table.write_text("x\n" + "2\n" * 20_000)
         daemon.workers()[0].kill()
-        with pytest.raises(penstock.PenstockError):
+        why = r"it imported other feeds than the daemon serves, as the files of feed .* changed: restart the daemon"
+        with pytest.raises(penstock.WorkerDied, match=why):
             for batch in reading:
                 assert batch.tolist() == [1, 1]
 

@@ -377,7 +377,8 @@ def test_a_place_whose_workers_die_five_times_before_they_are_ready_is_given_up(
     async def body(watched: Watched) -> None:
         await watched.until(lambda: bool(watched.why))
         assert watched.told == [("died", 0)] * 5 + [("given up", 0)]
-        assert watched.why == ["died 5 times in a row before it was ready, and will not be started again"]
+        why = "died 5 times in a row before it was ready, and will not be started again: it exited with status 3"
+        assert watched.why == [why]
         assert watched.why[0] in caplog.text
         place = watched.supervisor.workers[0]
         assert place.given_up

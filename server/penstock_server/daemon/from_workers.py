@@ -164,9 +164,9 @@ class FromWorkers:
             if plan.name in served and plan.contents != served[plan.name].plan.contents:
                 changed.append(plan.name)
         why = f"the files of {' and '.join(changed)} (a table, or a folder of images)" if changed else "a module"
-        text = "worker %d imported other feeds than the daemon serves, as %s changed: restart the daemon"
-        log.error(text, worker, why, extra={"event": "worker_rejected", "worker": worker})
-        self._to_workers.way(worker).say(worker, m.Shutdown())
+        text = f"imported other feeds than the daemon serves, as {why} changed: restart the daemon"
+        log.error("worker %d %s", worker, text, extra={"event": "worker_rejected", "worker": worker})
+        self._to_workers.way(worker).reject(worker, text)
 
     def skipped(self, said: do.ReportSkipped) -> None:
         """Log that the rest of a split, or some of its items, are left out."""

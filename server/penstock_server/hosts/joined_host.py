@@ -246,6 +246,10 @@ class JoinedHost:
         self.workers.update(new)
         self._channel.send(m.Scale(workers, new.start, len(new)))
 
+    def reject(self, worker: int, why: str) -> None:
+        """End a worker that may get no work. Another one takes its place."""
+        self.say(worker, m.Shutdown())
+
     def retire(self, worker: int) -> None:
         """End a worker that has no work left."""
         self.workers.discard(worker)

@@ -74,6 +74,10 @@ class OwnWorkers(LocalWorkers):
         """Note that the worker serves the same feeds as the others, and may get work."""
         self._supervisor.ready(worker)
 
+    def reject(self, worker: int, why: str) -> None:
+        """End a worker that may get no work. Another one takes its place."""
+        self._supervisor.kill(worker, why)
+
     def retire(self, worker: int) -> None:
         """End a worker that has no work left."""
         self._supervisor.retire(worker, codec.encode(m.Shutdown()))

@@ -355,9 +355,8 @@ class Supervisor:
             worker.timer = self._loop.call_later(delay, self._spawn, worker)
         self._reports.died(number, how, last)
         if worker.given_up and not worker.leaving:
-            text = (
-                f"died {worker.starts_without_ready} times in a row before it was ready, and will not be started again"
-            )
+            times = f"died {worker.starts_without_ready} times in a row before it was ready"
+            text = f"{times}, and will not be started again: it {how}"
             log.error("worker %d %s", number, text, extra={"event": "worker_given_up", "worker": number})
             self._reports.given_up(number, text)
 

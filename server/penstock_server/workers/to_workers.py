@@ -36,6 +36,9 @@ class WayToWorkers(Protocol):
     def accepted(self, worker: int) -> None:
         """Note that the worker serves the same feeds as the others, and may get work."""
 
+    def reject(self, worker: int, why: str) -> None:
+        """End a worker that may get no work. Another one takes its place. `why` says what it did, for errors."""
+
     def retire(self, worker: int) -> None:
         """End a worker that has no work left."""
 
