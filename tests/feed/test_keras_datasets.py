@@ -19,7 +19,7 @@ from penstock_server import Feed, Leaf, TupleSpec
 from penstock_server.feed.objects import object_states
 from penstock_server.feed.objects.indexables import as_structure
 from penstock_server.to_daemon import control
-from penstock_server.worker.reading.keras_items import KerasItems
+from penstock_server.worker.items.keras_items import KerasItems
 from tests.conftest import Daemon, Serve, StartTrainer
 
 KERAS = """

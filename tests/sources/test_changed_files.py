@@ -13,8 +13,8 @@ import pytest
 
 import penstock
 from penstock_server import Feed, FixedLen
-from penstock_server.worker.reading.file_versions import FileVersions
 from penstock_server.worker.reading.split_list import SharedSplits, write_list
+from penstock_server.worker.verification.file_versions import FileVersions
 from tests.conftest import Serve
 
 

@@ -1,6 +1,6 @@
 """Has samples made again while streams are read, and acts on what differs.
 
-A worker reports some of the samples that it makes (worker/reading/spot_checks.py). Another worker makes them again
+A worker reports some of the samples that it makes (worker/verification/spot_checks.py). Another worker makes them again
 (worker/tasks/making_again.py). If they differ, the log says so, and a process looks for the cause, as `penstock check`
 does. If rows are lost, the stream fails. The end of an epoch waits for its checks, at most for a few seconds.
 """

@@ -24,10 +24,10 @@ from penstock_server.feed.options.plan_sizes import ENDLESS, block_samples, segm
 from penstock_server.worker.batch.collate import Rows
 from penstock_server.worker.batch.ready_batches import ReadyBatches
 from penstock_server.worker.isolation.randomness import GlobalRandomness
+from penstock_server.worker.items.items import items_of
 from penstock_server.worker.lane.lane import LaneRun
 from penstock_server.worker.lane.restart_record import MAX_SKIPPED
 from penstock_server.worker.reading.indexed import IndexRun
-from penstock_server.worker.reading.items import items_of
 from penstock_server.worker.reading.splits import SplitOpener
 from penstock_server.worker_state.activity import ActivityPage
 

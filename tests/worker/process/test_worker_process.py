@@ -267,7 +267,7 @@ class Worker:
             self.fd = fd
         assert data, f"the worker ended:\n{self.stderr.read_text()}"
         message = codec.from_worker(data)
-        if isinstance(message, m.SpotCheck):  # tests/worker/reading/test_spot_checks.py
+        if isinstance(message, m.SpotCheck):  # tests/worker/verification/test_spot_checks.py
             return self.receive(kind)
         assert isinstance(message, kind), message
         return message

@@ -35,7 +35,7 @@ from ..isolation import breakpoints
 from ..isolation.randomness import GlobalRandomness, seeds
 
 if TYPE_CHECKING:
-    from .transform_checks import TransformChecks
+    from ..verification.transform_checks import TransformChecks
 
 Place: TypeAlias = tuple[int] | tuple[int, int]
 """The place of a batch in its epoch: its number, or its lane and its number there."""

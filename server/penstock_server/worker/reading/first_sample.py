@@ -21,12 +21,12 @@ from ..batch.sample_spec import digests_of, infer_spec, nbytes_of
 from ..failures import describe
 from ..isolation import shared_objects, shared_settings
 from ..isolation.randomness import GlobalRandomness
+from ..items.keras_items import KerasItems
 from ..lane.lane_splits import MAX_EMPTY
 from ..lane.restart_record import MAX_SKIPPED
 from . import returned_iterator
 from .batch_transforming import BatchTransform
 from .indexed import enter_epoch, item_failed
-from .keras_items import KerasItems
 from .lane_batches import batch_transform_of
 from .loaded_feed import LoadedFeed
 from .opening import opener_of

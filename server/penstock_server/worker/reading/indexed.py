@@ -16,11 +16,11 @@ from ...worker_state.activity import ActivityPage
 from ..batch.collate import BadSample, Collate, Raised
 from ..failures import describe
 from ..isolation.randomness import GlobalRandomness
+from ..items.index_order import IndexOrder
+from ..items.items import Items, PlainItems
+from ..items.keras_items import KerasItems
+from ..verification.spot_checks import SpotOf
 from .batch_transforming import BatchTransform
-from .index_order import IndexOrder
-from .items import Items, PlainItems
-from .keras_items import KerasItems
-from .spot_checks import SpotOf
 from .transforming import TransformFailed, Transforms, one_sample
 
 _END = object()

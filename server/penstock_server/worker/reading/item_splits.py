@@ -22,10 +22,10 @@ from ...feed.options.values import Shuffle
 from ...worker_state.activity import ActivityPage
 from ..failures import describe
 from ..isolation.randomness import GlobalRandomness, seeds
+from ..items.index_order import IndexOrder
+from ..items.items import PlainItems
 from .generators import CallFailed, Started
-from .index_order import IndexOrder
 from .indexed import enter_epoch, item_failed
-from .items import PlainItems
 from .transforming import TransformFailed
 
 _MOST_SPLITS = 4096

@@ -26,12 +26,12 @@ from ..batch.ready_batches import ReadyBatches
 from ..batch.sample_spec import nbytes_of
 from ..batch.variable_rows import VariableRows
 from ..cache.split_cache import SplitCache
+from ..items.items import Items, items_of
+from ..items.keras_items import KerasItems
 from .first_split import FirstSplit
-from .items import Items, items_of
-from .keras_items import KerasItems
 
 if TYPE_CHECKING:
-    from .transform_checks import TransformChecks
+    from ..verification.transform_checks import TransformChecks
 
 
 class LoadedFeed:

@@ -14,10 +14,10 @@ from ...feed.combined.own_object import with_own_object
 from ...feed.objects.indexables import is_indexable
 from ...worker_state.activity import ActivityPage
 from ..isolation.randomness import GlobalRandomness
+from ..verification.spot_checks import SpotOf
 from .loaded_feed import LoadedFeed
 from .split_list import SplitSequence
 from .splits import OpenSplit, SplitOpener
-from .spot_checks import SpotOf
 
 
 def opener_of(

@@ -35,7 +35,7 @@ from ...targets.pickled import dumps
 from ...worker_state.activity import ActivityPage
 from ..failures import describe, pass_on
 from ..isolation.randomness import GlobalRandomness
-from .file_versions import FileVersions
+from ..verification.file_versions import FileVersions
 from .item_splits import list_item_splits
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

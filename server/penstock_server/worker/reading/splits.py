@@ -28,12 +28,12 @@ from ..cache.split_cache import SplitCache
 from ..failures import describe, memory_advice
 from ..isolation import helpers
 from ..isolation.randomness import GlobalRandomness, GlobalState
+from ..items.items import Items, PlainItems
 from ..lane.restart_record import SourcePlace
-from .file_versions import FileVersions
+from ..verification.file_versions import FileVersions
+from ..verification.spot_checks import Spot
 from .generators import CallFailed, OneGenerator, Started, ZippedGenerators, generator_of
 from .item_splits import ItemSamples, ItemsGenerator
-from .items import Items, PlainItems
-from .spot_checks import Spot
 from .transforming import TransformedSamples, TransformFailed, Transforms, transform_of
 
 Report: TypeAlias = Callable[[int, str], None]

@@ -16,10 +16,10 @@ from ...feed.combined.zipped import zip_warnings
 from ...feed.options.plan_sizes import segment_count
 from ...worker_state.activity import ActivityPage
 from ..isolation.randomness import GlobalRandomness
-from ..reading.file_versions import FileVersions
 from ..reading.first_sample import Probe
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.split_list import list_splits, write_list
+from ..verification.file_versions import FileVersions
 from .mixed_feed import MixedLists
 
 

@@ -24,8 +24,8 @@ from ..batch.sample_spec import DIGEST, digests_of
 from ..batch.shares import stretch_of_share
 from ..failures import pass_on
 from ..isolation.randomness import GlobalRandomness
+from ..items.keras_items import KerasItems
 from ..reading.indexed import IndexRun
-from ..reading.keras_items import KerasItems
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.opening import opener_of
 from ..reading.split_list import SharedSplits, SplitSequence

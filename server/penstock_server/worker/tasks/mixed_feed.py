@@ -20,11 +20,11 @@ from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import DIGEST
 from ..isolation.randomness import GlobalRandomness
 from ..lane.mixed_lane import live_lanes
-from ..reading.file_versions import FileVersions
 from ..reading.first_sample import Probe
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.reproducibility import Comparison, check_reproducibility
 from ..reading.split_list import ListPart, SharedSplits, SplitSequence, list_splits
+from ..verification.file_versions import FileVersions
 
 _INDEX = 8
 """Bytes of a split's index, which precedes the digests of its first sample."""

@@ -27,8 +27,8 @@ from ..reading.lane_batches import LaneBatches
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.opening import RunSplits
 from ..reading.split_list import SharedSplits, SplitSequence
-from ..reading.spot_checks import SpotChecks
 from ..reading.transforming import transform_of
+from ..verification.spot_checks import SpotChecks
 from .mixed_feed import lists_of_parts
 
 

@@ -26,8 +26,8 @@ from ..reading.lane_batches import LaneBatches
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.reproducibility import check_reproducibility
 from ..reading.split_list import SharedSplits
-from ..reading.spot_checks import SpotChecks
-from ..reading.transform_checks import TransformChecks
+from ..verification.spot_checks import SpotChecks
+from ..verification.transform_checks import TransformChecks
 from .batch_maker import BatchMaker, nothing_made
 from .listing import answer_listing
 from .making_again import make_again

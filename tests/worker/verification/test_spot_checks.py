@@ -17,9 +17,9 @@ from penstock_proto import messages as m
 from penstock_proto.status.feed_status import Checks
 from penstock_server.in_process import engine
 from penstock_server.to_daemon import control
-from penstock_server.worker.reading import spot_checks
-from penstock_server.worker.reading.spot_checks import FIRST, FIRST_SECONDS, OVERHEAD, SHARE, SpotChecks
 from penstock_server.worker.tasks.making_again import Rows
+from penstock_server.worker.verification import spot_checks
+from penstock_server.worker.verification.spot_checks import FIRST, FIRST_SECONDS, OVERHEAD, SHARE, SpotChecks
 from tests.conftest import Daemon, Serve
 
 HEAD = """
