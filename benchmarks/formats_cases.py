@@ -393,8 +393,8 @@ def feed_json(folder: str) -> Feed:
 
 
 def write_tfrecord(folder: Path, rows: int) -> None:
-    from penstock_server.sources.crc32c import crc32c, masked
-    from penstock_server.sources.example import example_class
+    from penstock_server.sources.tfrecord.crc32c import crc32c, masked
+    from penstock_server.sources.tfrecord.example import example_class
 
     crc_of = crc32c()
     for shard in range(SHARDS):

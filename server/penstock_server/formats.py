@@ -4,9 +4,9 @@ from .sources.description import Column, Description
 from .sources.files import open_binary
 from .sources.format import Facts, Format, Indexable, Source
 from .sources.reader import Reader
-from .sources.row_ranges import RowRange
+from .sources.splits.row_ranges import RowRange
+from .sources.splits.whole_files import Shard, WholeFiles
 from .sources.structure import Columns
-from .sources.whole_files import Shard, WholeFiles
 
 __all__ = [
     "Column",

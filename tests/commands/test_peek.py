@@ -40,8 +40,8 @@ from penstock_server.peeking.leaves.histogram import bars
 from penstock_server.peeking.leaves.leaf_report import leaf_lines, leaves_json
 from penstock_server.peeking.leaves.reservoir import Reservoir
 from penstock_server.peeking.leaves.summary import Summary
-from penstock_server.sources.crc32c import crc32c, masked
-from penstock_server.sources.example import example_class
+from penstock_server.sources.tfrecord.crc32c import crc32c, masked
+from penstock_server.sources.tfrecord.example import example_class
 from penstock_server.targets.file_target import load_target, make_target
 from tests.conftest import Daemon, DaemonLauncher, Serve
 from tests.fakes.statuses import of

@@ -314,6 +314,9 @@ def test_a_stack_begins_with_the_generator_and_penstock_is_a_word() -> None:
     hdf5 = OURS + "sources/hdf5/reader.py", 9, "read"
     assert words(COLLATE, hdf5) == ["reading HDF5 files"]
     assert words(COLLATE, hdf5, (SITE + "h5py/dataset.py", 3, "get")) == ["reading HDF5 files", "get"]
+    assert words(COLLATE, (OURS + "sources/tables/rows.py", 9, "read")) == ["reading CSV files"]
+    assert words(COLLATE, (OURS + "sources/images/items.py", 9, "read")) == ["reading images"]
+    assert words(COLLATE, (OURS + "sources/images/pixels.py", 9, "read")) == ["decoding images"]
     assert words(COLLATE, hdf5, images) == ["images"]
     assert words(COLLATE, (SITE + "their_feeds/scenes.py", 3, "scenes")) == ["scenes"], "the feed is installed"
     assert [frame.name for frame in fold([images], PATHS)] == ["images"], "its outer frames were cut off"

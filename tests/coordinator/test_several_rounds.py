@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock._transport import fetching, host_here
+from penstock._transport.from_hosts import fetching, host_here
 from penstock_proto import StateMismatch, StreamClosed
 from penstock_proto import messages as m
 from penstock_proto.batches.layout import TAIL_LANE

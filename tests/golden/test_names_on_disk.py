@@ -21,11 +21,11 @@ import penstock_server
 from penstock_server import Cache, DictSpec, FixedLen, Leaf, OnError, Pad, Shuffle, TupleSpec, VarLen, Weights
 from penstock_server.feed.options.cache_key import digest
 from penstock_server.sources import names_on_disk
-from penstock_server.sources.byte_range import ByteRange
 from penstock_server.sources.parquet.reader import RowGroup
 from penstock_server.sources.registry import BUILT_IN
-from penstock_server.sources.row_ranges import RowRange
-from penstock_server.sources.whole_files import Shard
+from penstock_server.sources.splits.byte_range import ByteRange
+from penstock_server.sources.splits.row_ranges import RowRange
+from penstock_server.sources.splits.whole_files import Shard
 from penstock_server.worker.reading.split_list import SharedSplits, write_list
 from tests.golden.test_golden import FEEDS, GOLDEN, folder_of_feeds
 

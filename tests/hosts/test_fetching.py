@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock._transport import fetching, host_here
+from penstock._transport.from_hosts import fetching, host_here
 from penstock_proto import KeyRefused
 from penstock_proto import messages as m
 from penstock_proto.security.keys import ClientKeys, client_keys, host_keys

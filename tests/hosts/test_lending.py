@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pytest
 
 import penstock
-from penstock._transport import fetching as _fetching
-from penstock._transport import host_here
+from penstock._transport.from_hosts import fetching as _fetching
+from penstock._transport.from_hosts import host_here
 from penstock_proto import messages as m
 from penstock_proto.transport import seqpacket
 from tests.conftest import Daemon, Join, Serve, StartTrainer, wait_until

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from penstock_server.sources.crc32c import crc32c, masked
-from penstock_server.sources.example import example_class
+from penstock_server.sources.tfrecord.crc32c import crc32c, masked
+from penstock_server.sources.tfrecord.example import example_class
 
 _NUMBERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
 

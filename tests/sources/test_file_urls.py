@@ -22,8 +22,8 @@ import pytest
 import penstock
 from penstock_proto import distribution
 from penstock_server import Feed, VarLen
-from penstock_server.sources import example
 from penstock_server.sources import files as fs
+from penstock_server.sources.tfrecord import example
 from tests.conftest import Daemon, Serve
 
 IDS = np.arange(500)

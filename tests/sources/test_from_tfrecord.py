@@ -15,8 +15,9 @@ import pytest
 
 import penstock
 from penstock_server import Feed, FixedLen, FixedLenSequence, VarLen
-from penstock_server.sources import crc32c, registry
-from penstock_server.sources.example import example_class
+from penstock_server.sources import registry
+from penstock_server.sources.tfrecord import crc32c
+from penstock_server.sources.tfrecord.example import example_class
 from penstock_server.sources.tfrecord.reader import CorruptRecord
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream

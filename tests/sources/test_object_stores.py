@@ -28,9 +28,9 @@ import penstock
 from penstock_server import Feed, FixedLen
 from penstock_server.sources import files as fs
 from penstock_server.sources import registry
-from penstock_server.sources.crc32c import crc32c, masked
-from penstock_server.sources.example import example_class
 from penstock_server.sources.remote import file_cache, remote_file, stores, urls
+from penstock_server.sources.tfrecord.crc32c import crc32c, masked
+from penstock_server.sources.tfrecord.example import example_class
 from tests.conftest import Serve
 from tests.sources.object_store import BUCKET, ENVIRONMENT, SECRET, Bucket, bucket_of, serving
 

@@ -1,4 +1,4 @@
-"""How slabs arrive: over the network, as memory of the same machine, or from the host that made them.
+"""How slabs arrive: over the network, or as memory of the same machine; from_hosts/, from the host that made them.
 
 It knows no threads. Begin with `transport.py`.
 """

@@ -38,7 +38,7 @@ from .._state.epoch_bounds import MAX_BETWEEN
 from .._state.mailbox import Mailbox
 from .._state.memory import Pool
 from .arriving import Arriving, Landing
-from .fetching import Fetches
+from .from_hosts.fetching import Fetches
 from .slab_views import SlabViews
 from .tcp_connection import TcpConnection
 

@@ -10,8 +10,10 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ..logs.own_code import OURS
+from ..sources.registry import BUILT_IN
 from ..worker_state.activity import LIBRARIES
 
 USER, LIBRARY, PENSTOCK = "user", "library", "penstock"
@@ -36,20 +38,14 @@ WORDS = {
     "worker/isolation/process_settings.py": "switching settings",
     "worker/isolation/context_variables.py": "switching settings",
     "worker/reading/reproducibility.py": "comparing first samples",
-    "sources/hdf5/reader.py": "reading HDF5 files",
-    "sources/hdf5/opening.py": "reading HDF5 files",
-    "sources/hdf5/outside.py": "reading HDF5 files",
-    "sources/npy/reader.py": "reading NumPy files",
-    "sources/parquet/reader.py": "reading Parquet files",
-    "sources/tfrecord/reader.py": "reading TFRecord files",
-    "sources/crc32c.py": "reading TFRecord files",
-    "sources/webdataset/reader.py": "reading tar files",
-    "sources/example.py": "parsing Examples",
+    "sources/tfrecord/example.py": "parsing Examples",
+    "sources/images/decoder.py": "decoding images",
+    "sources/images/pixels.py": "decoding images",
     "sources/files.py": "opening files",
     "sources/remote/remote_file.py": "waiting for a file at a URL",
     "sources/remote/stores.py": "asking for a file at a URL",
 }
-"""By the file of a frame of Penstock, what it does."""
+"""By the file of a frame of Penstock, what it does. `_word` adds the readers of formats."""
 
 _READING = ("sources/", "worker/cache/split_cache.py", "worker/cache/split_file.py", "worker/cache/cached_samples.py")
 """Files of Penstock that do a generator's work: they stay in the stack above what they call."""
@@ -155,7 +151,16 @@ def _word(parts: Sequence[str], names: Sequence[str]) -> str:
     if parts[-1] == ACTIVITY and names[-1].endswith("idle"):
         return IDLE
     for part in reversed(parts):
-        word = WORDS.get(part)
-        if word is not None:
+        word = WORDS.get(part) or _reads(part)
+        if word:
             return word
     return COLLATING
+
+
+@cache
+def _reads(part: str) -> str:
+    """Return the word for a file in a format's folder, "" for any other."""
+    for one in BUILT_IN:
+        if part.startswith(f"sources/{type(one).__module__.split('.')[-2]}/"):
+            return f"reading {one.things or f'{one.name} files'}"
+    return ""

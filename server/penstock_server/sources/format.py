@@ -59,6 +59,7 @@ class Format(ABC):
 
     Attributes:
         name: the format's name in messages. No two formats share one.
+        things: what its readers read, in the words of a profile, such as "HDF5 files"; by default NAME files.
         endings: the endings of its file names, in lower case, such as (".h5", ".hdf5").
         magic: the first bytes of its files, to recognize local files that have another ending; by default no bytes.
         folder_of: endings in lower case, if a folder of such files is one dataset of this format.
@@ -69,6 +70,7 @@ class Format(ABC):
     """
 
     name: str
+    things: str = ""
     endings: tuple[str, ...]
     magic: bytes = b""
     folder_of: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 import penstock
-from penstock._transport import fetching, host_over_tcp
+from penstock._transport.from_hosts import fetching, host_over_tcp
 from penstock_proto import GeneratorError, ProtocolError
 from penstock_proto.messages import (
     Chunk,

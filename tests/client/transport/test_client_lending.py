@@ -16,9 +16,9 @@ import pytest
 import penstock
 from penstock._state.consumer_state import Received
 from penstock._state.memory import Pool
-from penstock._transport import fetching, host_here
 from penstock._transport.arriving import Arriving
-from penstock._transport.host_here import MOST_BORROWED
+from penstock._transport.from_hosts import fetching, host_here
+from penstock._transport.from_hosts.host_here import MOST_BORROWED
 from penstock._transport.slab_views import SlabViews
 from penstock_proto import VERSION
 from penstock_proto.messages import (

@@ -10,7 +10,7 @@ from penstock_proto.status.figures import size
 
 from ..description import Column, Description, leaf_names, other_length, together
 from ..recipes import recipe
-from ..row_ranges import RowRange, Table, divide
+from ..splits.row_ranges import RowRange, Table, divide
 from .opening import opened
 from .outside import outside_files
 from .reader import chunk_rows, damage_of, is_compressed, row_nbytes, servable

@@ -18,8 +18,8 @@ from .. import files as fs
 from ..bounds import check_at_once
 from ..names_on_disk import on_disk_as
 from ..reader import StackReader
-from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..row_stacks import RowStack, joined
+from ..splits.row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
 from .opening import opened
 from .outside import OutsideFiles

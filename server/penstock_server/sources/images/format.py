@@ -20,6 +20,7 @@ class ImageFolder(Format):
     """A folder of images with a subfolder for each class, or of images alone."""
 
     name = "folder of images"
+    things = "images"
     endings = ()
     folder_of = ENDINGS
     library = "PIL.Image"

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from .. import files as fs
-from ..byte_range import ByteRange
 from ..description import Column, Description
+from ..splits.byte_range import ByteRange
 from .reader import objects
 
 _LINES = 256

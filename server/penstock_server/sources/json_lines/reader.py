@@ -13,11 +13,11 @@ import numpy.typing as npt
 from penstock_proto.value_text import shown
 
 from .. import files as fs
-from ..byte_range import ByteRange
 from ..dtypes import checked_dtypes, converted
 from ..inflating import inflated
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
+from ..splits.byte_range import ByteRange
 from ..structure import Columns
 
 MOST_LINE = 256 << 20

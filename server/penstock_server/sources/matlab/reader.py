@@ -16,8 +16,8 @@ from ..hdf5.outside import OutsideFiles
 from ..hdf5.reader import size_check
 from ..names_on_disk import on_disk_as
 from ..reader import StackReader
-from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..row_stacks import RowStack, joined
+from ..splits.row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
 from .variables import COMPLEX, Variable, common_length, native, open_variables, reading
 

@@ -27,7 +27,7 @@ from .. import files as fs
 from ..bounds import AT_ONCE, check_at_once
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
-from ..row_ranges import Table, checked_rows, checked_split_rows, divide
+from ..splits.row_ranges import Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
 from .index import Stored, shards_of
 from .values import decoder

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from .. import files as fs
-from ..byte_range import ByteRange
 from ..description import Column, Description, local_size
-from ..example import DTYPES, example_class
 from ..features import Feature, FixedLen, FixedLenSequence, VarLen
 from ..image_encodings import encoding
+from ..splits.byte_range import ByteRange
+from .example import DTYPES, example_class
 from .reader import CorruptRecord, compression_of, offsets, records
 
 _RECORDS = 256

@@ -19,13 +19,13 @@ from penstock_proto.value_text import shown
 
 from .. import files as fs
 from ..bounds import AT_ONCE
-from ..byte_range import ByteRange
-from ..crc32c import crc32c, masked
-from ..example import BadExample, ExampleParser
 from ..features import Feature
 from ..inflating import Rejoined, inflated
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
+from ..splits.byte_range import ByteRange
+from .crc32c import crc32c, masked
+from .example import BadExample, ExampleParser
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")

@@ -16,6 +16,7 @@ class WebDataset(Format):
     """Tar files, whose extensions are leaves."""
 
     name = "tar (WebDataset)"
+    things = "tar files"
     endings = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tgz")
     constructor = "from_webdataset"
     facts = Facts(
@@ -34,7 +35,7 @@ class WebDataset(Format):
         self, files: Files, leaves: Any, *, decode: Mapping[str, Callable[[bytes], Any]] | None = None
     ) -> Source:
         """See `Format`. `Feed.from_webdataset` describes the options."""
-        from ..whole_files import WholeFiles
+        from ..splits.whole_files import WholeFiles
         from .reader import TarSamples
 
         reader = TarSamples(leaves, decode or {})

@@ -25,8 +25,8 @@ from ..bounds import check_at_once
 from ..inflating import Rejoined, inflated
 from ..names_on_disk import on_disk_as
 from ..reader import Reader
+from ..splits.whole_files import Shard
 from ..structure import Columns
-from ..whole_files import Shard
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 """A sample's key, which ends at the first dot of the last part, and the extension."""

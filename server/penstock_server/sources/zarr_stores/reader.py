@@ -19,8 +19,8 @@ from ..bounds import check_at_once
 from ..names_on_disk import on_disk_as
 from ..reader import StackReader
 from ..remote import stores, urls
-from ..row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..row_stacks import RowStack, joined
+from ..splits.row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
 
 _SLAB = 4 << 20

@@ -22,7 +22,7 @@ from penstock_proto import ConnectionLost, PenstockError, ProtocolError
 from penstock_proto.messages import ClientMessage, HostAt, NotKept, Reaches, Resend
 from penstock_proto.text import one_line
 
-from .arriving import Arriving
+from ..arriving import Arriving
 from .host_connection import HostConnection
 from .host_here import HostHere
 from .host_over_tcp import HostOverTcp

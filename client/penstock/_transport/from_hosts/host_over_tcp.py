@@ -13,8 +13,8 @@ from penstock_proto.security.trusted_users import check_peer
 from penstock_proto.transport.codec import from_keeper
 from penstock_proto.transport.zmtp_dealer import Dealer, connected
 
-from .arriving import Arriving, Landing
-from .frames import Frames
+from ..arriving import Arriving, Landing
+from ..frames import Frames
 from .host_connection import MAX_IDLE, HostConnection
 
 if TYPE_CHECKING:

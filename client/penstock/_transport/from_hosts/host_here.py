@@ -18,9 +18,9 @@ from penstock_proto.security import unix_address
 from penstock_proto.transport import seqpacket
 from penstock_proto.transport.codec import encode, from_lender
 
-from .arriving import Arriving
+from ..arriving import Arriving
+from ..memfds import Memfds
 from .host_connection import MAX_IDLE, HostConnection
-from .memfds import Memfds
 
 MOST_BORROWED = 24
 """Most slabs to borrow at a time: 16 that wait to be handed over, and 8 in use, as at the head. All others are copied,

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock_proto.value_text import shown
 
-from .bounds import SPLITS
-from .names_on_disk import on_disk_as
+from ..bounds import SPLITS
+from ..names_on_disk import on_disk_as
 
 _PIECES = 256
 """About how many splits an input is divided into: enough for mixing, and for many workers."""

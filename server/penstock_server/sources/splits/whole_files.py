@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import files as fs
-from .names_on_disk import on_disk_as
+from .. import files as fs
+from ..names_on_disk import on_disk_as
 
 
 @on_disk_as("penstock_server.sources.webdataset.Shard")

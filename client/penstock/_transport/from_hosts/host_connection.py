@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from penstock_proto.messages import Fetch, HostAt, Message, NotKept
 from penstock_proto.transport.codec import encode
 
-from .arriving import Arriving
+from ..arriving import Arriving
 
 MAX_IDLE = 4096
 """Most messages in a row that bring no slab, without a wait for more."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock_proto import distribution
 
-from .features import Feature, FixedLen, FixedLenSequence, VarLen
+from ..features import Feature, FixedLen, FixedLenSequence, VarLen
 
 _LISTS = {"bytes": "bytes_list", "float32": "float_list", "int64": "int64_list"}
 _SHOWN = 20

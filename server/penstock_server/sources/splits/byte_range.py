@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .names_on_disk import on_disk_as
+from ..names_on_disk import on_disk_as
 
 
 @on_disk_as("penstock_server.sources.tfrecord.ByteRange")
