@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import textwrap
+import zipfile
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,31 @@ def test_workers_import_what_was_kept_and_not_what_is_on_the_disk(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert run.stdout == f"1 1 1 1 1\n{tmp_path}/./lib/near.py\nFalse\nabsent\n", run.stderr
+
+
+def test_compiled_modules_and_archives_are_found_where_python_would_find_them(tmp_path: Path) -> None:
+    lib, archive = tmp_path / "lib", tmp_path / "early.zip"
+    (lib / "fast").mkdir(parents=True)
+    for name in ("fast/__init__.py", "both.py", "zipped.py", "plain.py"):
+        (lib / name).write_text("")
+    for name in ("fast/fast", "both"):
+        (lib / f"{name}{EXTENSION_SUFFIXES[-1]}").write_text("")
+    with zipfile.ZipFile(archive, "w") as files:
+        files.writestr("zipped.py", "")
+    saved_sources.keep({file: file.read_bytes() for file in lib.rglob("*.py")})
+    code = f"""
+        import importlib.util, sys
+        sys.path[:0] = [{str(archive)!r}, {str(lib)!r}]
+        from penstock_server.targets import saved_sources
+        saved_sources.use()
+        for name in ("plain", "fast", "both", "zipped"):
+            print(importlib.util.find_spec(name).origin)
+        sys.path.insert(0, {str(lib / "fast")!r})  # as OpenCV does
+        print(importlib.util.find_spec("fast").origin)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    suffix = EXTENSION_SUFFIXES[-1]
+    found = [lib / "plain.py", lib / "fast/__init__.py", lib / f"both{suffix}", archive / "zipped.py"]
+    assert run.stdout.split() == [str(file) for file in (*found, lib / f"fast/fast{suffix}")], run.stderr

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -105,12 +105,14 @@ class _Finder(MetaPathFinder):
         if last not in self._names:
             return None
         for place in sys.path if path is None else path:
-            for inside in (f"{last}/__init__.py", f"{last}.py"):
-                file = os.path.join(absolute(place), inside)
-                if _key(file) in _saved:
-                    return spec_of(name, file)
-                if os.path.isfile(file):
-                    return None  # it comes before those that were saved
+            files = [os.path.join(absolute(place), inside) for inside in (f"{last}/__init__.py", f"{last}.py")]
+            saved = next((file for file in files if _key(file) in _saved), None)
+            on_disk = PathFinder.find_spec(name, [place])
+            compiled = on_disk is not None and isinstance(on_disk.loader, ExtensionFileLoader)
+            if saved is not None and not compiled:  # a compiled module comes before a source beside it
+                return spec_of(name, saved)
+            if on_disk is not None and on_disk.loader is not None:
+                return None  # it comes before those that were saved
         return None
 
 
