@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,30 @@ def test_a_file_that_changes_while_its_only_split_is_read_fails_the_stream(tmp_p
         os.replace(tmp_path / "new.npy", file)
         with pytest.raises(penstock.GeneratorError, match=r"x\.npy has changed: it was written again"):
             list(reading)
+
+
+def test_a_split_whose_file_has_changed_does_not_enter_the_cache(tmp_path: Path, serve: Serve) -> None:
+    file, kept = tmp_path / "x.npy", tmp_path / "kept.npy"
+    np.save(file, np.full(400_000, 1))
+    shutil.copy2(file, kept)
+    source = f"""
+        from penstock_server import Feed
+        feed = Feed.from_numpy(
+            {str(file)!r}, batch_size=20, lanes=1, split_rows=400_000, cache={str(tmp_path / "cache")!r}
+        )
+        """
+    daemon = serve(source, workers=1, memory="1M")
+    with penstock.connect(daemon.url, transport="local") as connection:
+        reading = connection.batches()
+        next(reading)
+        with file.open("r+b") as opened:
+            opened.seek(1_600_000)
+            opened.write(np.full(200_000, 2).tobytes())
+        with pytest.raises(penstock.GeneratorError, match=r"x\.npy has changed"):
+            list(reading)
+    shutil.copy2(kept, file)  # with its old time
+    with penstock.connect(daemon.url, transport="local") as connection:
+        assert {value for batch in connection.batches() for value in batch.tolist()} == {1}
 
 
 def _write_arrow(file: Path) -> None:

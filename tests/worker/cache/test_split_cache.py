@@ -33,7 +33,7 @@ def cache(tmp_path: Path) -> SplitCache:
 def write(cache: SplitCache, split: Any, samples: Any) -> None:
     writer = cache.writer(cache.key_of(split))
     assert writer is not None
-    for _ in RecordedSamples(iter(samples), writer):
+    for _ in RecordedSamples(iter(samples), writer, lambda: True):
         pass
 
 
@@ -146,7 +146,7 @@ def test_a_split_that_is_not_read_to_its_end_leaves_nothing(cache: SplitCache, t
     assert files(cache, tmp_path) == []
     writer = cache.writer(cache.key_of(0))
     assert writer is not None
-    samples = RecordedSamples(iter([1, 2]), writer)
+    samples = RecordedSamples(iter([1, 2]), writer, lambda: True)
     next(samples)
     assert read(cache, 0) is None
     samples.close()
@@ -219,7 +219,7 @@ def test_writers_that_race_leave_a_whole_file(cache: SplitCache, tmp_path: Path)
         for split in range(20):
             writer = mine.writer(mine.key_of(split))
             if writer is not None:
-                list(RecordedSamples(iter(samples), writer))
+                list(RecordedSamples(iter(samples), writer, lambda: True))
 
     threads = [threading.Thread(target=race) for _ in range(4)]
     for thread in threads:
@@ -268,7 +268,7 @@ def test_a_disk_that_cannot_be_written_costs_only_the_cache(
     monkeypatch.setattr(os, call, fail)
     writer = cache.writer(cache.key_of(0))
     if writer is not None:
-        samples = RecordedSamples(iter([bytes(1 << 20)] * 3), writer)
+        samples = RecordedSamples(iter([bytes(1 << 20)] * 3), writer, lambda: True)
         assert [len(sample) for sample in samples] == [1 << 20] * 3
         samples.close()
     assert failed
@@ -352,7 +352,7 @@ def test_a_fork_of_user_code_does_not_write_to_the_file(cache: SplitCache, tmp_p
 
     writer = cache.writer(cache.key_of(0))
     assert writer is not None
-    samples = RecordedSamples(forks(), writer)
+    samples = RecordedSamples(forks(), writer, lambda: True)
     try:
         found = list(samples)
     finally:

@@ -5,7 +5,7 @@ This file knows nothing of lanes or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock_proto import GeneratorError
@@ -76,21 +76,25 @@ class CachedSamples(Iterator[Any]):
 
 class RecordedSamples(Iterator[Any]):
     """The samples of a generator, which it also writes to the cache. The split enters the cache when the generator
-    ends.
+    ends, if `is_same` then returns True: nothing that the split is made of has changed.
 
     A sample is written before it is returned, so later changes to it do not matter.
     """
 
-    def __init__(self, samples: Iterator[Any], writer: CacheWriter) -> None:
+    def __init__(self, samples: Iterator[Any], writer: CacheWriter, is_same: Callable[[], bool]) -> None:
         self._samples = samples
         self._writer = writer
+        self._is_same = is_same
         self._writes = True
 
     def __next__(self) -> Any:
         try:
             sample = next(self._samples)
         except StopIteration:
-            self._writer.finish()
+            if self._is_same():
+                self._writer.finish()
+            else:
+                self._writer.abandon()
             raise
         except BaseException:
             self._writer.abandon()

@@ -94,6 +94,13 @@ class SplitCache:
                 f"cache= cannot tell this split from others ({error}): make splits plain data, such as paths or ranges"
             ) from error
 
+    def is_key_of(self, key: SplitKey, split: Any) -> bool:
+        """Return whether the split still has this key. It has not if its file has changed or is gone."""
+        try:
+            return self.key_of(split) == key
+        except (FeedError, OSError):
+            return False
+
     def find(self, key: SplitKey) -> SplitFile | None:
         """Open a cached split. Return None if it is not there, or cannot be read."""
         try:

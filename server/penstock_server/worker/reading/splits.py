@@ -192,7 +192,9 @@ class SplitOpener:
             return Started(cached, GlobalState(), self._randomness.variables.new())
         started = start(key.global_state())
         writer = cache.writer(key) if self._fills_cache else None
-        return started if writer is None else started._replace(samples=RecordedSamples(started.samples, writer))
+        if writer is None:
+            return started
+        return started._replace(samples=RecordedSamples(started.samples, writer, partial(cache.is_key_of, key, split)))
 
     def _most(self, index: int) -> int | None:
         """Return the number of samples after which the split is ended if it is a segment, else None."""
