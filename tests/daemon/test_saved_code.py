@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -248,3 +250,31 @@ def test_compiled_modules_and_archives_are_found_where_python_would_find_them(tm
     suffix = EXTENSION_SUFFIXES[-1]
     found = [lib / "plain.py", lib / "fast/__init__.py", lib / f"both{suffix}", archive / "zipped.py"]
     assert run.stdout.split() == [str(file) for file in (*found, lib / f"fast/fast{suffix}")], run.stderr
+
+
+def test_files_that_are_made_later_or_gone_do_not_change_what_is_imported(tmp_path: Path) -> None:
+    early, lib = tmp_path / "early", tmp_path / "lib"
+    early.mkdir()
+    for name in ("alone", "both", "far", "space/inner/deep", "other/inner"):
+        (lib / name).parent.mkdir(parents=True, exist_ok=True)
+        (lib / f"{name}.py").write_text("VALUE = 1\n")
+    saved_sources.keep({file: file.read_bytes() for file in lib.rglob("*.py")})
+    time.sleep(0.05)  # the clock of files is coarse
+    for file in (lib / "alone/__init__.py", lib / "both/__init__.py", early / "far.py", early / "new.py"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("VALUE = 2\n")
+    (lib / "alone.py").unlink()
+    (lib / "other.py").write_text("VALUE = 2\n")
+    shutil.rmtree(lib / "space")
+    code = f"""
+        import sys
+        sys.path[:0] = [{str(early)!r}, {str(lib)!r}]
+        from penstock_server.targets import saved_sources
+        saved_sources.use()
+        import alone, both, far, new, other.inner, space.inner.deep
+        print(alone.VALUE, both.VALUE, far.VALUE, other.inner.VALUE, space.inner.deep.VALUE, new.VALUE)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout == "1 1 1 1 1 2\n", run.stderr

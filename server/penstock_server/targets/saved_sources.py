@@ -11,6 +11,7 @@ import importlib.util
 import linecache
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
@@ -29,11 +30,12 @@ _fd: int | None = None
 def keep(sources: Mapping[Path, bytes]) -> None:
     """Keep these sources, by path, for the processes that this one starts from now on, instead of earlier ones."""
     global _fd
+    now = time.time_ns()
     new = os.memfd_create("penstock-sources", os.MFD_CLOEXEC)
     _saved.clear()
     _saved.update({str(path): data for path, data in sources.items() if data or os.access(path, os.R_OK)})
     with open(new, "wb", closefd=False) as file:
-        file.write(msgspec.msgpack.encode([(os.fsencode(path), data) for path, data in _saved.items()]))
+        file.write(msgspec.msgpack.encode((now, [(os.fsencode(path), data) for path, data in _saved.items()])))
     if _fd is None:
         _fd = new
     else:
@@ -48,9 +50,9 @@ def use() -> None:
     """Import modules from the saved sources from now on, if there are some. Child processes do not."""
     file = os.environ.pop(VARIABLE, None)
     if file is not None and not _saved:
-        saved = msgspec.msgpack.decode(Path(file).read_bytes(), type=list[tuple[bytes, bytes]])
+        since, saved = msgspec.msgpack.decode(Path(file).read_bytes(), type=tuple[int, list[tuple[bytes, bytes]]])
         _saved.update({os.fsdecode(path): data for path, data in saved})
-        sys.meta_path.insert(0, _Finder({_last_name(path) for path in _saved}))
+        sys.meta_path.insert(0, _Finder(since))
 
 
 def exists(path: str) -> bool:
@@ -90,30 +92,52 @@ class SavedSourceLoader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules whose sources were saved; all others are left to the next finders.
+    """Finds the modules whose sources were saved, also if their files are gone, and the namespace packages that hold
+    them. All other modules are left to the next finders.
+
+    A file that was made later does not come before a module that was saved.
 
     Args:
-        names: the last parts of the names of these modules.
+        since: when the sources were saved, in ns since the epoch.
     """
 
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
+    def __init__(self, since: int) -> None:
+        self._since = since
+        self._folders = {str(folder) for file in _saved for folder in Path(file).parents}
+        self._names = {*map(_last_name, _saved), *map(os.path.basename, self._folders)}
+        """The last parts of the names of these modules and packages."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Find a module for `importlib`."""
         last = name.rpartition(".")[2]
         if last not in self._names:
             return None
+        portions: list[str] = []
+        newer = False
         for place in sys.path if path is None else path:
-            files = [os.path.join(absolute(place), inside) for inside in (f"{last}/__init__.py", f"{last}.py")]
-            saved = next((file for file in files if _key(file) in _saved), None)
+            base = os.path.join(absolute(place), last)
+            saved = next((file for file in (f"{base}/__init__.py", f"{base}.py") if _key(file) in _saved), None)
             on_disk = PathFinder.find_spec(name, [place])
-            compiled = on_disk is not None and isinstance(on_disk.loader, ExtensionFileLoader)
-            if saved is not None and not compiled:  # a compiled module comes before a source beside it
+            loader = None if on_disk is None else on_disk.loader
+            if saved is not None and not isinstance(loader, ExtensionFileLoader):  # that comes before a source
                 return spec_of(name, saved)
-            if on_disk is not None and on_disk.loader is not None:
-                return None  # it comes before those that were saved
-        return None
+            if on_disk is not None and loader is not None:
+                if not self._is_newer(on_disk):
+                    return None
+                newer = True
+            if _key(base) in self._folders or (on_disk is not None and loader is None):
+                portions.append(base)
+        if not portions or not (newer or any(not os.path.isdir(portion) for portion in portions)):
+            return None
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = portions
+        return spec
+
+    def _is_newer(self, found: ModuleSpec) -> bool:
+        """Return whether a module's file was made or changed after the sources were saved."""
+        with contextlib.suppress(OSError):  # it may lie in an archive
+            return found.origin is not None and os.stat(found.origin).st_ctime_ns > self._since
+        return False
 
 
 def absolute(place: str) -> str:
