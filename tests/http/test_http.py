@@ -276,6 +276,25 @@ def test_health_and_readiness_tell_a_start_a_service_and_an_end_apart(serve: Ser
     assert daemon.process.wait(30) == 0
 
 
+def test_a_daemon_is_not_alive_if_no_worker_can_start_again(serve: Serve) -> None:
+    source = """
+    import os
+    from penstock_server import Feed
+
+    while os.path.exists("gone"):
+        os._exit(3)
+
+    feed = Feed(lambda: iter([1]), batch_size=1)
+    """
+    daemon = serve(source, workers=1, http=0)
+    assert get(daemon, "/healthz")[::2] == (200, "ok\n")
+    (daemon.folder / "gone").touch()
+    daemon.workers()[0].kill()
+    wait_until(lambda: get(daemon, "/healthz")[0] == 503)
+    for path in ("/healthz", "/readyz"):
+        assert get(daemon, path)[2] == "no worker process is left, and none can start: see the daemon's log\n"
+
+
 def test_a_feed_that_cannot_start_yet_is_named(serve: Serve) -> None:
     source = """
     from penstock_server import Feed

@@ -83,7 +83,7 @@ class HttpService:
                 web.get("/api/live", self._news),
                 web.get("/api/preview", self._preview),
                 web.get("/metrics", self._metrics),
-                web.get("/healthz", _alive),
+                web.get("/healthz", self._alive),
                 web.get("/readyz", self._ready),
                 web.get("/api/status", self._state),
             ]
@@ -197,9 +197,21 @@ class HttpService:
             body, content_type = metrics.render(self._read(), request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
+    async def _alive(self, request: web.Request) -> web.Response:
+        lost = self._no_worker
+        return web.Response(status=503 if lost else 200, text=f"{lost or 'ok'}\n")
+
     async def _ready(self, request: web.Request) -> web.Response:
-        status = self._read()
-        return web.Response(status=503 if status.phase else 200, text=f"{status.phase or 'ready'}\n")
+        why = self._read().phase or self._no_worker
+        return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")
+
+    @property
+    def _no_worker(self) -> str:
+        """Why nothing can be read until the daemon is started again; "" if that is not so."""
+        workers = list(self._watched.workers())
+        if not workers or any(self._watched.hosts) or not all(worker.given_up for worker in workers):
+            return ""
+        return "no worker process is left, and none can start: see the daemon's log"
 
     def _count_answer(self) -> None:
         self._answers += 1
@@ -236,7 +248,3 @@ def _number(request: web.Request, name: str) -> int:
     """Return the number of this name in the query; 0 if there is none."""
     text = request.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
-
-
-async def _alive(request: web.Request) -> web.Response:
-    return web.Response(text="ok\n")
