@@ -122,6 +122,17 @@ def test_before_and_after_give_the_same_samples(daemon: Daemon, start_trainer: S
     assert found["labels"] == [whole, whole, pictures, pictures, None, None, whole, *others]
 
 
+@pytest.mark.parametrize(("feed", "rows"), [("inputs", 32), ("rows_of_inputs", 48)])
+def test_a_model_gets_its_inputs_as_a_tuple(
+    feed: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(PAGE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with penstock.connect(f"{feed}.py:{feed}", workers=1) as connection:
+        (images, sizes), labels = next(iter(connection.batches()))
+    assert [images.shape, sizes.shape, labels.shape] == [(rows, 8, 8), (rows, 2), (rows,)]
+
+
 def test_random_numbers_of_a_dataflow_do_not_depend_on_the_number_of_workers(
     daemon: Daemon, serve: Serve, tmp_path: Path
 ) -> None:

@@ -98,6 +98,10 @@ def test_every_row_comes_once_in_batches_of_the_size_that_was_asked_for(serve: S
                 assert len(seen) == sum(row + 1 for row in last.values()), "a row is missing"
 
 
+LISTS = [[np.zeros((4, 3)), np.zeros(4)], ([np.zeros((4, 3)), np.zeros((4, 2))], np.zeros(4))]
+"""Batches of two leaves, and of three, with a list where Penstock wants a tuple."""
+
+
 def test_batches_that_cannot_be_taken_apart_say_which_and_why() -> None:
     def reading(*batches: Any) -> list[Any]:
         return list(BatchRows(iter(batches)))
@@ -113,6 +117,38 @@ def test_batches_that_cannot_be_taken_apart_say_which_and_why() -> None:
         with pytest.raises(NoRows) as raised:
             reading(*batches)
         assert re.match(said, f"batch {raised.value.number} {raised.value.message}", re.DOTALL)
+
+
+@pytest.mark.parametrize("batch", LISTS)
+def test_the_advice_for_a_list_of_arrays_works(batch: Any) -> None:
+    """transform= gets single rows, so the advice for other feeds would lead to the same error."""
+
+    def batches() -> Any:
+        yield batch
+
+    with pytest.raises(SpecError, match="With rebatch= a transform= gets single rows") as raised:
+        penstock.connect(Feed(batches, batch_size=None, rebatch=2), workers=0)
+    assert "Feed(transform=)" not in str(raised.value)
+    (code,) = re.findall("such as `(.*)`", str(raised.value))
+    names: dict[str, Any] = {"batches": batches}
+    exec(code, names)
+    with penstock.connect(Feed(names["packed"], batch_size=None, rebatch=2), workers=0) as connection:
+        assert [type(one) for one in connection.batches()] == [tuple, tuple]
+
+
+@pytest.mark.parametrize("batch", LISTS)
+def test_the_advice_for_a_list_of_arrays_of_ready_batches_works(batch: Any) -> None:
+    with pytest.raises(SpecError) as raised:
+        infer(batch)
+    (code,) = re.findall("such as `(.*)`", str(raised.value))
+    names: dict[str, Any] = {}
+    exec(code, names)
+
+    def batches() -> Any:
+        yield batch
+
+    with penstock.connect(Feed(batches, batch_size=None, transform=names["pack"]), workers=0) as connection:
+        assert [type(one) for one in connection.batches()] == [tuple]
 
 
 def test_a_batch_without_rows_fails_the_stream_and_names_the_split() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,36 +30,56 @@ from ..text import is_unicode
 from ..value_text import shown
 from .instead import MIXED, instead_of
 
-_TRANSFORM = "A function given as Feed(transform=) can do so too"
+
+class Advice(Protocol):
+    """Says where else than in the generator a sample can be converted."""
+
+    def __call__(self, path: str, *, is_list: bool = False) -> str:
+        """Return the advice for the value at `path`. `is_list`: it is a list of arrays that becomes a tuple."""
+        ...
 
 
-def infer(sample: Any) -> Spec:
+def in_transform(path: str, *, is_list: bool = False) -> str:
+    """Return the advice for a feed whose `transform=` gets the same value as the spec is inferred from."""
+    advice = "A function given as Feed(transform=) can do so too"
+    examples = {
+        "": "def pack(sample): return tuple(sample)",
+        "[0]": "def pack(sample): inputs, y = sample; return tuple(inputs), y",
+    }
+    return f"{advice}, such as `{examples[path]}`" if is_list and path in examples else advice
+
+
+def infer(sample: Any, advice: Advice = in_transform) -> Spec:
     """Infer the spec of one sample: nested tuples and dicts (with text keys) of arrays and scalars.
 
     Lists of numbers are arrays, as in tf.data. A Python int becomes int64, a float float64, a bool bool, as in NumPy.
+
+    Args:
+        sample: what user code made.
+        advice: says where else the sample can be converted.
 
     Raises:
         SpecError: something in it cannot be served; the message says what to yield instead.
         Exception: anything that the user's objects in it raise.
     """
-    spec = _infer(sample, "", 0)
+    spec = _infer(sample, "", 0, advice)
     check(spec)
     return spec
 
 
-def _infer(sample: Any, path: str, depth: int) -> Spec:
+def _infer(sample: Any, path: str, depth: int, advice: Advice) -> Spec:
     if depth > MAX_DEPTH:
         raise SpecError(f"sample{path} is nested more than {MAX_DEPTH} deep")
     if isinstance(sample, tuple | Mapping) and len(sample) > MAX_LEAVES:
         raise SpecError(f"sample{path} has {len(sample)} items; up to {MAX_LEAVES} can be served: stack them")
     if isinstance(sample, tuple):
-        return TupleSpec(tuple(_infer(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(sample)))
+        return TupleSpec(tuple(_infer(item, f"{path}[{i}]", depth + 1, advice) for i, item in enumerate(sample)))
     if isinstance(sample, Mapping):
         keys = [_key(key, path) for key in sample]
-        return DictSpec.of({key: _infer(sample[key], f"{path}[{key!r}]", depth + 1) for key in keys})
-    _refuse_list_of_arrays(sample, path)
+        return DictSpec.of({key: _infer(sample[key], f"{path}[{key!r}]", depth + 1, advice) for key in keys})
+    _refuse_list_of_arrays(sample, path, advice)
     text = as_text(sample)
-    array = as_array(sample, path) if text is None else text
+    array = as_array(sample, path, advice) if text is None else text
     if array.ndim > MAX_DIMS:
         raise SpecError(f"sample{path} has {array.ndim} dimensions; up to {MAX_DIMS} can be served")
     if max(array.shape, default=0) > MAX_DIM:
@@ -79,7 +99,7 @@ def _key(key: Any, path: str) -> str:
     return text
 
 
-def _refuse_list_of_arrays(value: Any, path: str) -> None:
+def _refuse_list_of_arrays(value: Any, path: str, advice: Advice) -> None:
     """Refuse a list of arrays: it could mean one array or several. (A list of numbers is an array.)"""
     item = _first_of(value)
     if item is not value and len(getattr(item, "shape", ())):
@@ -87,11 +107,11 @@ def _refuse_list_of_arrays(value: Any, path: str) -> None:
             raise SpecError(
                 f"sample{path} is a list of {len(value)} arrays of different shapes: yield a tuple of them, such as "
                 "((a, b), y), if they are separate leaves, or one array, filled up to the largest, or np.concatenate() "
-                f"of them with their lengths as another leaf. {_TRANSFORM}"
+                f"of them with their lengths as another leaf. {advice(path, is_list=True)}"
             )
         raise SpecError(
             f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), if they "
-            f"are separate leaves, or np.stack() of them if they are one array. {_TRANSFORM}"
+            f"are separate leaves, or np.stack() of them if they are one array. {advice(path, is_list=True)}"
         )
 
 
@@ -101,7 +121,7 @@ def is_masked(value: object) -> bool:
     return isinstance(value, getattr(module, "MaskedArray", ()))
 
 
-def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
+def as_array(value: Any, path: str = "", advice: Advice = in_transform) -> npt.NDArray[Any]:
     """Convert `value` to an array of a dtype that can be served.
 
     Raises:
@@ -125,7 +145,7 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
             raise
         hint = (
             "a list is read as one array: yield a tuple, such as (X, y), and pad parts of different lengths, or "
-            f"np.concatenate() them, with their lengths as another leaf. {_TRANSFORM}"
+            f"np.concatenate() them, with their lengths as another leaf. {advice(path)}"
         )
         why = "its lists differ in length" if "inhomogeneous" in str(error) else error
         raise SpecError(f"sample{path} is not an array ({why}); {hint}") from None
@@ -134,7 +154,7 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     if array.dtype.kind in "SU":
         hint = MIXED if isinstance(value, list) else "this leaf holds numbers: yield a number or an array of numbers"
     elif array.dtype.kind == "O":
-        hint = f"{instead_of(value)}. {_TRANSFORM}"
+        hint = f"{instead_of(value)}. {advice(path)}"
     elif array.dtype.kind in "mM":
         hint = "yield .astype('int64') of it"
     elif array.dtype.names:

@@ -61,7 +61,7 @@ def _takes_apart(batch: Any) -> Callable[[Any], Iterator[Any]]:
     Raises:
         SpecError: a leaf cannot be served, or has no rows.
     """
-    spec = infer(batch)
+    spec = infer(batch, _in_another_generator)
     paths = [path for path, _ in leaves(spec)]
     for path, leaf in leaves(spec):
         if not leaf.shape:
@@ -84,6 +84,16 @@ def _takes_apart(batch: Any) -> Callable[[Any], Iterator[Any]]:
     return apart
 
 
+def _in_another_generator(path: str, *, is_list: bool = False) -> str:
+    """Return the advice for a batch: `transform=` gets its rows, and is called after it was taken apart."""
+    advice = "With rebatch= a transform= gets single rows and cannot do so: serve another generator"
+    examples = {
+        "": "def packed(): yield from map(tuple, batches())",
+        "[0]": "def packed(): yield from ((tuple(inputs), y) for inputs, y in batches())",
+    }
+    return f"{advice}, such as `{examples[path]}`" if is_list and path in examples else f"{advice} that does"
+
+
 def _builder(spec: Spec) -> Callable[[list[Any]], Iterator[Any]]:
     """Return a function that makes rows with the structure of `spec` from equally long arrays, one for each leaf. It is
     fast for common structures."""
@@ -101,7 +111,7 @@ def _builder(spec: Spec) -> Callable[[list[Any]], Iterator[Any]]:
 
 def _array(value: Any, path: str) -> Any:
     text = as_text(value)
-    array = as_array(value, path) if text is None else text
+    array = as_array(value, path, _in_another_generator) if text is None else text
     if not array.ndim:
         raise SpecError(f"batch{path} is a single value and has no rows, unlike in the batches before")
     return array
