@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,7 +137,7 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
             r"declare the leaf .* varies, here Leaf\(.float32., \(None, 3\)\), and give",
         ),
         (Leaf("float32", (2, 3)), IMAGE[0], "float32 array of shape \\(3,\\)"),
-        (Leaf("float32", ()), IMAGE, "if samples differ in shape"),
+        (Leaf("float32", ()), IMAGE, "a leaf has the same number of dimensions in every sample, here 0"),
         (Leaf("float32", (2, 3)), np.ma.array(IMAGE), "masked array, whose mask would be lost"),
         (Leaf("float32", (2,)), np.array([None, 1]), "dtype object, which cannot be served; None has no dtype"),
         (Leaf("float32", (2,)), [[1], [1, 2]], "pad parts of different lengths, or np.concatenate\\(\\) them"),
@@ -286,6 +287,30 @@ def test_ready_batches_vary_in_their_first_dimension() -> None:
     assert store[0][1] is IMAGE
     with pytest.raises(BadSample, match=r'batch\[.x.\] .* that varies, here Leaf\("float32", \(None, None\)\)'):
         ready.fill(store, 0, 1, iter([{"x": IMAGE[:, :2], "n": 1}]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "empty"),
+    [
+        (Leaf("float64", (None, 30, 3)), np.array([])),
+        (Leaf("int64", (None,)), np.array([])),
+        (Leaf("float32", (16, 3)), np.zeros((0, 3), "float32")),
+        (Leaf("string", (None, 2)), []),
+    ],
+)
+def test_a_ready_batch_without_rows_is_said_to_be_empty(spec: Leaf, empty: Any) -> None:
+    ready = ReadyBatches(spec, copy=False)
+    with pytest.raises(BadSample, match=r"this batch is empty.* `__len__` probably counts too many") as raised:
+        ready.fill(ready.store(1), 0, 1, iter([empty]))
+    assert "Feed(spec=" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("collate", "what"), [(Rows, "sample"), (partial(ReadyBatches, copy=False), "batch")])
+def test_no_spec_is_proposed_for_another_number_of_dimensions(collate: Any, what: str) -> None:
+    collates = collate(Leaf("float32", (2, 3)))
+    with pytest.raises(BadSample, match=f"the same number of dimensions in every {what}, here 2") as raised:
+        collates.fill(collates.store(1), 0, 1, iter([IMAGE[0]]))
+    assert "Feed(spec=" not in str(raised.value)
 
 
 def test_the_leaves_of_a_ready_batch_have_one_length_unless_the_user_has_declared_them() -> None:

@@ -18,6 +18,11 @@ from ...sources.dtypes import converted
 
 Array: TypeAlias = npt.NDArray[Any]
 
+_EMPTY = (
+    "this batch is empty. If it is an item of an indexable object, the object's `__len__` probably counts too many "
+    "items; a generator leaves an empty batch out"
+)
+
 
 class LeafCheck:
     """Checks values against one leaf of the spec."""
@@ -53,14 +58,7 @@ class LeafCheck:
                 raise self._error(value, self._how_to_fit(array))
             array = self._from_python(value, array)
         if not self._has_shape(array.shape):
-            if self._what == "batch":
-                hint = f"give Feed(spec=...) with None for each dimension that varies{self._varying(array.shape)}"
-            else:
-                hint = (
-                    "if samples differ in shape, declare the leaf in Feed(spec=...) with None for each dimension that "
-                    f'varies{self._varying(array.shape)}, and give batching="pad" or batching="ragged"'
-                )
-            raise self._error(value, hint)
+            raise self._error(value, self._how_to_shape(array.shape))
         return array
 
     def _is_plain(self, array: Array) -> bool:
@@ -71,6 +69,8 @@ class LeafCheck:
     def _how_to_fit(self, array: Array) -> str:
         """Return what to do about an array of another dtype."""
         wanted = self._leaf.dtype
+        if self._is_empty(array.shape):  # np.array([]) is float64, whatever the other batches are
+            return _EMPTY
         if wanted != "bfloat16" and array.dtype.kind in "biuf" and converted(array, self.dtype) is None:
             both = np.promote_types(array.dtype, self.dtype)
             fits = both if both.kind in (array.dtype.kind, self.dtype.kind) else array.dtype  # no float for integers
@@ -84,13 +84,25 @@ class LeafCheck:
         wanted = self._leaf.shape
         return len(shape) == len(wanted) and all(w in (None, dim) for w, dim in zip(wanted, shape, strict=True))
 
-    def _varying(self, shape: tuple[int, ...]) -> str:
-        """Return the leaf to declare if batches have both the spec's shape and this one, or ""."""
+    def _how_to_shape(self, shape: tuple[int, ...]) -> str:
+        """Return what to do about an array of another shape."""
         wanted = self._leaf.shape
+        if self._is_empty(shape):
+            return _EMPTY
         if len(shape) != len(wanted):
-            return ""
+            return f"a leaf has the same number of dimensions in every {self._what}, here {len(wanted)}"
         dims = tuple(dim if dim == has else None for dim, has in zip(wanted, shape, strict=True))
-        return f', here Leaf("{self._leaf.dtype}", {dims})'
+        declared = f'with None for each dimension that varies, here Leaf("{self._leaf.dtype}", {dims})'
+        if self._what == "batch":
+            return f"give Feed(spec=...) {declared}"
+        return (
+            f"if samples differ in shape, declare the leaf in Feed(spec=...) {declared}, and give "
+            'batching="pad" or batching="ragged"'
+        )
+
+    def _is_empty(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape is a ready batch without rows."""
+        return self._what == "batch" and _has_no_rows(shape, self._leaf)
 
     def _from_python(self, value: Any, array: Array) -> Array:
         """Convert Python's own numbers, which have no size. They fit if they keep their value (floats may be
@@ -120,6 +132,7 @@ class TextCheck:
 
     def __init__(self, path: str, leaf: Leaf, *, ready: bool) -> None:
         self._what = f"{'batch' if ready else 'sample'}{path}"
+        self._ready = ready
         self._leaf = leaf
 
     def fit(self, value: Any) -> Array:
@@ -137,11 +150,17 @@ class TextCheck:
             )
         wanted = self._leaf.shape
         if array.ndim != len(wanted) or any(w not in (None, dim) for w, dim in zip(wanted, array.shape, strict=True)):
+            hint = "every sample of a feed needs the same number of strings in a leaf. Join them, or fill up with ''"
+            if self._ready and _has_no_rows(array.shape, self._leaf):
+                hint = _EMPTY
             raise SpecError(
-                f"{self._what} has text of shape {array.shape}, but the feed's spec has {self._leaf} there: every "
-                "sample of a feed needs the same number of strings in a leaf. Join them, or fill up with ''"
+                f"{self._what} has text of shape {array.shape}, but the feed's spec has {self._leaf} there: {hint}"
             )
         return array
+
+
+def _has_no_rows(shape: tuple[int, ...], leaf: Leaf) -> bool:
+    return shape[:1] == (0,) and bool(leaf.shape) and leaf.shape[0] != 0
 
 
 def joined(strings: Sequence[bytes]) -> tuple[Array, Array]:
