@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock_proto.batches.inferring import as_array
 from penstock_server import Feed, Shuffle
+from penstock_server.feed.objects.indexables import length_of
 from penstock_server.shuffling.block_order import BlockOrder
 from tests.conftest import Daemon, Serve
 
@@ -347,6 +348,56 @@ def test_an_error_of_a_dataset_says_for_how_many_lanes_it_was_divided(serve: Ser
     assert daemon.process.wait(60) == 1
     said = "ValueError: too few shards (the dataset is divided for 16 workers, one for each lane: give Feed(lanes=)"
     assert said in daemon.stderr()
+
+
+class Counted:
+    """An indexable object whose `__len__` returns any value, or raises it."""
+
+    length: Any = None
+
+    def __len__(self) -> int:
+        if isinstance(self.length, Exception):
+            raise self.length
+        return self.length  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class PyDataset(Counted):
+    """A stand-in for the class of Keras."""
+
+    __module__ = "keras.utils"
+
+    @property
+    def num_batches(self) -> int:
+        return len(self)
+
+
+@pytest.mark.parametrize("kind", [Counted, PyDataset])
+@pytest.mark.parametrize(
+    ("length", "says"),
+    [
+        (np.ceil(2.5), r"{}.__len__ must return an int, and returned 3.0 \(numpy.float64\)"),
+        (3.0, r"{}.__len__ must return an int, and returned 3.0 \(float\)"),
+        (None, r"{}.__len__ must return an int, and returned None \(NoneType\)"),
+        (np.array([2.0, 3.0]), r"{}.__len__ must return an int, and returned float64 array of shape \(2,\) \(numpy"),
+        (-1, r"{}.__len__ must return an int from 0 to [0-9]+, and returned -1"),
+        (1 << 70, r"{}.__len__ must return an int from 0 to [0-9]+, and returned 1[0-9]+"),
+        (TypeError("no index"), "^no index$"),
+    ],
+)
+def test_a_length_that_is_none_names_the_class(kind: type[Counted], length: Any, says: str) -> None:
+    source = kind()
+    source.length = length
+    with pytest.raises((TypeError, ValueError), match=says.format(kind.__name__)):
+        Feed(source, batch_size=None)
+
+
+def test_a_length_may_be_an_integer_of_numpy() -> None:
+    source = Counted()
+    source.length = np.int64(3)
+    assert length_of(source) == 3
 
 
 def test_a_loader_is_refused_with_the_fix() -> None:

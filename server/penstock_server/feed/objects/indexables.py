@@ -6,10 +6,14 @@ items.
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from penstock_proto.value_text import shown
 
 
 def is_indexable(source: Any) -> bool:
@@ -55,12 +59,37 @@ def length_of(source: Any) -> int | None:
     """Return the number of items of an indexable object, or None for an endless Keras dataset.
 
     Raises:
+        TypeError: its `__len__` returned something other than an int.
+        ValueError: its `__len__` returned a number below 0, or one that is too large.
         Exception: anything that the object raises, or NotImplementedError from a Keras dataset with no length at all.
     """
-    if is_keras(source) and hasattr(type(source), "num_batches"):
-        batches = source.num_batches
-        return None if batches is None else int(batches)
-    return len(source)
+    try:
+        if is_keras(source) and hasattr(type(source), "num_batches"):
+            batches = source.num_batches
+            return None if batches is None else int(batches)
+        return len(source)
+    except (TypeError, ValueError, OverflowError):
+        _refuse_length(source)
+        raise
+
+
+def _refuse_length(source: Any) -> None:
+    """Explain why `len(source)` has failed, if the number is the reason: Python's own message names neither the class
+    nor the method. (Keras calls `len` too, in `num_batches`.)"""
+    try:
+        length = type(source).__len__(source)
+    except Exception:  # that is the reason
+        return
+    kind = type(length)
+    what = f"{type(source).__name__}.__len__ must return an int"
+    try:
+        number = operator.index(length)
+    except TypeError:
+        name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        text = str(length) if isinstance(length, float | np.generic) else shown(length)  # not np.float64(3.0)
+        raise TypeError(f"{what}, and returned {text} ({name})") from None
+    if not 0 <= number <= sys.maxsize:
+        raise ValueError(f"{what} from 0 to {sys.maxsize}, and returned {number}") from None
 
 
 def as_structure(item: Any, *, inside: bool = False, batch: bool = False) -> Any:
