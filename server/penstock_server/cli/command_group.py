@@ -5,6 +5,7 @@ A command gets this behaviour when it is added to the group. Its own file only d
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import os
@@ -50,6 +51,12 @@ class PenstockGroup(click.Group):
             sys.exit(1)
         try:
             return super().main(*args, **kwargs)
+        except OSError as error:
+            if not standard_streams.is_of_output(error):
+                raise
+            with contextlib.suppress(OSError):  # standard error may be on the same disk
+                click.echo(f"penstock: cannot write the output: {error.strerror or error}", err=True)
+            sys.exit(1)
         finally:
             standard_streams.flush()
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 
 import click
+
+_WRITERS = (click.echo.__module__, "rich.console")
+"""The modules that write the output of commands."""
 
 
 def open_missing() -> None:
@@ -25,6 +29,12 @@ def say(line: str) -> None:
     """Print a line on standard output. If nobody reads it (`| head -1`) or the disk is full, go on without."""
     with contextlib.suppress(OSError):
         click.echo(line)
+
+
+def is_of_output(error: OSError) -> bool:
+    """Return whether `error` came from writing the output of a command, and not from a file or a socket."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return error.filename is None and frames[-1].f_globals.get("__name__") in _WRITERS
 
 
 def flush() -> None:
