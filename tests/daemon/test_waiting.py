@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,20 @@ def test_wait_begins_before_the_daemon(serve: Serve) -> None:
         daemon = serve(SLOW, ready=False, bind=endpoint)
         finish(daemon)
         assert waits.result().exit_code == 0
+
+
+def test_those_that_wait_hear_that_the_memory_is_too_small(serve: Serve) -> None:
+    daemon, endpoint = starting(serve, memory="1K")
+    until_importing(endpoint)
+    told: list[str] = []
+    waits = partial(control.wait, endpoint, readiness.Patience(60), None, told.append)
+    with meanwhile(lambda: failure(waits)) as waiter:
+        wait_until(lambda: bool(told))
+        finish(daemon)
+        error = waiter.result()
+    assert isinstance(error, penstock.MemoryBound)
+    assert "--memory 1.0 KiB is too small: at least" in str(error)
+    assert daemon.process.wait(30) == 1
 
 
 def test_something_else_at_the_port_is_not_taken_for_a_daemon_that_starts(impatient: None) -> None:

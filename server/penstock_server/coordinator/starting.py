@@ -122,13 +122,15 @@ class Starting:
             self._workers.begin_with(worker)
         static = plan.static_splits or plan.length is not None
         self.checks.on_first_sample(name, event.run, splits.number, not static, event.first, worker)
-        self.feeds[name] = ServedFeed(plan, spec, event.sample_nbytes, splits if static else None, event.sample_spec)
-        too_small = self._budget.check_start(self.feeds.values())
+        feed = ServedFeed(plan, spec, event.sample_nbytes, splits if static else None, event.sample_spec)
+        too_small = self._budget.check_start([*self.feeds.values(), feed])
+        if too_small is not None and not self._listings:  # otherwise it does not count all feeds yet
+            self._do(do.FailStart(too_small))  # the feed is not ready, so those that wait for it are told why
+            return
+        self.feeds[name] = feed
         if too_small is None:
             self._do(do.FeedReady(name, splits.count))
             self._check_samples()
-        elif not self._listings:  # otherwise it does not count all feeds yet
-            self._do(do.FailStart(too_small))
 
     def on_run_failed(self, run: int, error: PenstockError) -> None:
         """Try the feed again later, or end the start: user code failed in the run, or its worker died."""
