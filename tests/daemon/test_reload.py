@@ -229,6 +229,13 @@ def test_sources_are_the_modules_and_what_they_import_from_their_tree(tmp_path: 
     assert changed(before, now) == "four.py, six.py"
     module("three/four.py", "this is no Python")
     assert sources.contents() == before, "back to what it was"
+    feeds = (tmp_path / "feeds.py").read_text()
+    module("feeds.py", "def f(:\n")
+    assert changed(before, sources.contents()) == "feeds.py", "what it imports is unknown, and has not changed"
+    module("late.py", "1")
+    assert changed(before, sources.contents()) == "feeds.py, late.py"
+    module("late.py")
+    module("feeds.py", feeds)
     (tmp_path / "late.py").unlink()
     assert changed(before, sources.contents()) == "late.py"
 

@@ -98,8 +98,13 @@ def digests(texts: Mapping[Path, bytes]) -> Contents:
 
 
 def changed(before: Contents, now: Contents) -> str:
-    """Name the files that differ, in words."""
-    names = sorted({path.name for path in before.keys() | now.keys() if before.get(path) != now.get(path)})
+    """Name the files that were edited, removed or added, in words.
+
+    A file that nothing imports any longer is named only if it has changed on the disk. (While a module has a syntax
+    error, its imports are unknown.)
+    """
+    there = {path: _digest(_read(path)) for path in before.keys() - now.keys() if path.exists()} | now
+    names = sorted({path.name for path in before.keys() | there.keys() if before.get(path) != there.get(path)})
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
