@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from penstock_command import main
 from penstock_server import Feed
 from penstock_server.cli.file_options import targets_of
 from penstock_server.targets.file_target import load_target
@@ -24,6 +27,7 @@ from penstock_server.targets.file_target import load_target
         ("x.tfrecord", {"leaves": ("a=b",)}, "`penstock peek x.tfrecord` prints one"),
         ("x.npy x.tgz", {}, "one format, and x.npy is NumPy and x.tgz is tar (WebDataset)"),
         ("x.npy scenes.py:feed", {}, "x.npy is a data file, and scenes.py:feed is a feed"),
+        ("tcp://user:secret@h:1/f", {}, "tcp://...@h:1/f is the address of a running daemon"),
         ("x.npyy", {}, "x.npyy: no such file. Did you mean x.npy?"),
         ("table.xls", {}, "table.xls: no such file; expected a data file, which ends in .h5, .hdf5"),
         ("notes.xyz", {}, "notes.xyz: no kind of file that Penstock reads"),
@@ -47,6 +51,14 @@ def test_a_mistake_is_named_with_what_works(
     with pytest.raises(click.UsageError) as raised:
         targets_of(arguments.split(), {"batch_size": 2, "leaves": (), "name": None, **options})
     assert message in raised.value.message
+
+
+@pytest.mark.parametrize("words", [["check", ""], ["serve", " "], ["peek", ""]])
+def test_an_empty_name_is_said_to_be_empty(words: list[str]) -> None:
+    ended = CliRunner().invoke(main, words)
+    assert ended.exit_code
+    assert re.search("the name( of the feed or data file)? is empty, perhaps as a variable is not set", ended.output)
+    assert "no such file" not in ended.output
 
 
 def test_a_parquet_file_of_no_rows_is_named(tmp_path: Path) -> None:

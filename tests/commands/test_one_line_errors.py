@@ -27,6 +27,29 @@ def test_a_host_that_cannot_be_a_name_is_refused(host: str) -> None:
     assert "its parts between the dots need 1 to 63 characters each" in result.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "tcp://user:secret@127.0.0.1:1"],
+        ["wait", "tcp://user:secret@127.0.0.1:1/f", "--timeout", "0"],
+        ["status", "user:secret@127.0.0.1:1"],
+        ["check", "tcp://user:secret@127.0.0.1:1/f"],
+        ["check", "user:secret@127.0.0.1:1/f"],
+        ["peek", "tcp://user:secret@127.0.0.1:1/f"],
+        ["peek", "tcp://user:secret@127.0.0.1:1/f?group=a"],
+        ["serve", "tcp://user:secret@127.0.0.1:1/f"],
+        ["serve", "feeds.py:feed", "--bind", "tcp://user:secret@127.0.0.1:1"],
+        ["status", "tcp://127.0.0.1:1?token=secret"],
+    ],
+)
+def test_no_message_repeats_a_password(words: list[str]) -> None:
+    ended = CliRunner().invoke(main, words)
+    assert ended.exit_code in (1, 2)
+    assert ended.output
+    assert "secret" not in ended.output
+    assert isinstance(ended.exception, SystemExit)
+
+
 def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); from penstock_command import main; main()"

@@ -20,14 +20,14 @@ def is_private(url: str) -> bool:
         return False
     module, _, attribute = split_params(url)[0].rpartition(":")
     if module and attribute[:1].isdigit():
-        raise StartError(f"{url!r} looks like an address without tcp://: {_FORMS}")
+        raise StartError(f"{urls.shown(url)!r} looks like an address without tcp://: {_FORMS}")
     if url.endswith(".py"):
         raise StartError(
             f"{url}: which feed in it? Write {url}:ATTR, such as {url}:feed. For a feed of a running daemon, give "
             "tcp://HOST:PORT/FEED"
         )
     if not module or not attribute.isidentifier():
-        raise StartError(f"{url!r} is neither a URL nor MODULE:ATTR: {_FORMS}")
+        raise StartError(f"{urls.shown(url)!r} is neither a URL nor MODULE:ATTR: {_FORMS}")
     return True
 
 

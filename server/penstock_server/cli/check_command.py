@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from penstock_proto.transport import urls
+
 from ..machine import cpus
 from .command_group import complete_files
 from .file_options import file_options, targets_of
@@ -118,7 +120,8 @@ def check(
         _refuse_options(context, "without a feed", "strict", "prints_json")
         _check_machine(strict=strict, prints_json=prints_json)
     if re.fullmatch(r"[^/]+:[0-9]+(/.*)?", feed[0]):
-        raise click.UsageError(f"{feed[0]!r} looks like an address: write tcp://{feed[0]}")
+        address = urls.shown(feed[0])
+        raise click.UsageError(f"{address!r} looks like an address: write tcp://{address}")
     if feed[0].startswith("tcp://"):
         if len(feed) > 1:
             raise click.UsageError("check one connection at a time")

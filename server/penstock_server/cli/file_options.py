@@ -181,14 +181,17 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
 
 def _url(argument: str) -> str:
     """Say why a URL is no data file, or what to do with that of a running daemon."""
+    from penstock_proto.transport import urls
+
     from ..sources.other_formats import words_for
     from ..sources.registry import all_endings
     from ..sources.remote.urls import shown
 
     if argument.startswith("tcp://") or "://" not in argument:
-        url = argument if "://" in argument else f"tcp://{argument}"
+        address = urls.shown(argument)
+        url = address if "://" in address else f"tcp://{address}"
         return (
-            f"{argument} is the address of a running daemon, not a feed or data file to serve: penstock status {url} "
+            f"{address} is the address of a running daemon, not a feed or data file to serve: penstock status {url} "
             f"shows it, and penstock.connect('{url}') reads from it"
         )
     name = shown(argument)
@@ -204,6 +207,8 @@ def _unknown(argument: str) -> str:
     from ..sources.registry import all_endings, similar_file
 
     expected = f"expected a data file, which ends in {all_endings()}, or MODULE:ATTR, such as scenes.py:feed"
+    if not argument.strip():
+        return f"the name of the feed or data file is empty, perhaps as a variable is not set; {expected}"
     if os.path.isdir(argument):
         return (
             f"{argument} is a directory: give the files in it, as a pattern in quotes, such as "

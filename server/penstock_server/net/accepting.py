@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock_proto import StartError
+from penstock_proto.transport import urls
 
 from .addresses import is_loopback
 
@@ -163,7 +164,7 @@ def _resolved(bind: str) -> tuple[socket.AddressFamily, socket.SocketKind, int, 
     if scheme != "tcp" or not host or not port.isdecimal():
         raise OSError("Invalid argument")
     if int(port) > 65535:
-        raise StartError(f"cannot listen on {bind}: a port is a number from 0 (any) to 65535")
+        raise StartError(f"cannot listen on {urls.shown(bind)}: a port is a number from 0 (any) to 65535")
     host = "0.0.0.0" if host == "*" else host.strip("[]")
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -176,7 +177,7 @@ def _cannot(bind: str, error: OSError) -> StartError:
         why = "the port is in use, perhaps by another daemon: choose another one, or port 0 for a free one"
     else:
         why = f"{error.strerror or error}; an address looks like tcp://127.0.0.1:5555"
-    return StartError(f"cannot listen on {bind}: {why}")
+    return StartError(f"cannot listen on {urls.shown(bind)}: {why}")
 
 
 def _bound(bind: str) -> socket.socket:

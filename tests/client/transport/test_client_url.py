@@ -20,6 +20,11 @@ from penstock_proto.transport.urls import Address
         ("tcp://h:x/f", "has the port 'x'"),
         ("tcp://h:70000/f", "has the port '70000'"),
         ("tcp://h:1/a/b", "such as tcp://127.0.0.1:5555/train, got 'tcp://h:1/a/b'"),
+        ("tcp://h:1/f?token=abc", "'tcp://h:1/f?...': such a URL takes no query"),
+        ("tcp://h:1?token=abc", "'tcp://h:1?...': such a URL takes no query"),
+        ("tcp://user:secret@h:1/f", "'tcp://...@h:1/f': such a URL takes no user name and no password"),
+        ("http://user:secret@h:1/f", "'http://...@h:1/f' has the scheme 'http'"),
+        ("user:secret@h:1", "looks like an address without tcp://"),
         ("tcp://h:1", "names no feed: write tcp://h:1/FEED"),
         ("tcp://h:1/", "`penstock status tcp://h:1` lists the feeds"),
         ("scenes.py", "which feed in it? Write scenes.py:ATTR"),
@@ -31,6 +36,7 @@ def test_each_wrong_url_has_its_own_sentence(url: str, says: str) -> None:
     with pytest.raises(penstock.StartError) as caught:
         penstock.connect(url)
     assert says in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

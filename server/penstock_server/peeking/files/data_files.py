@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock_proto import FeedError, PenstockError, StartError
 from penstock_proto.status.figures import size
+from penstock_proto.transport import urls as addresses
 
 from ...sources import files as fs
 from ...sources import other_formats, registry
@@ -244,8 +245,9 @@ def is_url_of_feed(name: str) -> bool:
         url, query, _ = name.partition("?")
         if query:
             raise StartError(
-                f"{name!r}: penstock peek cannot read as a member of a group or as a rank, since it would take their "
-                f"batches. It reads the same samples with a stream of its own: penstock peek {url}"
+                f"{addresses.shown(name)!r}: penstock peek cannot read as a member of a group or as a rank, since it "
+                f"would take their batches. It reads the same samples with a stream of its own: penstock peek "
+                f"{addresses.shown(url)}"
             )
         return True
     module, _, attribute = name.rpartition(":")
@@ -261,6 +263,11 @@ def is_url_of_feed(name: str) -> bool:
         raise StartError(
             f"{name}: no kind of file that Penstock reads. Write a generator that reads it, and give its feed as "
             f"MODULE:ATTR, such as scenes.py:feed (expected a file that ends in {registry.all_endings()})"
+        )
+    if not name.strip():
+        raise StartError(
+            "the name is empty, perhaps as a variable is not set. Give a file, the URL of a daemon's feed "
+            "(tcp://HOST:PORT/FEED) or MODULE:ATTR, such as scenes.py:feed"
         )
     where = "" if os.path.isabs(name) else f" in {os.getcwd()}"
     if similar := registry.similar_file(name):
