@@ -31,7 +31,7 @@ from tests.conftest import DaemonLauncher, wait_until
 FEEDS = """
 import ctypes, itertools, multiprocessing, os, random, sys, time
 import numpy as np
-from penstock_server import Feed
+from penstock_server import DROP, Feed
 
 unseeded = np.random.default_rng()
 kept = np.random.default_rng(0)
@@ -124,6 +124,14 @@ class OwnSeed:
 own_seed = Feed(OwnSeed, method="generate", args=(3,), **pieces)
 own_order = Feed(OwnSeed, method="generate", args=(3,), **pieces, shuffle=512)
 repeats = Feed(lambda: iter(range(30)), segment=30, batch_size=8)
+def frames(split):
+    yield from range(0 if split in (3, 7, 9, 11) else 20)
+
+few_empty = Feed(frames, splits=range(16), batch_size=8)
+few_empty_batches = Feed(frames, splits=range(16), batch_size=8, batch_transform=lambda batch: batch + 1)
+most_empty = Feed(lambda split: iter(range(split // 10)), splits=range(16), batch_size=2)
+dropped = Feed(numbers, args=(9,), splits=range(16), batch_size=8, transform=lambda x: DROP if x < 9 else x)
+unequal = Feed.zip({"a": few_empty, "b": Feed(numbers, args=(9,), splits=range(16), batch_size=8)})
 thirty = dict(segment=30, batch_size=8)
 repeats_batches = Feed(lambda: iter(range(30)), **thirty, batch_transform=lambda x, rng: x + rng.random())
 
@@ -590,6 +598,18 @@ def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: C
     for name in ("repeats", "repeats_batches"):
         repeated = check(f"feeds.py:{name}").finding("segments")
         assert "every segment repeats" in repeated["what"]
+
+
+def test_splits_without_samples_are_named_if_most_have_some(check: Check) -> None:
+    for feed in ("few_empty", "few_empty_batches"):
+        empty = check(f"feeds.py:{feed}").finding("splits")
+        assert empty["severity"] == "note"
+        assert empty["what"] == (
+            "the generator yields no sample for 4 of 16 splits that were read: split 3, split 7, split 9 and 1 more"
+        )
+    for feed in ("most_empty", "dropped"):
+        assert "splits" not in check(f"feeds.py:{feed}").about
+    assert check("feeds.py:unequal").about.count("splits") == 0  # the part with fewer samples is named
 
 
 def test_what_a_generator_carries_on_and_the_feed_loses_is_named(check: Check) -> None:

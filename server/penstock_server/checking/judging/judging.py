@@ -205,6 +205,8 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
                 " -> ".join(library.chain),
                 "import it at the top of the module, where workers share it, or not at all",
             )
+    if recording is not None and done.empty:
+        yield from _empty(done, recording)
     if recording is not None and done.whole and plan.samples is not None and plan.length is None:
         samples = plan.samples if plan.batch_size is not None else None
         if samples is not None and recording.samples != samples:
@@ -222,6 +224,22 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
             fix="let the generator draw from `rng`, or from random or numpy.random without a seed of its own, or take "
             "the segment's number as its first parameter",
         )
+
+
+def _empty(done: Done, recording: Recording) -> Iterator[Finding]:
+    """Yield a finding if a few splits have no samples, and most have some."""
+    count = done.empty
+    if 2 * count >= len(recording.names):
+        return
+    named = ", ".join(done.without_samples)
+    more = f" and {count - len(done.without_samples)} more" if count > len(done.without_samples) else ""
+    yield Finding(
+        NOTE,
+        "splits",
+        f"the generator yields no sample for {count} of {len(recording.names)} splits that were read: {named}{more}",
+        fix="if they should have some, look at what they name: some libraries say nothing of a file that is missing or "
+        "damaged (cv2.VideoCapture() has no frames then). Let the generator raise an error for it",
+    )
 
 
 def _lost(carried: Carried, lanes: int) -> Finding:

@@ -188,6 +188,8 @@ class Done(Struct, frozen=True, tag=True):
         processes: how many processes of generators still run although their generators have ended.
         started: the most processes of its own that one generator had at a time.
         others: how many CPUs other processes of the machine used meanwhile.
+        empty: for how many splits the generator has yielded no sample.
+        without_samples: the first of these splits.
         carried: what the generator carries on that the feed loses; None if nothing, or if the task was not PLAIN.
     """
 
@@ -202,6 +204,8 @@ class Done(Struct, frozen=True, tag=True):
     processes: int = 0
     started: int = 0
     others: float = 0.0
+    empty: int = 0
+    without_samples: tuple[str, ...] = ()
     carried: Carried | None = None
 
 

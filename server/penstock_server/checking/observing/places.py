@@ -86,6 +86,12 @@ class SplitPlaces:
         """Return how many samples of a split were read; 0 if it is not open."""
         return self._open[place].taken if place in self._open else 0
 
+    def is_empty(self, place: int) -> bool:
+        """Return whether the generator has yielded no sample for this split. Whatever drops samples hides that."""
+        if self._feed.declared.splits is None or self._feed.drops is not None or place not in self._open:
+            return False
+        return self._open[place].source_place.read == 0
+
     def generator(self, place: int) -> Any:
         """Return the user's generator that reads a split; None if the split is not open."""
         return self._open[place].generator if place in self._open else None
@@ -135,6 +141,10 @@ class BatchPlaces:
     def read(self, place: int, store: Any, rows: int) -> int:
         self._run.index = place
         return self._run.next_batch(store)
+
+    def is_empty(self, place: int) -> bool:
+        """Return False: items are samples."""
+        return False
 
     def close(self, place: int) -> None:
         """Do nothing: nothing is open."""

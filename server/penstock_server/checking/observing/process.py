@@ -49,6 +49,9 @@ from .sources import GLOBAL, SEEDED, Spy
 
 _REPORT_SECONDS = 0.1
 
+_NAMED = 3
+"""Splits without samples that are named."""
+
 
 class Process:
     """Carries out a task.
@@ -165,6 +168,8 @@ class Process:
                 changed=changed,
                 processes=helpers.of_this_process.left,
                 started=helpers.of_this_process.most,
+                empty=len(reader.empty),
+                without_samples=tuple(reader.empty[:_NAMED]),
             )
         )
 

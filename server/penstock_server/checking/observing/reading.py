@@ -39,6 +39,7 @@ class Reader:
         seconds, cpu_seconds: how long all reads took, and their CPU time.
         whole: whether the reading came to its end before the time was up.
         place: the place that was read last.
+        empty: names of the splits for which the generator has yielded no sample.
     """
 
     def __init__(
@@ -70,6 +71,9 @@ class Reader:
         self.seconds = self.cpu_seconds = 0.0
         self.whole = False
         self.place = 0
+        self.empty: list[str] = []
+        self._told: set[int] = set()
+        """Places of which `on_skip` was told."""
 
     @property
     def recording(self) -> Recording:
@@ -197,10 +201,14 @@ class Reader:
         self._count += read
         self._on_samples(self._count)
         if error is not None:
+            self._told.add(place)
             self._on_skip(recording.names[place], recording.count(place), error)
+        if not recording.count(place) and place not in self._told and self._places.is_empty(place):
+            self.empty.append(recording.names[place])
         return read
 
     def _uneven(self, place: int, samples: int, why: str) -> None:
+        self._told.add(place)
         self._on_skip(self._places.show(place), samples, GeneratorError(why))
 
     def _read_before(self, place: int, recording: Recording) -> int:

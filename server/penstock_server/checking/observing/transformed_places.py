@@ -67,6 +67,10 @@ class TransformedPlaces:
         """See SplitPlaces."""
         return self._places.taken(place)
 
+    def is_empty(self, place: int) -> bool:
+        """See SplitPlaces."""
+        return self._places.is_empty(place)
+
     def generator(self, place: int) -> Any:
         """See SplitPlaces."""
         return self._places.generator(place)
