@@ -645,7 +645,9 @@ def test_segments_that_are_whole_passes_are_told_that_the_stream_has_parts_of_se
         "Segments are whole passes, but the stream is made of up to 16 of them at a time: 200 rows in" in pieces["what"]
     )
     assert "give samples=20: each epoch" in pieces["fix"]
-    assert check("feeds.py:passes").about == ["workers"]
+    workers = check("feeds.py:passes")
+    assert workers.about == ["workers"]
+    assert workers.finding("workers")["what"].endswith("workers run no faster than 1")
 
 
 @pytest.mark.parametrize(

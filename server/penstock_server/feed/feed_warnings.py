@@ -71,10 +71,8 @@ def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
     if plan.length is not None or plan.order != "exact" or enough >= workers:
         return None
     counted = f"lanes={plan.lanes}" if plan.endless else f"lanes={plan.lanes}, {count(n_splits, plan.piece)}"
-    return (
-        f"feed {plan.name} has {count(lanes, 'lane')} ({counted}), so {workers} workers run "
-        f"no faster than {enough}: the number of workers should divide the number of lanes"
-    )
+    text = f"feed {plan.name} has {count(lanes, 'lane')} ({counted}), so {workers} workers run no faster than {enough}"
+    return text if lanes == 1 else f"{text}: the number of workers should divide the number of lanes"
 
 
 def undivided_warning(name: str, source: Any) -> str:

@@ -110,7 +110,8 @@ class ReproducibilityCheck:
             f"feed {self._feed.plan.name}: segments 0 and {first}{of} have the same samples, as far as these were "
             "compared, so every segment repeats them. Let the generator draw from `rng`, or from random or "
             "numpy.random without a seed of its own (Penstock seeds them for each segment), or take the segment's "
-            "number as its first parameter"
+            "number as its first parameter. If it goes through its data in order, give the data as splits= (files, or "
+            "ranges of rows), or give segment= and samples= of one pass"
         )
 
     def _first_samples(self, index: int, count: int) -> list[bytes]:
