@@ -24,7 +24,7 @@ from penstock_server.checking.judging.sizes import speed
 from penstock_server.checking.observing import messages
 from penstock_server.checking.observing.cpu_time import CpuWatch
 from penstock_server.checking.observing.messages import Carried, Done, Gpu, Source
-from penstock_server.checking.observing.plain_loop import lost_by_segments, one_pass
+from penstock_server.checking.observing.repeats import lost_by_segments, one_pass
 from penstock_server.checking.observing.sources import SEEDED
 from tests.conftest import DaemonLauncher, wait_until
 
@@ -124,6 +124,19 @@ class OwnSeed:
 own_seed = Feed(OwnSeed, method="generate", args=(3,), **pieces)
 own_order = Feed(OwnSeed, method="generate", args=(3,), **pieces, shuffle=512)
 repeats = Feed(lambda: iter(range(30)), segment=30, batch_size=8)
+
+def one_batch(split):
+    while True:
+        yield [np.full(4, split), np.ones((4, 2))], np.arange(4)
+
+packed = Feed(one_batch, splits=range(8), batch_size=None, transform=lambda batch: (*batch[0], batch[1]))
+
+def with_locks(split):
+    for i in range(40):
+        yield i, multiprocessing.current_process(), iter([i])
+
+locks = Feed(with_locks, **pieces, transform=lambda sample: sample[0])
+
 def frames(split):
     yield from range(0 if split in (3, 7, 9, 11) else 20)
 
@@ -598,6 +611,15 @@ def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: C
     for name in ("repeats", "repeats_batches"):
         repeated = check(f"feeds.py:{name}").finding("segments")
         assert "every segment repeats" in repeated["what"]
+
+
+def test_a_loop_over_what_only_a_transform_makes_servable_is_compared_or_the_check_says_that_it_is_not(
+    check: Check,
+) -> None:
+    assert "goes through the same 4 rows again and again" in check("feeds.py:packed").finding("epochs")["what"]
+    unknown = check("feeds.py:locks").finding("plain loop")
+    assert unknown["severity"] == "note"
+    assert unknown["what"].startswith("the feed could not be compared with a plain loop over its generator: samples")
 
 
 def test_splits_without_samples_are_named_if_most_have_some(check: Check) -> None:

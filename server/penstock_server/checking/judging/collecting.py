@@ -16,6 +16,7 @@ from penstock_proto.messages import Environment
 from ...machine.environment import of_workers
 from ..observing import messages
 from ..observing.recording import TRANSFORMED, Recording, load
+from ..observing.repeats import unknown
 from . import culprit
 from .compare import Difference, compared, first_difference
 from .culprit import Culprit, Result, Trial
@@ -30,7 +31,7 @@ _BEYOND = 64
 _LENGTHS = 3
 """How many times two runs must have the same number of samples to agree, since one match can be chance."""
 
-_PLAIN_SECONDS = 2.0
+_PLAIN_SECONDS = 3.0
 """For how long the plain loop over the generator is read, at most."""
 
 _LOOKS = 60.0
@@ -194,7 +195,10 @@ class _Collector:
                 self._tell("comparing with a plain loop", 0.9)
 
         (outcome,) = finish(self._run(task, "0", heard))
-        return None if outcome.done is None else outcome.done.carried
+        if outcome.done is not None:
+            return outcome.done.carried
+        error = outcome.failed.error.message if outcome.failed is not None else ""
+        return unknown(error or (f"the process {outcome.ended}" if outcome.ended else "nothing happened any longer"))
 
     def _finish(self, task: messages.Task) -> Outcome:
         def heard(report: messages.Report) -> None:

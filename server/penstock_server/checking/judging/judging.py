@@ -10,8 +10,10 @@ from ...coordinator.stream.budget import enough
 from ...feed.feed_warnings import mixing_warning, workers_warning
 from ...feed.options.plan_sizes import pooled_lanes
 from ..findings.findings import ERROR, NOTE, WARNING, Finding, by_severity
-from ..observing.messages import Carried, Done, Failed, Imported, Library, Looked
+from ..observing.messages import Done, Failed, Imported, Library, Looked
 from ..observing.recording import Recording
+from ..observing.repeats import PIECES, UNEVEN, UNKNOWN
+from .carried import lost, repeating
 from .collecting import Facts
 from .culprit import HASH
 from .culprit_words import cause
@@ -23,6 +25,9 @@ _HEAVY = 150 << 20
 
 _ENOUGH = 16
 """Samples that must be equal, over all segments, before segments count as equal."""
+
+_SAID_BY_REPEATING = (PIECES, UNEVEN)
+"""What a plain loop shows of segments that repeat: the finding that they do gives the same advice."""
 
 
 def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
@@ -50,9 +55,8 @@ def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
         )
     if first.imported is not None and first.done is not None:
         found += _reading(first.imported, first.done, facts.recording)
-    if facts.carried is not None:
-        lanes = 0 if first.imported is None else first.imported.plan.lanes
-        found.append(_lost(facts.carried, lanes))
+    if first.imported is not None:
+        found += _carried(facts, first.imported)
     found += _runs(facts)
     return by_severity(found)
 
@@ -216,14 +220,6 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
                 f"samples={samples}, but an epoch has {recording.samples}",
                 fix=f"give samples={recording.samples}, or leave it out",
             )
-    if recording is not None and plan.segment is not None and (equal := _equal_segments(recording)):
-        yield Finding(
-            WARNING,
-            "segments",
-            f"segments 0 to {equal} have the same samples, so every segment repeats them",
-            fix="let the generator draw from `rng`, or from random or numpy.random without a seed of its own, or take "
-            "the segment's number as its first parameter",
-        )
 
 
 def _empty(done: Done, recording: Recording) -> Iterator[Finding]:
@@ -242,55 +238,18 @@ def _empty(done: Done, recording: Recording) -> Iterator[Finding]:
     )
 
 
-def _lost(carried: Carried, lanes: int) -> Finding:
-    count, unit, one_pass = carried.compared, carried.unit, carried.one_pass
-    numbers = f"segment={one_pass} and samples={one_pass}" if one_pass else "segment= and samples= of one pass"
-    passes = f"{numbers}: each epoch is then a whole pass, which one worker makes"
-    again = f"the generator goes through the same {count} {unit} again and again"
-    if carried.kind == "segments":
-        return Finding(
-            WARNING,
-            "segments",
-            f"{count} {unit} of an epoch have only {count - carried.different} different ones, and a plain "
-            f"loop over the generator yields {count}: each segment starts the generator again, so {unit} come twice "
-            "and others are left out",
-            fix="give what the generator goes through as splits= (files, or ranges of rows), or serve an object with "
-            f"__len__ and __getitem__, and let shuffle= shuffle; or give {passes}. With other segments, a generator "
-            "must draw each sample at random",
-        )
-    if carried.kind == "uneven":
-        return Finding(
-            WARNING,
-            "segments",
-            f"{again}. Each segment starts it again and ends within a pass, so the first {unit} of a pass come more "
-            "often than the others",
-            fix=f"give {passes}",
-        )
-    if carried.kind == "pieces":
-        return Finding(
-            NOTE,
-            "segments",
-            f"{again}. Segments are whole passes, but the stream is made of up to {lanes} of them at a time: {count} "
-            f"{unit} in a row are parts of several passes",
-            fix=f"if they must be a whole pass, as in an evaluation, give samples={one_pass}: each epoch is then one, "
-            "which one worker makes",
-        )
-    if carried.kind == "endless":
-        return Finding(
-            WARNING,
-            "epochs",
-            f"{again}, so an epoch may never end, and only one worker reads each split",
-            fix=f"let it end after one pass; or leave splits= out and give {passes}",
-        )
-    return Finding(
-        WARNING,
-        "epochs",
-        f"each epoch has the same samples in the same order, and in a plain loop over one object {carried.different} "
-        f"of {count} {unit} differ from one pass to the next: the feed makes the object again for each split and "
-        "epoch, and its own random generator begins again with it",
-        fix="draw from random or numpy.random, which are seeded for each split and epoch, or let the constructor take "
-        "`epoch` and add it to the seed. If only the order differs, shuffle= can shuffle",
-    )
+def _carried(facts: Facts, imported: Imported) -> Iterator[Finding]:
+    """Yield the finding of the comparison with a plain loop, and that segments repeat, once."""
+    found, first = facts.carried, facts.first
+    equal = 0
+    if imported.plan.segment is not None and facts.recording is not None:
+        equal = _equal_segments(facts.recording)
+    if equal:
+        yield repeating(f"0 to {equal}" if equal > 1 else "0 and 1", found)
+    if found is None or (equal and found.kind in _SAID_BY_REPEATING):
+        return
+    if found.kind != UNKNOWN or not (first.failed or first.skipped or first.broke):
+        yield lost(found, imported.plan)
 
 
 def _equal_segments(recording: Recording) -> int:

@@ -158,12 +158,14 @@ class Carried(Struct, frozen=True):
     Attributes:
         kind: "segments" or "epochs": where the feed loses it. "uneven": segments end within a pass over the data.
             "endless": the generator goes through its data again and again, and the feed has no `segment=`. "pieces":
-            segments are whole passes, but the stream is made of several at a time.
+            segments are whole passes, but the stream is made of several at a time. "unknown": the comparison failed.
         compared: how many samples were compared, or rows of batches.
         different: how many of them came twice in the segments (or came again), or differed in a second pass of the
             plain loop.
         one_pass: the `segment=` that is one pass of the plain loop over its data; 0 if the loop did not come so far.
         unit: "samples" or "rows".
+        alike: whether the generator yields the same samples each time that it starts.
+        why: why the comparison failed.
     """
 
     kind: str
@@ -171,6 +173,8 @@ class Carried(Struct, frozen=True):
     different: int
     one_pass: int = 0
     unit: str = "samples"
+    alike: bool = False
+    why: str = ""
 
 
 class Done(Struct, frozen=True, tag=True):

@@ -1,0 +1,206 @@
+"""`penstock check` compares a feed with a plain loop over its generator, and names what the feed loses or repeats."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_server import Feed
+from penstock_server.checking.judging.carried import lost
+from penstock_server.checking.observing.messages import Carried
+from penstock_server.checking.observing.plain_loop import carried
+from penstock_server.checking.observing.raw_samples import digests_of_raw, digests_of_rows
+from penstock_server.checking.observing.repeats import bits, lost_by_epochs, lost_by_segments, tiny_pass
+from penstock_server.feed.options.plan_sizes import segment_count
+from penstock_server.worker.isolation.randomness import GlobalRandomness
+from penstock_server.worker.reading.loaded_feed import LoadedFeed
+
+
+def found_in(feed: Feed) -> Carried | None:
+    """Return what a feed loses, compared with a plain loop."""
+    plan = feed.plan("feed")
+    splits = range(segment_count(plan)) if plan.segment is not None else feed.splits or [None]
+    randomness = GlobalRandomness()
+    try:
+        return carried(LoadedFeed(feed, plan), splits, randomness, 60.0)
+    finally:
+        randomness.use(None)
+
+
+def kind_in(feed: Feed) -> str:
+    found = found_in(feed)
+    return "" if found is None else found.kind
+
+
+@dataclass
+class Row:
+    number: int
+    name: str
+
+
+def forever(form: Any, count: int = 30) -> Any:
+    def generate() -> Iterator[Any]:
+        while True:
+            for i in range(count):
+                yield form(i)
+
+    return generate
+
+
+SHAPES: dict[str, Any] = {
+    "a list of arrays": lambda i: ([np.full(2, i), np.ones(3)], i),
+    "an object": lambda i: Row(i, f"row {i}"),
+    "a dict with other keys than text": lambda i: {"boxes": [[1.0] * 4] * (i % 3), 3: [i, "a"]},
+    "lists of different lengths": lambda i: ([np.ones(2)] * (i % 3), i),
+    "text": lambda i: f"{i}.png",
+    "nothing beside a number": lambda i: (None, i),
+}
+
+
+@pytest.mark.parametrize("form", SHAPES.values(), ids=SHAPES)
+def test_a_loop_is_compared_whatever_the_generator_yields_to_its_transform(form: Any) -> None:
+    endless = Feed(forever(form), batch_size=4, transform=lambda sample: 1)
+    assert found_in(endless) == Carried("endless", 30, 4066, 30, alike=True)
+
+
+def packed(i: int) -> Any:
+    return [np.full((4, 2), i), np.ones((4, 3))], np.arange(4) + 4 * i
+
+
+def test_the_rows_of_a_batch_are_compared_if_it_is_a_list_of_arrays() -> None:
+    found = found_in(Feed(forever(packed, 7), batch_size=None, transform=lambda batch: (tuple(batch[0]), batch[1])))
+    assert found == Carried("endless", 28, 4068, 7, unit="rows", alike=True)
+
+
+def test_a_split_that_yields_one_batch_for_ever_is_named() -> None:
+    def one(split: int) -> Iterator[Any]:
+        while True:
+            yield packed(split)
+
+    assert kind_in(Feed(one, splits=[0, 1], batch_size=None, transform=tuple)) == "endless"
+
+
+def test_it_is_said_if_samples_cannot_be_compared_or_the_loop_fails() -> None:
+    locks = found_in(Feed(forever(lambda i: (i, threading.Lock())), batch_size=4, transform=lambda sample: sample[0]))
+    assert locks is not None
+    assert locks.why.startswith("samples contain lock objects, which cannot be pickled")
+    failed = found_in(Feed(forever(lambda i: 1 // i), batch_size=4))
+    assert failed is not None
+    assert "raised ZeroDivisionError" in failed.why
+
+
+def test_equal_samples_have_equal_digests_and_others_do_not() -> None:
+    text = "".join(["a", "b"])
+    assert digests_of_raw([Row(1, text), Row(1, text)]) == digests_of_raw([Row(1, "ab"), Row(1, "".join("ab"))])
+    assert digests_of_raw({"a": 1}) != digests_of_raw({"b": 1})
+    assert digests_of_raw((1, [2, "x"])) != digests_of_raw((1, [2, "y"]))
+    assert len(set(digests_of_rows({"x": np.arange(3), "names": ["a", "b", "c"]}))) == 3
+    assert len(list(digests_of_rows((np.arange(3), np.arange(4))))) == 1  # nodes and edges have no common rows
+
+
+def number(i: int) -> bytes:
+    return i.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("second", "other_epoch", "shuffled", "lost"),
+    [
+        (range(20, 0, -1), range(1, 21), False, (20, 20)),
+        (range(20, 0, -1), range(1, 21), True, None),  # the feed makes another order
+        (range(20, 0, -1), range(20, 0, -1), False, None),
+        (range(1, 21), range(1, 21), False, None),
+        (range(1, 8), range(1, 21), False, None),  # too few
+    ],
+)
+def test_epochs_lose_what_differs_in_a_second_pass(second: Any, other_epoch: Any, shuffled: bool, lost: Any) -> None:
+    first, again, other = ([*map(number, numbers)] for numbers in (range(1, 21), second, other_epoch))
+    assert lost_by_epochs((first, again), (first, other), shuffled=shuffled) == lost
+
+
+def drawn(*pool: Any) -> Any:
+    def generate() -> Iterator[Any]:
+        while True:
+            yield random.choice(pool)
+
+    return generate
+
+
+def drawn_file() -> Iterator[Any]:
+    while True:
+        first = 100 * random.randrange(3)
+        yield from (np.arange(i, i + 4) for i in range(first, first + 80, 4))
+
+
+def shuffled_anew() -> Iterator[Any]:
+    while True:
+        yield from np.split(np.random.permutation(200), 50)
+
+
+BATCHES = [np.arange(4) + 4 * i for i in range(5)]
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("generate", "segment"),
+    [
+        (forever(lambda i: (np.zeros((4, 3)), np.zeros(4))), 5),
+        (forever(lambda i: np.full(4, i % 2)), 6),
+        (drawn(np.zeros(4), np.ones(4)), 1),
+        (drawn(np.zeros(4), np.ones(4)), 2),
+        (drawn(np.zeros(4), np.ones(4)), 5),
+        (drawn_file, 20),
+        (drawn(*BATCHES), 1),
+        (drawn(*BATCHES), 5),
+        (shuffled_anew, 50),
+    ],
+    ids=[
+        "zeros",
+        "two labels in turn",
+        "a label",
+        "two of two labels",
+        "five of two labels",
+        "a file",
+        "a batch",
+        "five batches",
+        "shuffled",
+    ],
+)
+def test_few_values_and_random_draws_are_no_segments_that_repeat(generate: Any, segment: int, segments: int) -> None:
+    assert kind_in(Feed(generate, segment=segment, samples=segment * segments, batch_size=None)) == ""
+
+
+def test_rows_of_batches_that_are_drawn_at_random_come_again_together() -> None:
+    plain = [*map(number, [*range(20), 0, 1, 2, 3])]
+    reads = [*enumerate(map(number, [*range(4), *range(4), *range(4), *range(8, 16)]))]
+    assert lost_by_segments(plain, reads, rows=4) is None
+    assert lost_by_segments(plain, reads) == Carried("segments", 20, 8)
+
+
+def test_evidence_is_what_two_random_draws_would_not_agree_in() -> None:
+    assert bits("aaaa") == 0
+    assert bits("abab") == 1
+    assert bits("abcdefgh") == 3
+    assert bits("") == 0
+
+
+def test_a_tiny_pass_is_repeated_in_the_same_order() -> None:
+    assert tiny_pass([*map(number, [1, 2, 3] * 16)]) == 3
+    assert tiny_pass([number(1)] * 100) == 0
+    assert tiny_pass([*map(number, [1, 2, 3] * 15)]) == 0
+    assert tiny_pass([*map(number, [1, 2, 3] * 16 + [2])]) == 0
+
+
+def test_the_advice_to_make_an_epoch_one_pass_says_what_lets_several_workers_work() -> None:
+    plan = Feed(forever(int), segment=20, batch_size=None).plan("feed")
+    alike = lost(Carried("uneven", 52, 0, 13, unit="rows", alike=True), plan).fix
+    assert alike.startswith("give segment=13 and samples=13: each epoch is then a whole pass, which one worker makes")
+    assert "makes all passes alike, so only splits= let several workers share the work" in alike
+    others = lost(Carried("uneven", 52, 0, 13, unit="rows"), plan).fix
+    assert "With samples=130 (10 passes in an epoch), several workers make whole passes at a time" in others
+    assert "samples= of several passes" in lost(Carried("segments", 60, 20), plan).fix
