@@ -104,6 +104,52 @@ def test_equal_samples_have_equal_digests_and_others_do_not() -> None:
     assert len(list(digests_of_rows((np.arange(3), np.arange(4))))) == 1  # nodes and edges have no common rows
 
 
+class OwnSeed:
+    def __init__(self, count: int, batch: int) -> None:
+        self.count, self.batch, self.random = count, batch, np.random.RandomState(1)
+
+    def batches(self) -> Iterator[Any]:
+        while True:
+            order = self.random.permutation(self.count)
+            for i in range(0, self.count, self.batch):
+                yield order[i : i + self.batch], self.random.rand(self.batch)
+
+    def noise(self) -> Iterator[Any]:
+        for rows, _ in self.batches():
+            yield rows, np.random.rand(self.batch)
+
+
+def own_seed() -> Iterator[Any]:
+    return OwnSeed(200, 4).batches()
+
+
+def own(method: str, count: int, segment: int, **options: Any) -> Feed:
+    return Feed(OwnSeed, method=method, args=(count, 4), segment=segment, batch_size=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("feed", "compared"),
+    [
+        (own("batches", 200, 50, samples=50), 200),
+        (own("batches", 20, 5, samples=5), 20),
+        (own("noise", 200, 50, samples=50), 200),  # only the order is the same
+        (Feed(own_seed, segment=50, samples=50, batch_size=None), 200),
+        (own("batches", 20_000, 5_000, samples=5_000), 4_096),
+    ],
+)
+def test_epochs_of_one_segment_that_are_all_the_same_are_named(feed: Feed, compared: int) -> None:
+    found = found_in(feed)
+    assert found is not None
+    assert (found.kind, found.compared) == ("restarts", compared)
+    assert found.different > compared / 2
+
+
+def test_epochs_that_are_all_the_same_in_a_plain_loop_are_right() -> None:
+    assert kind_in(Feed(forever(packed, 13), segment=13, samples=13, batch_size=None)) == ""
+    part = found_in(Feed(forever(lambda i: i), segment=10, samples=10, batch_size=5))
+    assert part == Carried("restarts", 10, 10, 30)
+
+
 def number(i: int) -> bytes:
     return i.to_bytes(8, "little")
 
@@ -204,3 +250,12 @@ def test_the_advice_to_make_an_epoch_one_pass_says_what_lets_several_workers_wor
     others = lost(Carried("uneven", 52, 0, 13, unit="rows"), plan).fix
     assert "With samples=130 (10 passes in an epoch), several workers make whole passes at a time" in others
     assert "samples= of several passes" in lost(Carried("segments", 60, 20), plan).fix
+
+
+def test_a_feed_with_epochs_of_one_pass_is_not_told_to_make_them_one_pass() -> None:
+    plan = Feed(own_seed, segment=50, samples=50, batch_size=None).plan("feed")
+    whole = lost(Carried("restarts", 200, 199, 50, unit="rows"), plan)
+    assert whole.what.startswith("each epoch has the same samples in the same order, and in a plain loop over the")
+    assert "take `epoch` and add it to the seed" in whole.fix
+    assert "one pass" not in whole.fix
+    assert "give segment=80 and samples=80" in lost(Carried("restarts", 200, 199, 80), plan).fix

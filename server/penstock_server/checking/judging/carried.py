@@ -6,7 +6,7 @@ from penstock_proto.messages import FeedPlan
 
 from ..findings.findings import NOTE, WARNING, Finding
 from ..observing.messages import Carried
-from ..observing.repeats import ENDLESS, PIECES, SEGMENTS, UNEVEN, UNKNOWN
+from ..observing.repeats import ENDLESS, PIECES, RESTARTS, SEGMENTS, UNEVEN, UNKNOWN
 
 _SEVERAL = 10
 """Passes of an epoch in the advice."""
@@ -24,6 +24,8 @@ def lost(carried: Carried, plan: FeedPlan) -> Finding:
         return _pieces(carried, plan.lanes)
     if carried.kind == ENDLESS:
         return _endless(carried)
+    if carried.kind == RESTARTS:
+        return _restarts(carried, plan.segment)
     if carried.kind == UNKNOWN:
         return _unknown(carried)
     return _epochs(carried)
@@ -105,6 +107,21 @@ def _endless(carried: Carried) -> Finding:
         "epochs",
         f"{_again(carried)}, so an epoch may never end, and only one worker reads each split",
         fix=f"let it end after one pass; or leave splits= out and give {_passes(carried)}",
+    )
+
+
+def _restarts(carried: Carried, segment: int | None) -> Finding:
+    count, unit = carried.compared, carried.unit
+    is_pass = carried.one_pass > 0 and segment == carried.one_pass
+    in_order = f". If it goes through its data in order, give {_passes(carried)}"
+    return Finding(
+        WARNING,
+        "epochs",
+        f"each epoch has the same samples in the same order, and in a plain loop over the generator "
+        f"{carried.different} of the next {count} {unit} differ from the first {count}: the feed starts the generator "
+        "again for each epoch, and with it a random generator of its own, and its place in the data",
+        fix="draw from random or numpy.random, which are seeded for each segment and epoch, or let the generator (or "
+        f"the constructor) take `epoch` and add it to the seed{'' if is_pass else in_order}",
     )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...feed.combined.feed_kinds import generator_call, kind_of
 from ...feed.combined.mixed import is_mix
 from ...feed.combined.zipped import Zipped
@@ -27,6 +29,7 @@ from .repeats import (
     ENDLESS,
     EPOCHS,
     PIECES,
+    RESTARTS,
     UNEVEN,
     agreeing,
     as_whole,
@@ -125,6 +128,7 @@ class _Loops:
         self._shuffles_samples = feed.plan.shuffle > 0 and not self._counts_batches
         self._has_pieces = feed.plan.samples is None and feed.plan.lanes > 1
         """Whether an endless stream is made of several segments at a time."""
+        self._samples = feed.plan.samples
         self._splits = splits
         self._randomness = randomness
         self._until = until
@@ -139,7 +143,8 @@ class _Loops:
             segment: the feed's `segment=`.
         """
         plain = self._plain(self._start(0, 0), self._part_of_time(2))
-        return self._lost_order(plain, segment) or self._parts(plain, segment)
+        found = self._lost_order(plain, segment) or self._parts(plain, segment)
+        return found or (self._restarts(plain, segment) if len(self._splits) == 1 else None)
 
     def epochs(self) -> Carried | None:
         """Compare two passes over one object with the feed's epochs of a split."""
@@ -239,6 +244,16 @@ class _Loops:
         if segment % counted:
             return self._found(UNEVEN, rows, 0, counted, plain)
         return self._found(PIECES, rows, 0, counted, plain) if self._has_pieces else None
+
+    def _restarts(self, plain: _Read, segment: int) -> Carried | None:
+        """Return a report if each epoch has the same samples, and a plain loop goes on to others."""
+        epoch = min(segment, self._samples or segment)
+        units = epoch if self._counts_batches else None
+        most = _MOST if self._counts_batches else min(_MOST, epoch)
+        first = self._read(self._start(0, 0), most, self._part_of_time(4), units=units).samples
+        second = self._second_pass(self._start(0, 0), len(first), units=units, skip=epoch)
+        found = self._compared(RESTARTS, plain, first, second, units)
+        return None if found is None else replace(found, one_pass=self._counted(self._rows_of_a_pass(plain), plain))
 
     def _found(self, kind: str, compared: int, different: int, counted: int, plain: _Read) -> Carried:
         """Return a report. If it can advise a whole pass, find out whether all passes are the same."""
