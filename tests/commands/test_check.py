@@ -125,6 +125,12 @@ own_seed = Feed(OwnSeed, method="generate", args=(3,), **pieces)
 own_order = Feed(OwnSeed, method="generate", args=(3,), **pieces, shuffle=512)
 repeats = Feed(lambda: iter(range(30)), segment=30, batch_size=8)
 
+def constant():
+    while True:
+        yield np.zeros(4)
+
+zeros = Feed(constant, segment=30, batch_size=8)
+
 def one_batch(split):
     while True:
         yield [np.full(4, split), np.ones((4, 2))], np.arange(4)
@@ -611,6 +617,10 @@ def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: C
     for name in ("repeats", "repeats_batches"):
         repeated = check(f"feeds.py:{name}").finding("segments")
         assert "every segment repeats" in repeated["what"]
+
+
+def test_a_constant_is_no_segment_that_repeats(check: Check) -> None:
+    assert check("feeds.py:zeros").about == []
 
 
 def test_a_loop_over_what_only_a_transform_makes_servable_is_compared_or_the_check_says_that_it_is_not(

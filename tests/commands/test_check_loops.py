@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from penstock_server import Feed
-from penstock_server.checking.judging.carried import lost
+from penstock_server.checking.judging.carried import lost, repeating
+from penstock_server.checking.judging.judging import _equal_segments
 from penstock_server.checking.observing.messages import Carried
 from penstock_server.checking.observing.plain_loop import carried
 from penstock_server.checking.observing.raw_samples import digests_of_raw, digests_of_rows
+from penstock_server.checking.observing.recording import Recording
 from penstock_server.checking.observing.repeats import bits, lost_by_epochs, lost_by_segments, tiny_pass
 from penstock_server.feed.options.plan_sizes import segment_count
 from penstock_server.worker.isolation.randomness import GlobalRandomness
@@ -169,6 +171,23 @@ def test_epochs_lose_what_differs_in_a_second_pass(second: Any, other_epoch: Any
     assert lost_by_epochs((first, again), (first, other), shuffled=shuffled) == lost
 
 
+@pytest.mark.parametrize(
+    ("form", "count", "segment", "samples", "one_pass"),
+    [
+        (lambda i: (np.full(4, i), np.arange(4) + 4 * i), 5, 5, 10, 5),
+        (lambda i: (np.full(4, i), np.arange(4) + 4 * i), 5, 5, 15, 5),
+        (lambda i: np.arange(4) + 4 * i, 13, 1, 13, 13),
+        (lambda i: np.arange(4) + 4 * i, 13, 7, None, 13),
+    ],
+)
+def test_segments_that_repeat_are_named_also_if_they_have_few_batches(
+    form: Any, count: int, segment: int, samples: int | None, one_pass: int
+) -> None:
+    found = found_in(Feed(forever(form, count), segment=segment, samples=samples, batch_size=None))
+    assert found is not None
+    assert (found.kind, found.one_pass) == ("repeats", one_pass)
+
+
 def drawn(*pool: Any) -> Any:
     def generate() -> Iterator[Any]:
         while True:
@@ -228,6 +247,17 @@ def test_rows_of_batches_that_are_drawn_at_random_come_again_together() -> None:
     assert lost_by_segments(plain, reads) == Carried("segments", 20, 8)
 
 
+def test_segments_of_a_constant_do_not_repeat_but_those_of_which_one_sample_was_read_may() -> None:
+    def recorded(*digests: bytes) -> Recording:
+        return Recording(["sample"], digests={place: bytearray(data) for place, data in enumerate(digests)})
+
+    repeats = [number(1) + number(2)] * 16
+    assert _equal_segments(recorded(*repeats)) == 15
+    assert _equal_segments(recorded(*repeats, number(1))) == 16
+    assert _equal_segments(recorded(*repeats, number(2))) == 0
+    assert _equal_segments(recorded(*[number(1) * 2] * 16)) == 0
+
+
 def test_evidence_is_what_two_random_draws_would_not_agree_in() -> None:
     assert bits("aaaa") == 0
     assert bits("abab") == 1
@@ -250,6 +280,13 @@ def test_the_advice_to_make_an_epoch_one_pass_says_what_lets_several_workers_wor
     others = lost(Carried("uneven", 52, 0, 13, unit="rows"), plan).fix
     assert "With samples=130 (10 passes in an epoch), several workers make whole passes at a time" in others
     assert "samples= of several passes" in lost(Carried("segments", 60, 20), plan).fix
+
+
+def test_the_advice_for_segments_that_repeat_is_also_for_data_in_order() -> None:
+    fix = repeating("0 to 9", Carried("repeats", 52, 0, 13)).fix
+    assert "draw from `rng`" in fix
+    assert "give the data as splits= (files, or ranges of rows), or give segment=13 and samples=13: each epoch" in fix
+    assert "or give segment= and samples= of one pass" in repeating("0 to 9", None).fix
 
 
 def test_a_feed_with_epochs_of_one_pass_is_not_told_to_make_them_one_pass() -> None:

@@ -6,7 +6,7 @@ from penstock_proto.messages import FeedPlan
 
 from ..findings.findings import NOTE, WARNING, Finding
 from ..observing.messages import Carried
-from ..observing.repeats import ENDLESS, PIECES, RESTARTS, SEGMENTS, UNEVEN, UNKNOWN
+from ..observing.repeats import ENDLESS, PIECES, REPEATS, RESTARTS, SEGMENTS, UNEVEN, UNKNOWN
 
 _SEVERAL = 10
 """Passes of an epoch in the advice."""
@@ -24,6 +24,8 @@ def lost(carried: Carried, plan: FeedPlan) -> Finding:
         return _pieces(carried, plan.lanes)
     if carried.kind == ENDLESS:
         return _endless(carried)
+    if carried.kind == REPEATS:
+        return repeating("0 and 1", carried)
     if carried.kind == RESTARTS:
         return _restarts(carried, plan.segment)
     if carried.kind == UNKNOWN:

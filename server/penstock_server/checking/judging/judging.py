@@ -12,7 +12,7 @@ from ...feed.options.plan_sizes import pooled_lanes
 from ..findings.findings import ERROR, NOTE, WARNING, Finding, by_severity
 from ..observing.messages import Done, Failed, Imported, Library, Looked
 from ..observing.recording import Recording
-from ..observing.repeats import PIECES, UNEVEN, UNKNOWN
+from ..observing.repeats import PIECES, REPEATS, UNEVEN, UNKNOWN
 from .carried import lost, repeating
 from .collecting import Facts
 from .culprit import HASH
@@ -26,7 +26,7 @@ _HEAVY = 150 << 20
 _ENOUGH = 16
 """Samples that must be equal, over all segments, before segments count as equal."""
 
-_SAID_BY_REPEATING = (PIECES, UNEVEN)
+_SAID_BY_REPEATING = (REPEATS, PIECES, UNEVEN)
 """What a plain loop shows of segments that repeat: the finding that they do gives the same advice."""
 
 
@@ -258,6 +258,8 @@ def _equal_segments(recording: Recording) -> int:
     shared = min((recording.count(place) for place in places), default=0)
     if len(places) < 2 or shared * len(places) < _ENOUGH:
         return 0
+    if all(len(set(recording.samples_of(place, recording.count(place)))) == 1 for place in places):
+        return 0  # nothing of a constant can be lost
     first = recording.samples_of(places[0], shared)
     return places[-1] if all(recording.samples_of(place, shared) == first for place in places) else 0
 

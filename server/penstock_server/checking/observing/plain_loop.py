@@ -28,7 +28,9 @@ from .raw_samples import NotComparable, digests_of_raw, digests_of_rows
 from .repeats import (
     ENDLESS,
     EPOCHS,
+    FEWEST,
     PIECES,
+    REPEATS,
     RESTARTS,
     UNEVEN,
     agreeing,
@@ -143,7 +145,7 @@ class _Loops:
             segment: the feed's `segment=`.
         """
         plain = self._plain(self._start(0, 0), self._part_of_time(2))
-        found = self._lost_order(plain, segment) or self._parts(plain, segment)
+        found = self._lost_order(plain, segment) or self._repeats(plain, segment) or self._parts(plain, segment)
         return found or (self._restarts(plain, segment) if len(self._splits) == 1 else None)
 
     def epochs(self) -> Carried | None:
@@ -235,6 +237,23 @@ class _Loops:
             return None
         return self._found(found.kind, found.compared, found.different, self._counted(found.one_pass, plain), plain)
 
+    def _repeats(self, plain: _Read, segment: int) -> Carried | None:
+        """Return a report if the first two segments of each epoch are the same."""
+        if len(self._splits) < 2 or len(set(plain.samples)) < FEWEST:
+            return None
+        until = self._part_of_time(2)
+
+        def agree(epoch: int, most: int = _OF_A_START) -> int:
+            one, other = (self._segment(number, epoch, segment, until, most) for number in (0, 1))
+            count = min(len(one), len(other))
+            return count if one[:count] == other[:count] else 0
+
+        count = agree(0, _OF_A_SEGMENT)
+        leaves = range(len(leaves_of(plain.samples)))
+        if not count or not self._is_certain(plain, leaves, count, agree, until):
+            return None
+        return self._found(REPEATS, count, 0, self._counted(self._rows_of_a_pass(plain), plain), plain)
+
     def _parts(self, plain: _Read, segment: int) -> Carried | None:
         """Return a report if segments are not whole passes over the data, or if the stream mixes several of them."""
         rows = self._rows_of_a_pass(plain)
@@ -261,9 +280,9 @@ class _Loops:
         alike = is_alike(plain.samples, again.samples)
         return Carried(kind, compared, different, counted, unit=self._unit, alike=alike)
 
-    def _segment(self, number: int, epoch: int, segment: int, until: float) -> list[bytes]:
+    def _segment(self, number: int, epoch: int, segment: int, until: float, most: int = _OF_A_SEGMENT) -> list[bytes]:
         """Return the first samples of a segment."""
-        most = _OF_A_SEGMENT if self._counts_batches else min(segment, _OF_A_SEGMENT)
+        most = most if self._counts_batches else min(segment, most)
         units = segment if self._counts_batches else None
         return self._read(self._start(number, epoch), most, until, units=units).samples
 

@@ -14,7 +14,7 @@ from ...worker.batch.sample_spec import DIGEST
 from .messages import Carried
 
 EPOCHS, SEGMENTS, UNEVEN, ENDLESS, PIECES = "epochs", "segments", "uneven", "endless", "pieces"
-RESTARTS, UNKNOWN = "restarts", "unknown"
+REPEATS, RESTARTS, UNKNOWN = "repeats", "restarts", "unknown"
 
 FEWEST = 8
 """Fewer samples would agree or differ by chance."""
