@@ -91,7 +91,7 @@ def test_status_of_nothing_says_where_it_looked() -> None:
     assert "such as tcp://" in penstock_command("status", "localhost").stderr
 
 
-@pytest.mark.parametrize("path", ["/train/val", "/train?x=1", "/train#x", "/a feed"])
+@pytest.mark.parametrize("path", ["/train/val", "/train#x", "/a feed"])
 def test_an_address_that_cannot_be_one_is_refused(path: str) -> None:
     url = f"tcp://127.0.0.1:9{path}"
     assert f"got {url!r}" in penstock_command("status", url).stderr
