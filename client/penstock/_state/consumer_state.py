@@ -184,9 +184,10 @@ class ConsumerState:
         if self.waiting:
             if hold:
                 return None
-            received, before = self.waiting.popleft()
+            received, before = self.waiting[0]
+            self.progress.on_handed(received.slab, before)  # first, so that `go_back` knows of it after a signal
+            self.waiting.popleft()
             self.handed += 1
-            self.progress.on_handed(received.slab, before)
             if self.shared:
                 slab = received.slab
                 self.untold.append(Had(slab.epoch, slab.lane, slab.index, slab.batches))

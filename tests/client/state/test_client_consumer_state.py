@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -58,6 +60,46 @@ def test_slabs_are_handed_in_order_and_then_the_end() -> None:
     assert stream.ack() == Ack(2, (), 1)
     assert stream.ack() is None
     assert stream.begin() == [Begin(1)]
+
+
+class Interrupt(Exception):
+    """In place of KeyboardInterrupt."""
+
+
+def interrupted_take(stream: ConsumerState, place: int) -> bool:
+    """Take a slab of epoch 0, and raise Interrupt where a function begins or ends within it, at this place. Return
+    whether there was such a place."""
+    left = place
+
+    def interrupt(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal left
+        left -= frame.f_code is not interrupted_take.__code__
+        if not left:
+            raise Interrupt
+
+    sys.setprofile(interrupt)
+    try:
+        stream.take(0)
+    except Interrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    return left <= 0
+
+
+def test_a_reader_that_was_interrupted_anywhere_in_take_misses_nothing() -> None:
+    for place in range(1, 1000):
+        stream = ConsumerState(info())
+        stream.begin()
+        stream.queue(slab(0, 0))
+        stream.end_epoch(End(0, 1, 1, 4))
+        if not interrupted_take(stream, place):
+            break
+        stream.go_back(0)
+        stream.on_disconnected()
+        assert (stream.place().batches, stream.go_on_at(stream.place(), 0)) == (0, [Begin(0)]), place
+        assert stream.take(0) is None, "the slab comes again"
+    assert place > 4
 
 
 def test_leaving_makes_void_what_came_and_what_comes() -> None:
