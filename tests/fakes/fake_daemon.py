@@ -250,6 +250,8 @@ def standing(info: FeedInfo, epoch: int, plan: Sequence[object], batches: int, *
                 merged += 1
             elif item.lane is not None:
                 places[item.lane] = Place(item.lane, some.index + some.batches, some.record())
+            if some is not item:
+                break  # the rest of the turn comes before anything else
     behind = merged * (info.batch_size or 0)
     kept = []
     for lane in ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock._state import progress
@@ -68,6 +68,7 @@ def test_a_rank_that_has_read_part_of_several_rounds_is_behind_as_many_whole_rou
 
 
 @given(lanes, st.integers(1, 4), st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 60), max_size=20))
+@example(rows=[12], turn=3, cuts=[1], asked=[2])
 @settings(max_examples=100, deadline=None)
 def test_the_position_behind_any_batch_is_that_of_the_stream(
     rows: list[int], turn: int, cuts: list[int], asked: list[int]
