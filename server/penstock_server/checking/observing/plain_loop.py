@@ -59,7 +59,8 @@ _OF_A_START = 64
 """Samples or rows to read after each of them."""
 
 _BITS = 32
-"""Evidence that segments or epochs are the same: by chance, so many bits agree in one of 4 billion feeds."""
+"""Bits of evidence that are needed to say that segments or epochs are the same. One feed in 4 billion has that much by
+chance."""
 
 
 def carried(feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomness, seconds: float) -> Carried | None:
@@ -317,7 +318,7 @@ class _Loops:
             most: this many of them, at most.
             until: when to stop (monotonic).
             units: read this many batches or samples, at most.
-            skip: leave out so many batches or samples first, as `segment=` counts them.
+            skip: how many batches or samples to leave out first, as `segment=` counts them.
 
         Raises:
             NotComparable: a sample has no digest.

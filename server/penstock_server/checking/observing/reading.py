@@ -73,7 +73,7 @@ class Reader:
         self.place = 0
         self.empty: list[str] = []
         self._told: set[int] = set()
-        """Places of which `on_skip` was told."""
+        """The places that were skipped."""
 
     @property
     def recording(self) -> Recording:

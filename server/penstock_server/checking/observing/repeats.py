@@ -158,7 +158,7 @@ def _lost(plain: Sequence[bytes], reads: Sequence[tuple[int, bytes]], rows: floa
 
 
 def _is_each_pass(plain: Sequence[bytes], period: int) -> bool:
-    """Return whether a loop makes several whole passes of so many samples, each over the same ones."""
+    """Return whether a loop makes several passes of `period` samples, and each has the same samples."""
     passes = [set(plain[start : start + period]) for start in range(0, len(plain) - period + 1, period)]
     return len(passes) > 1 and all(one == passes[0] for one in passes)
 
