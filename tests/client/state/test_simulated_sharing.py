@@ -98,7 +98,7 @@ def test_a_job_that_joins_gets_what_it_asks_for_or_half_of_what_is_free_or_the_l
     world = World(SimFeed(), memory=1 << 30)
     shares = [world.open(shares=True, **ask).reader.share for ask in asks]
     assert [(one.credit, one.quota) for one in shares] == [(4, 8), (2, 0), (6, 9)]
-    assert world.coordinator.streams[1].reserved == (5 + 12 + 2 + 15) * PAGE
+    assert world.coordinator.streams[1].reserved == ((5 + 12 + 2 + 15) * PAGE, 5 + 12 + 2 + 15)
 
 
 def test_memory_is_left_for_each_job_that_shares_to_go_on_in_a_stream_of_its_own() -> None:

@@ -72,7 +72,7 @@ class SharedDelivery(SingleDelivery):
     @property
     def readers(self) -> list[Consumer]:
         """The consumers of all jobs that are not gone."""
-        return [consumer for job in self.jobs for consumer in job.there]
+        return _there(self.jobs)
 
     @property
     def rounds(self) -> int:
@@ -222,12 +222,12 @@ class SharedDelivery(SingleDelivery):
         """See Delivery. It has to wait only as long as no job at the front has credit."""
         outlet = self._outlet
         front = [job for job in self.jobs if job.is_at_front(epoch.number)]
-        if isinstance(turn, Stripe) and not self._may_send(turn, part, [one for job in front for one in job.there]):
+        if isinstance(turn, Stripe) and not self._may_send(turn, part, _there(front)):
             return False
+        ranks = [job for job in front if isinstance(job, RankJob)]
         nbytes = outlet.feed.nbytes_of(part)
-        solo = [job for job in front if isinstance(job, SoloJob)]
-        takers = [job for job in solo if job.consumers[0].has_credit_for(nbytes)]
-        if not takers and len(solo) == len(front):
+        takers = [job for job in front if isinstance(job, SoloJob) and job.consumers[0].has_credit_for(nbytes)]
+        if not takers and not ranks:
             return False
         entry = Entry(epoch.number, epoch.batches, part, turn, self.keeps or len(self.jobs) > 1)
         shared = self._keep(entry, takers) or len(takers) > 1
@@ -237,7 +237,7 @@ class SharedDelivery(SingleDelivery):
         outlet.count(epoch, part)
         if self.joinable:
             self._front_place.on_delivered(elsewhere(epoch.number, turn, part))
-        self._serve([job for job in front if isinstance(job, RankJob)])
+        self._serve(ranks)
         self._trim()
         return outlet.live
 
@@ -266,7 +266,8 @@ class SharedDelivery(SingleDelivery):
 
     def catch_up(self) -> None:
         """See Delivery."""
-        self._serve(list(self.jobs))
+        self._serve([job for job in self.jobs if job.at is not None])
+        self._remove_gone()
         self._trim()
 
     def on_consumer_lost(self, consumer: Consumer) -> None:
@@ -305,6 +306,7 @@ class SharedDelivery(SingleDelivery):
     def keep_for_others(self, keeps: bool) -> None:
         """Keep from now on what is delivered, for jobs of other streams that are behind, or no longer."""
         self.keeps = keeps
+        self._remove_gone()
         self._trim()
 
     def stop(self) -> None:
@@ -383,7 +385,7 @@ class SharedDelivery(SingleDelivery):
         for job in self.jobs if len(self.jobs) > len(given) else ():
             if job.at is None and job.epoch == entry.epoch and job not in given:
                 job.at = self.window.end + (0 if self.window else len(self._latest))
-        if not self.keeps and all(job.at is None for job in self.jobs):
+        if not self.keeps and not [job for job in self.jobs if job.at is not None]:
             self.window.clear()
             self._release_lists()
             return False
@@ -410,10 +412,13 @@ class SharedDelivery(SingleDelivery):
             consumer.on_gone()
         self.jobs.remove(job)
 
+    def _remove_gone(self) -> None:
+        there = [job for job in self.jobs if not job.gone]
+        if len(there) < len(self.jobs):
+            self.jobs = there
+
     def _trim(self) -> None:
         """Drop what nobody needs, and what there is no room for."""
-        if any(job.gone for job in self.jobs):
-            self.jobs = [job for job in self.jobs if not job.gone]
         window = self.window
         if not window:
             return
@@ -439,6 +444,12 @@ class SharedDelivery(SingleDelivery):
 
     def _release_lists(self) -> None:
         """Release the lists of the epochs that are no longer in the window."""
+        if not self._lists:
+            return
         first = self.window[self.window.first].epoch if self.window else None
         for epoch in [epoch for epoch in self._lists if first is None or epoch < first]:
             self._outlet.release_list(self._lists.pop(epoch))
+
+
+def _there(jobs: Sequence[Job]) -> list[Consumer]:
+    return [consumer for job in jobs for consumer in job.there]

@@ -35,12 +35,12 @@ class Budget:
     @property
     def reserved(self) -> int:
         """Bytes that all streams have reserved."""
-        return sum(stream.reserved for stream in self._streams.values())
+        return sum(stream.reserved[0] for stream in self._streams.values())
 
     @property
     def slots_reserved(self) -> int:
         """Slots that all streams have reserved."""
-        return sum(stream.slots_reserved for stream in self._streams.values())
+        return sum(stream.reserved[1] for stream in self._streams.values())
 
     def grant(
         self, feed: ServedFeed, *, credit: int, quota: int, consumers: int, workers: int, feeds: Iterable[ServedFeed]
@@ -132,9 +132,10 @@ class Budget:
         gives its memory back."""
         job = replace(consumers[0].share, production=0, consumers=len(consumers), round=round_of(len(consumers)))
         (nbytes, slots), (more_nbytes, more_slots) = stream.needs(), stream.needs(job)
+        back_nbytes, back_slots = waited_in.reserved
         return (
-            more_nbytes - nbytes <= self.memory - self.reserved + waited_in.reserved
-            and more_slots - slots <= self.slots - self.slots_reserved + waited_in.slots_reserved
+            more_nbytes - nbytes <= self.memory - self.reserved + back_nbytes
+            and more_slots - slots <= self.slots - self.slots_reserved + back_slots
         )
 
     def room_for_window(self, number: int) -> tuple[int, int]:
@@ -143,9 +144,11 @@ class Budget:
         stream = self._streams.get(number)
         if stream is None or stream.sharing is None:
             return 0, 0
-        window, (needed_nbytes, needed_slots) = stream.sharing.window, stream.needs()
-        nbytes = self.memory - self.reserved + min(window.nbytes, stream.reserved - needed_nbytes)
-        slots = self.slots - self.slots_reserved + min(window.slots, stream.slots_reserved - needed_slots)
+        reserved = [other.reserved for other in self._streams.values()]
+        window, (own_nbytes, own_slots) = stream.sharing.window, stream.reserved
+        needed_nbytes, needed_slots = stream.needs()
+        nbytes = self.memory - sum(one for one, _ in reserved) + min(window.nbytes, own_nbytes - needed_nbytes)
+        slots = self.slots - sum(one for _, one in reserved) + min(window.slots, own_slots - needed_slots)
         return max(0, nbytes // 2), max(0, slots // 2)
 
     def _kept_for(self, feeds: Iterable[ServedFeed]) -> int:

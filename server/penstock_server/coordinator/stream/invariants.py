@@ -46,8 +46,9 @@ def _stream(stream: Stream) -> Iterator[str]:
     slots = stream.slots
     if slots.nbytes != sum(lease.nbytes for lease in slots):
         yield "the bytes of its slots are counted wrong"
-    if slots.nbytes > stream.reserved:
-        yield f"its slots take {slots.nbytes} bytes of {stream.reserved}"
+    nbytes, _ = stream.reserved
+    if slots.nbytes > nbytes:
+        yield f"its slots take {slots.nbytes} bytes of {nbytes}"
     if any(lease.holders < 1 for lease in slots):
         yield "a slot that nobody holds was not freed"
     for consumer in stream.consumers:

@@ -219,19 +219,15 @@ class Stream:
         return self.outlet.closed and not self.slots
 
     @property
-    def reserved(self) -> int:
-        """Bytes reserved for the stream: its share while it lives, and then the slots that are not free yet."""
+    def reserved(self) -> tuple[int, int]:
+        """Bytes and slots reserved for the stream: its share while it lives, and then the slots that are not free
+        yet."""
+        nbytes, slots = self.slots.nbytes, len(self.slots)
         if self.outlet.closed or self.error is not None:
-            return self.slots.nbytes
+            return nbytes, slots
+        (needed_nbytes, needed_slots), (window_nbytes, window_slots) = self.needs(), self._window
         # Consumers that have left may still hold slots.
-        return max(self.slots.nbytes, self.needs()[0] + self._window[0])
-
-    @property
-    def slots_reserved(self) -> int:
-        """Slots reserved for the stream, counted as for `reserved`."""
-        if self.outlet.closed or self.error is not None:
-            return len(self.slots)
-        return max(len(self.slots), self.needs()[1] + self._window[1])
+        return max(nbytes, needed_nbytes + window_nbytes), max(slots, needed_slots + window_slots)
 
     @property
     def _window(self) -> tuple[int, int]:
@@ -258,14 +254,17 @@ class Stream:
         (That is not so if sizes of batches vary: then nobody knows yet what such a stream will need.)
         """
         nbytes, slots = self.taken(*more)
-        feed, slot = self.feed, self.slots.slot_nbytes
-        jobs = [*self._shares_of_jobs, *more]
-        if self.sharing is None or feed.varies or not jobs:
+        feed, slot, sharing = self.feed, self.slots.slot_nbytes, self.sharing
+        if sharing is None or feed.varies:
             return nbytes, slots
+        jobs = [(there[0].share, len(there), job.round) for job in sharing.jobs if (there := job.there)]
+        jobs += [(job, job.consumers, job.round) for job in more]
+        if len(jobs) < 2:
+            return nbytes, slots  # that one stays
         spare_nbytes, spare_slots = [], []
-        for job in jobs:
-            least = least_slots(job.quota, job.consumers, pool=feed.info.pool, stripe=feed.info.stripe)
-            own = job.consumers * (job.credit + job.quota) + job.round
+        for share, consumers, round_ in jobs:
+            least = least_slots(share.quota, consumers, pool=feed.info.pool, stripe=feed.info.stripe)
+            own = consumers * (share.credit + share.quota) + round_
             spare_nbytes.append(max(0, feed.blocks_nbytes + (least - own) * slot))
             spare_slots.append(max(0, least - own))
         return nbytes + sum(spare_nbytes) - min(spare_nbytes), slots + sum(spare_slots) - min(spare_slots)
@@ -279,16 +278,6 @@ class Stream:
         credit, quota = max((one.credit for one in there), default=1), max((one.quota for one in there), default=0)
         rounds, nbytes = self.sharing.rounds, self.taken()[0]
         return replace(self.share, credit=credit, quota=quota, nbytes=nbytes, consumers=len(there), round=rounds)
-
-    @property
-    def _shares_of_jobs(self) -> list[Share]:
-        """The share of each job, for all of its consumers."""
-        jobs = [] if self.sharing is None else self.sharing.jobs
-        return [
-            replace(job.there[0].share, production=0, consumers=len(job.there), round=job.round)
-            for job in jobs
-            if job.there
-        ]
 
     def _without_jobs(self, share: Share) -> Share:
         """Return the part of a share that is not of the consumers: each job that shares the stream has its own."""
