@@ -29,7 +29,7 @@ from ...feed.combined.feed_kinds import is_shared, wants_of
 from ...feed.feed import Feed
 from ...feed.objects.endless_items import VaryingItems
 from ...feed.objects.indexables import is_indexable
-from ...sources.names_on_disk import with_names
+from ...sources.names_on_disk import may_name_ours, with_names
 from ...targets.importing import summary, user_traceback
 from ...targets.pickled import dumps
 from ...worker_state.activity import ActivityPage
@@ -116,7 +116,7 @@ def write_list(splits: list[Any], versions: FileVersions | None = None) -> tuple
                 split=shown(split),
             ) from error
     data = _joined(items)
-    named = with_names(splits, items)
+    named = with_names(splits, items) if may_name_ours(data) else items
     digest = hashlib.sha256(data if named is items else _joined(named)).digest()
     if versions is not None:
         data += versions.dumps()
