@@ -110,6 +110,8 @@ class Helpers:
     def settle(self, *, now: bool = False) -> None:
         """End the helpers of generators that have ended and that are no longer in use, as far as garbage collection
         shows. This may wait for a later call, unless it is to be done `now`."""
+        if not self._known:
+            return
         left = [helper for helper in self._known.values() if helper.owner is None]
         began = time.monotonic()
         if left and (now or began >= self._due):

@@ -154,9 +154,11 @@ class LaneSplits:
     def record(self, block: int, index: int) -> RestartRecord:
         """Return a record of the splits' positions before batch `index`, with nothing taken from `block`."""
         seats = tuple(None if seat is None else (seat[0], seat[1].taken) for seat in self._seats)
-        places = tuple(None if seat is None else seat[1].source_place for seat in self._seats)
-        if all(place is None or place == (seat[1], 0, 0) for place, seat in zip(places, seats, strict=True) if seat):
-            places = ()
+        places: tuple[SourcePlace | None, ...] = ()
+        for seat in self._seats:
+            if seat is not None and seat[1].source_place != (seat[1].taken, 0, 0):
+                places = tuple(None if other is None else other[1].source_place for other in self._seats)
+                break
         return RestartRecord(seats, self.next, self.done, block, 0, index, places=places, dropped=self.dropped)
 
     @property
@@ -207,11 +209,11 @@ class LaneSplits:
                 self.next += 1
                 taken = self._seats[seat] = number, self._open_at_start(number)
             row = self._read_split(*taken, store, row, stop)
-            place = taken[1].source_place
-            if row < stop or place[:2] == (self._segment, 0):  # a complete segment need not be read again
+            # A complete segment need not be read again.
+            if row < stop or (self._segment and taken[1].source_place[:2] == (self._segment, 0)):
                 self._seats[seat] = None
                 self.done += taken[1].taken
-                self.dropped += place.dropped
+                self.dropped += taken[1].source_place.dropped
                 taken[1].close()
                 self._count_empty(taken[1].taken)
         return row

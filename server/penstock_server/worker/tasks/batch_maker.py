@@ -70,9 +70,10 @@ class BatchMaker:
             target = [leaf[place] for leaf in slot.leaves]
             store = target if transforms is None else transforms.store()
             try:
-                if isinstance(source, LaneRun):
-                    yield from _pass_over(source, run.lane, fill.index + at, store)
-                _go_to(source, fill.index + at)  # an older turn may have come in between
+                if source.index != fill.index + at:  # an older turn may have come in between
+                    if isinstance(source, LaneRun):
+                        yield from _pass_over(source, run.lane, fill.index + at, store)
+                    _go_to(source, fill.index + at)
                 while not source.prepare():
                     if takes_long():
                         report()
