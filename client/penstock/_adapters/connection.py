@@ -81,8 +81,8 @@ class Connection:
         dataset, and all datasets and iterators made from it, keep the connection open, unless you call `close`.
 
         Args:
-            prefetch: how many batches TensorFlow takes ahead, 0 or more. They count as handed over. None: 2, or
-                `info.most` if that is more: small batches arrive in slabs of up to this many.
+            prefetch: how many batches TensorFlow takes ahead, 0 or more. They count as handed over. None: two slabs,
+                which is 2, or twice as many as `info.most` says if batches are small.
             cached: copy this many batches and repeat them, to find out how fast training would be with an infinitely
                 fast loader. Epochs are as long as the feed's, or `cached` batches long if that length is unknown.
                 None: read the stream as usual.
@@ -96,7 +96,8 @@ class Connection:
         """
         optional.check_tensorflow("connection.dataset()")
         if prefetch is None:
-            prefetch = max(2, self.info.most)
+            # While TensorFlow opens one slab, which takes 0.6 ms, the loop reads the other.
+            prefetch = 2 * self.info.most
         if prefetch < 0:
             raise ValueError(f"prefetch={prefetch}: must be 0 or more batches")
         if cached is not None and cached < 1:
