@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -50,6 +51,8 @@ class Causes:
         self._workers = workers
         self._warn = warn
         self._process: Process | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        """Where the experiments write. The daemon removes it, since it may end them at any time."""
 
     def find(self, feed: str, place: int, number: int) -> None:
         """Start to look for the cause of a difference at this place of the feed, unless another search is under way.
@@ -65,13 +68,15 @@ class Causes:
             )
             return
         ours, theirs = os.pipe()
-        asked = msgspec.json.encode(CauseAsked(target, self._environment, place, number)).decode()
-        command = [*interpreter(), "-m", "penstock_server.checking.judging.cause", str(theirs), asked]
         try:
+            self._folder = tempfile.TemporaryDirectory(prefix="penstock-cause-", ignore_cleanup_errors=True)
+            asked = msgspec.json.encode(CauseAsked(target, self._environment, place, number, self._folder.name))
+            command = [*interpreter(), "-m", "penstock_server.checking.judging.cause", str(theirs), asked.decode()]
             self._process = Process.started(command, dict(os.environ), [theirs])
         except OSError as error:
             log.debug("cannot look for the cause of a difference: %s", error)
             os.close(ours)
+            self._remove_folder()
             return
         finally:
             os.close(theirs)
@@ -82,11 +87,16 @@ class Causes:
         if self._process is not None:
             self._process.forget()
             self._process = None
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _ended(self, feed: str, target: str, fd: int) -> None:
         assert self._process is not None
-        self._process.forget()
-        self._process = None
+        self.stop()
         os.set_blocking(fd, False)
         try:
             found = msgspec.json.decode(os.read(fd, _MOST_NBYTES), type=CauseFound)

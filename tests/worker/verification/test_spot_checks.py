@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -299,17 +300,32 @@ def test_reproducible_feeds_of_all_kinds_are_compared_and_pass(serve: Serve, wor
     assert {name for name, checks in found.items() if not checks.samples} == set()
 
 
-def test_the_log_names_the_cause_that_penstock_check_finds(serve: Serve) -> None:
-    daemon = serve(HEAD + DIFFER, "rare", workers=2)
+def test_the_log_names_the_cause_that_penstock_check_finds(serve: Serve, tmp_path: Path) -> None:
+    daemon = serve(HEAD + DIFFER, "rare", workers=2, env={"TMPDIR": str(tmp_path)})
     read(daemon.url)
-    deadline = time.monotonic() + 120
-    while "why its samples differ" not in daemon.stderr() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: "why its samples differ" in daemon.stderr())
     assert re.search(
         r"feed rare: why its samples differ: the cause is the system's random numbers .*:6, at import\). "
         r"What to do: give it a seed",
         daemon.stderr(),
     )
+    assert not list(tmp_path.glob("penstock-c*"))
+
+
+def test_a_daemon_that_stops_while_it_looks_for_a_cause_leaves_no_files(serve: Serve, tmp_path: Path) -> None:
+    daemon = serve(HEAD + DIFFER, "rare", workers=2, env={"TMPDIR": str(tmp_path)})
+    read(daemon.url)
+    until(lambda: bool(list(tmp_path.glob("penstock-c*/*.out"))))  # an experiment has begun
+    daemon.process.terminate()
+    assert daemon.process.wait(30) == 0
+    assert not list(tmp_path.glob("penstock-c*"))
+
+
+def until(there: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 # --- which samples, and at what cost ---

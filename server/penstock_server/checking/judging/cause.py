@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     start.quiet()
     os.nice(5)
     asked = msgspec.json.decode(arguments[1], type=CauseAsked)
-    culprit = cause_of(Options(asked.target, 1.0, asked.environment, 60.0), asked.place, asked.number)
+    options = Options(asked.target, 1.0, asked.environment, 60.0)
+    culprit = cause_of(options, Path(asked.folder), asked.place, asked.number)
     if culprit is not None:
         os.write(fd, msgspec.json.encode(CauseFound(*cause(culprit))))
     return 0

@@ -99,10 +99,10 @@ def collect(options: Options, tell: Tell) -> Facts:
         return _Collector(options, Path(folder), tell).collect()
 
 
-def cause_of(options: Options, place: int, number: int) -> Culprit | None:
-    """Find out why sample `number` of a place differs from process to process. Return None if that fails."""
-    with TemporaryDirectory(prefix="penstock-check-") as folder:
-        return _Collector(options, Path(folder), lambda what, share: None).cause_of(place, number)
+def cause_of(options: Options, folder: Path, place: int, number: int) -> Culprit | None:
+    """Find out why sample `number` of a place differs from process to process. Return None if that fails. `folder`: an
+    empty one, for the experiments."""
+    return _Collector(options, folder, lambda what, share: None).cause_of(place, number)
 
 
 class _Collector:

@@ -223,12 +223,14 @@ class CauseAsked(Struct, frozen=True):
         environment: workers' environment variables, from the command line.
         place: index of the split, or number of the batch of items in the order of the items.
         number: the number of the sample there.
+        folder: an empty folder for the experiments.
     """
 
     target: str
     environment: Environment
     place: int
     number: int
+    folder: str
 
 
 class CauseFound(Struct, frozen=True):
