@@ -385,7 +385,7 @@ class SharedDelivery(SingleDelivery):
         for job in self.jobs if len(self.jobs) > len(given) else ():
             if job.at is None and job.epoch == entry.epoch and job not in given:
                 job.at = self.window.end + (0 if self.window else len(self._latest))
-        if not self.keeps and not [job for job in self.jobs if job.at is not None]:
+        if not self.keeps and all(job.at is None for job in self.jobs):
             self.window.clear()
             self._release_lists()
             return False
