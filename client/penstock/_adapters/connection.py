@@ -55,7 +55,8 @@ class Connection:
 
     def __init__(self, handle: StreamHandle) -> None:
         self._handle = handle
-        self._dataset: tf.data.Dataset | None = None
+        self._datasets: dict[int, tf.data.Dataset] = {}
+        """By the number of slabs that TensorFlow takes ahead."""
         self.info: FeedInfo = handle.info
         self.element_spec: Spec = handle.views.spec
         self.cardinality: int | float | None = handle.cardinality
@@ -81,8 +82,8 @@ class Connection:
         dataset, and all datasets and iterators made from it, keep the connection open, unless you call `close`.
 
         Args:
-            prefetch: how many batches TensorFlow takes ahead, 0 or more. They count as handed over. None: two slabs,
-                which is 2, or twice as many as `info.most` says if batches are small.
+            prefetch: how many batches TensorFlow takes ahead, 0 or more. They count as handed over. None: two slabs. A
+                slab has up to `info.most` batches: one, or several if batches are small.
             cached: copy this many batches and repeat them, to find out how fast training would be with an infinitely
                 fast loader. Epochs are as long as the feed's, or `cached` batches long if that length is unknown.
                 None: read the stream as usual.
@@ -95,19 +96,23 @@ class Connection:
             RuntimeError: it is called in a function that TensorFlow traces, such as that of `Dataset.interleave`.
         """
         optional.check_tensorflow("connection.dataset()")
-        if prefetch is None:
-            # While TensorFlow opens one slab, which takes 0.6 ms, the loop reads the other.
-            prefetch = 2 * self.info.most
-        if prefetch < 0:
+        if prefetch is not None and prefetch < 0:
             raise ValueError(f"prefetch={prefetch}: must be 0 or more batches")
         if cached is not None and cached < 1:
             raise ValueError(f"cached={cached}: must be 1 or more batches")
         from . import tfdata
 
-        if self._dataset is None:
+        slabs = 0
+        if prefetch is None and self.info.most > 1 and cached is None:
+            slabs, prefetch = 2, 0  # a prefetch of batches wakes a thread for each of them
+        elif prefetch is None:
+            prefetch = 2
+        if slabs not in self._datasets:
             optional.check_outside_of_functions("connection.dataset()")
-            self._dataset = tfdata.dataset(self._handle)
-        dataset = self._dataset if cached is None else tfdata.cached(self._dataset, cached, self.cardinality)
+            self._datasets[slabs] = tfdata.dataset(self._handle, slabs)
+        dataset = self._datasets[slabs]
+        if cached is not None:
+            dataset = tfdata.cached(dataset, cached, self.cardinality)
         return dataset.prefetch(prefetch) if prefetch else dataset
 
     def keras(self, map: Callable[[Any], Any] | None = None) -> PyDataset:
@@ -213,7 +218,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection: iterations end with StreamClosed. Arrays and tensors stay valid."""
-        self._dataset = None
+        self._datasets.clear()
         self._handle.close()
 
     def __enter__(self) -> Connection:

@@ -61,8 +61,9 @@ _FIRST, _BATCHES = 4, 5
 """The words of a slab's first header that tell the graph the slab's place in the slot and its number of batches."""
 
 
-def dataset(handle: StreamHandle) -> tf.data.Dataset:
-    """Return the dataset of `handle`'s stream. It, and everything made from it, keeps the handle alive."""
+def dataset(handle: StreamHandle, ahead: int) -> tf.data.Dataset:
+    """Return the dataset of `handle`'s stream. It, and everything made from it, keeps the handle alive. TensorFlow
+    takes `ahead` slabs ahead."""
     form = _form(handle)
     datasets.add(handle)
 
@@ -71,7 +72,8 @@ def dataset(handle: StreamHandle) -> tf.data.Dataset:
         return tf.data.Dataset.from_generator(_begin, args=(token,), output_signature=form.signature())
 
     # The token is an element, because what a traced function captures lives until the next garbage collection.
-    result = form.structured(tf.data.Dataset.from_tensors(_token(handle, form)).flat_map(slabs).flat_map(form.batches))
+    taken = tf.data.Dataset.from_tensors(_token(handle, form)).flat_map(slabs)
+    result = form.structured((taken.prefetch(ahead) if ahead else taken).flat_map(form.batches))
     if handle.info.endless:
         result = result.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     elif handle.cardinality is not None:

@@ -169,9 +169,11 @@ def test_writing_into_slices_neither_crashes_nor_disturbs_another_batch(tf: Any)
 
 
 @both
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_breaking_off_returns_at_once_although_no_data_comes(tf: Any, transport: str, prefetch: int) -> None:
-    info, epoch = numbers(3)
+@pytest.mark.parametrize(("prefetch", "turn"), [(0, 1), (2, 1), (None, 1), (None, 2)])
+def test_breaking_off_returns_at_once_although_no_data_comes(
+    tf: Any, transport: str, prefetch: int | None, turn: int
+) -> None:
+    info, epoch = numbers(4, turn=turn)
     with (
         FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon,
         penstock.connect(daemon.url, transport=transport) as connection,
@@ -185,6 +187,23 @@ def test_breaking_off_returns_at_once_although_no_data_comes(tf: Any, transport:
             del iterator  # no data comes, so a wait for data would never end
         daemon.wait_for(lambda: daemon.count(Leave) == 2)
         del dataset
+
+
+@both
+@pytest.mark.parametrize(
+    ("prefetch", "turn", "ahead"), [(0, 1, 0), (3, 1, 3), (None, 1, 2), (0, 5, 0), (10, 5, 10), (None, 5, 10)]
+)
+def test_tensorflow_takes_two_slabs_ahead_unless_you_say_how_many_batches(
+    tf: Any, transport: str, prefetch: int | None, turn: int, ahead: int
+) -> None:
+    info, epoch = numbers(60, turn=turn)
+    with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url, transport=transport) as connection:
+        iterator = iter(connection.dataset(prefetch))
+        assert first(next(iterator)) == 0
+        daemon.wait_for(lambda: connection.stats()["batches"] >= turn + ahead)
+        time.sleep(0.3)  # it takes no more than that, and perhaps a slab that it has opened for the last batch
+        assert connection.stats()["batches"] <= turn + ahead + turn
+        assert [first(batch) for batch in iterator] == list(range(1, 60))
 
 
 @both
