@@ -106,7 +106,7 @@ class Connection:
         if prefetch is None and self.info.most > 1 and cached is None:
             slabs, prefetch = 2, 0  # a prefetch of batches wakes a thread for each of them
         elif prefetch is None:
-            prefetch = 2
+            prefetch = max(2, self.info.most)
         if slabs not in self._datasets:
             optional.check_outside_of_functions("connection.dataset()")
             self._datasets[slabs] = tfdata.dataset(self._handle, slabs)

@@ -59,9 +59,9 @@ def with_names(values: Sequence[Any], pickles: list[bytes]) -> list[bytes]:
     has moved.
     """
     modules = {cls.__module__ for cls, name in _names.items() if f"{cls.__module__}.{cls.__qualname__}" != name}
-    moved = re.compile(b"|".join(re.escape(module.encode()) for module in sorted(modules)))
     if not modules:
         return pickles
+    moved = re.compile(b"|".join(re.escape(module.encode()) for module in sorted(modules)))
     return [_pickled(value) if moved.search(usual) else usual for value, usual in zip(values, pickles, strict=True)]
 
 
