@@ -235,7 +235,7 @@ def test_ranks_that_do_not_begin_between_two_rounds_are_refused_where_the_epoch_
 def test_only_small_batches_come_together(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_job, "_SMALL", largest)
     for seed in range(20):
-        world = World(SimFeed(splits=(40,) * 4, lanes=4, batch_size=1, room=20), seed=seed)
+        world = World(SimFeed(splits=(40,) * 4, lanes=4, batch_size=1, room=22), seed=seed)
         slabs = [one for one in sent(world, ranks_of(world, 2)) if isinstance(one, do.SendSlab)]
         assert all(slab.batches == 1 or slab.stride == 2 for slab in slabs)
         assert any(slab.batches > 1 for slab in slabs) == bool(largest)

@@ -19,8 +19,8 @@ MAX_POOLED = 32
 """Most lanes that mix their rows with each other."""
 MAX_PARAMS = 4096
 Params = Annotated[str, Meta(min_length=1, max_length=MAX_PARAMS)]
-SLABS = 4
-"""In how many slabs a stripe is sent, if all of it is ready. The first can be used while the others are under way."""
+SLABS = 2
+"""In how many slabs a stripe is sent, if all of it is ready. The first can be used while the other is under way."""
 Directory = Annotated[str, Meta(max_length=4096)]
 MAX_CLASSES = 16384
 """Most characters that the names of a feed's classes may have."""
