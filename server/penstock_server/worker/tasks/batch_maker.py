@@ -24,6 +24,10 @@ from .memfds import Memfds
 from .run import Run
 from .scheduler import Job
 
+_STEP_SECONDS = 0.0002
+"""A step makes batches for at least so long, unless it reports some. To look for messages after each batch of 0.05 ms
+takes a worker 3 % longer."""
+
 _PART_SECONDS = 0.020
 """A turn that takes longer than this is reported in parts, so that a waiting consumer gets the batches that are
 ready."""
@@ -101,6 +105,8 @@ class BatchMaker:
             skipped = source.skipped and source.replayed
             if skipped or source.index <= run.careful or takes_long():
                 report()
+            elif time.monotonic() - run.began < _STEP_SECONDS:
+                continue
             yield
         report(last=True)
 
