@@ -567,7 +567,7 @@ class TestMemory:
             world.open(quota=1)
         world.open(quota=0)
         world.run()
-        assert world.coordinator.budget.reserved == 0
+        assert world.coordinator.budget.nbytes_reserved == 0
 
     def test_a_batch_that_outgrows_the_memory_fails_the_stream_with_the_figure(self) -> None:
         feed = SimFeed(batch_size=None, splits=(6,), lanes=1, growth=1000)

@@ -99,7 +99,7 @@ class TestWithoutWorkers:
         daemon.tell(on.Close(1, 0))
         daemon.tell(on.Lost(1, 0))
         assert not daemon.coordinator.streams
-        assert daemon.coordinator.budget.reserved == 0
+        assert daemon.coordinator.budget.nbytes_reserved == 0
 
     def test_a_stream_gets_more_slots_as_workers_come_and_keeps_them_when_they_go(self) -> None:
         daemon = Daemon(lanes=8)
@@ -116,7 +116,7 @@ class TestWithoutWorkers:
     def test_half_of_all_memory_and_slots_stays_for_consumers_that_come_later(self) -> None:
         daemon = Daemon(lanes=8)
         stream, budget = daemon.coordinator.streams[1], daemon.coordinator.budget
-        budget.memory = 2 * (budget.reserved + 3 * stream.slots.slot_nbytes)
+        budget.memory = 2 * (budget.nbytes_reserved + 3 * stream.slots.slot_nbytes)
         before = stream.share.production
         daemon.join(A, B, C)
         assert stream.share.production == before + 3

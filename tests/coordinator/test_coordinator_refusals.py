@@ -37,7 +37,7 @@ def test_who_is_refused_leaves_nothing_behind(ask: OpenRequest) -> None:
         assert not world.take()
         assert not world.coordinator.streams
         assert not world.coordinator._admission.waiting
-        assert world.coordinator.budget.reserved == 0
+        assert world.coordinator.budget.nbytes_reserved == 0
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_job_has_its_own_settings_and_not_those_of_a_rank_that_was_refused_or_
     with pytest.raises(ProtocolError):
         world.open(rank=5, **asks)
     gone = world.open(rank=0, **asks)
-    assert world.coordinator.budget.reserved > 0
+    assert world.coordinator.budget.nbytes_reserved > 0
     gone.vanish()
     world.run()
     assert not world.coordinator.streams

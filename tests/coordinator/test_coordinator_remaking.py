@@ -162,7 +162,7 @@ class TestWhatIsLost:
         assert daemon.coordinator.streams
         daemon.tell(on.WorkersLost((B,), "is lost"))
         assert not daemon.coordinator.streams
-        assert daemon.coordinator.budget.reserved == 0
+        assert daemon.coordinator.budget.nbytes_reserved == 0
 
     def test_and_is_not_made_again_keeps_nobody_waiting(self) -> None:
         """A copy may wait for it, and the stream cannot end before that copy is answered for."""

@@ -16,7 +16,7 @@ from penstock_server.shared_memory.slot_assignment import SlotAssignment
 
 uvloop.new_event_loop().close()  # the first loop opens a pipe that stays
 TICKET = 1
-NOTHING: Any = SimpleNamespace(reserved=0, slots_reserved=0)
+NOTHING: Any = SimpleNamespace(nbytes_reserved=0, slots_reserved=0)
 
 
 @pytest.mark.parametrize("sizes", [[4096], [4096, 40960]], ids=["its first slot", "a larger one"])

@@ -54,12 +54,12 @@ class Attacker:
 
     def _open(self) -> None:
         coordinator = self._world.coordinator
-        before, reserved = set(coordinator.streams), coordinator.budget.reserved
+        before, reserved = set(coordinator.streams), coordinator.budget.nbytes_reserved
         try:
             reader = self._world.ask(self._feed, self._ask())
         except PenstockError:
             assert set(coordinator.streams) <= before, "a refused session has a stream"
-            assert coordinator.budget.reserved <= reserved, "a refused session keeps memory"
+            assert coordinator.budget.nbytes_reserved <= reserved, "a refused session keeps memory"
             return
         if reader.stream not in before:
             self._world.forged.add(reader.stream)

@@ -1447,7 +1447,7 @@ class World:
         self.settle()
         hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} never end")
         hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} are never freed")
-        hold(self.coordinator.budget.reserved == 0, "memory stays reserved")
+        hold(self.coordinator.budget.nbytes_reserved == 0, "memory stays reserved")
         for worker in list(self.workers.values()):
             hold(not worker.runs and not worker.fills, f"worker {worker.number} keeps runs {list(worker.runs)}")
         kept = [feed.name for feed, _ in self._lists.values() if feed.dynamic]
@@ -1588,7 +1588,7 @@ class World:
         coordinator = self.coordinator
         found = coordinator.check()
         hold(not found, "; ".join(found))
-        hold(self.arena.nbytes <= coordinator.budget.reserved, f"slots take {self.arena.nbytes} bytes")
+        hold(self.arena.nbytes <= coordinator.budget.nbytes_reserved, f"slots take {self.arena.nbytes} bytes")
         for stream in coordinator.streams.values():
             # Old slots may exist beside the larger ones that replace them, and slots of consumers that left a group.
             if not (self.feeds[stream.feed.name].growth or stream._delivery.shared):

@@ -98,7 +98,7 @@ class SlotAssignment:
         """Return to the system the memory that the streams' shares do not need."""
         self._trim = None
         if self._arena.spare:
-            for memfd in self._arena.trim(self._budget.reserved, self._budget.slots_reserved):
+            for memfd in self._arena.trim(self._budget.nbytes_reserved, self._budget.slots_reserved):
                 self._gone(memfd)
 
     async def stop(self) -> None:
@@ -146,7 +146,7 @@ class SlotAssignment:
                 continue
             queue.appendleft(wish)
             # If the machine has refused memory, first return the free slots of other sizes to it.
-            nbytes, count = self._budget.reserved, self._budget.slots_reserved
+            nbytes, count = self._budget.nbytes_reserved, self._budget.slots_reserved
             for memfd in self._arena.trim(*(0, 0) if refused_at else (nbytes - wish.nbytes, count - 1)):
                 self._gone(memfd)
             try:

@@ -125,7 +125,7 @@ def of_memory(coordinator: CoordinatorView, arena: Arena, greeted: Greeted) -> M
     """Count the bytes of all streams."""
     return Memory(
         allowed=coordinator.budget.memory,
-        reserved=coordinator.budget.reserved,
+        reserved=coordinator.budget.nbytes_reserved,
         arena=arena.nbytes,
         positions=greeted.nbytes,
     )

@@ -33,7 +33,7 @@ class Budget:
         self._streams = streams
 
     @property
-    def reserved(self) -> int:
+    def nbytes_reserved(self) -> int:
         """Bytes that all streams have reserved."""
         return sum(stream.reserved[0] for stream in self._streams.values())
 
@@ -54,7 +54,7 @@ class Budget:
         kept = self._kept_for(other for other in feeds if other is not feed)
         while True:
             granted = share(
-                free=self.memory - self.reserved,
+                free=self.memory - self.nbytes_reserved,
                 kept=kept,
                 slot=feed.slot_nbytes,
                 blocks=feed.blocks_nbytes,
@@ -80,8 +80,8 @@ class Budget:
             )
         raise MemoryBound(
             f"a stream needs {size(feed.blocks_nbytes + least * feed.slot_nbytes)}, but {others} "
-            f"{size(self.reserved)} of the {size(self.memory)} that --memory allows: close one, or start the daemon "
-            "with a larger --memory",
+            f"{size(self.nbytes_reserved)} of the {size(self.memory)} that --memory allows: close one, or start the "
+            "daemon with a larger --memory",
             feed=feed.name,
         )
 
@@ -96,7 +96,7 @@ class Budget:
             larger = with_consumers(
                 stream.share,
                 len(stream.consumers) + 1,
-                free=self.memory - self.reserved,
+                free=self.memory - self.nbytes_reserved,
                 slot=stream.slots.slot_nbytes,
                 most=self.slots - self.slots_reserved,
             )
@@ -115,7 +115,7 @@ class Budget:
         those of `feeds` that nobody reads."""
         kept, slot = self._kept_for(feeds), stream.slots.slot_nbytes
         while True:
-            free, most = self.memory - self.reserved, self.slots - self.slots_reserved
+            free, most = self.memory - self.nbytes_reserved, self.slots - self.slots_reserved
             nbytes, slots = stream.needs()
             least = 1, min(1, ask.quota)
             for (credit, quota), part in (((ask.credit, ask.quota), 2), (least, 1)):
@@ -134,7 +134,7 @@ class Budget:
         (nbytes, slots), (more_nbytes, more_slots) = stream.needs(), stream.needs(job)
         back_nbytes, back_slots = waited_in.reserved
         return (
-            more_nbytes - nbytes <= self.memory - self.reserved + back_nbytes
+            more_nbytes - nbytes <= self.memory - self.nbytes_reserved + back_nbytes
             and more_slots - slots <= self.slots - self.slots_reserved + back_slots
         )
 
@@ -168,7 +168,7 @@ class Budget:
         """Return the share of a stream that has only `consumers` consumers left."""
         if stream.sharing is not None:
             return stream.share  # each job has its own
-        free, slot = self.memory - self.reserved, stream.slots.slot_nbytes
+        free, slot = self.memory - self.nbytes_reserved, stream.slots.slot_nbytes
         smaller = with_consumers(stream.share, consumers, free=free, slot=slot)
         assert smaller is not None, "it needs less"
         return smaller
@@ -183,7 +183,7 @@ class Budget:
             stream.share,
             stream.planned_for,
             workers,
-            free=max(0, self.memory // 2 - self.reserved),
+            free=max(0, self.memory // 2 - self.nbytes_reserved),
             slot=slot,
             blocks=stream.feed.blocks_nbytes,
             pool=stream.feed.info.pool,
@@ -203,7 +203,7 @@ class Budget:
             for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
                 larger = regrown(
                     stream.whole_share,
-                    free=self.memory - self.reserved,
+                    free=self.memory - self.nbytes_reserved,
                     held=stream.slots.nbytes,
                     blocks=stream.feed.blocks_nbytes,
                     slot=slot,
@@ -216,7 +216,7 @@ class Budget:
         old = stream.whole_share
         least = least_slots(old.quota, old.consumers)
         needed = least * whole_pages(nbytes) + stream.slots.nbytes + stream.feed.blocks_nbytes
-        missing = needed - old.nbytes - (self.memory - self.reserved)
+        missing = needed - old.nbytes - (self.memory - self.nbytes_reserved)
         return MemoryBound(
             f"a batch of {size(nbytes)} came. With such batches the stream needs {size(needed)}, {size(missing)} more "
             f"than it can have. Give --memory {enough(2 * (self.memory + missing))}, or make the batches smaller",

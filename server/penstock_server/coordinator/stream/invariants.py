@@ -15,7 +15,7 @@ from .stream import Stream
 
 def check(budget: Budget, streams: Mapping[int, Stream], workers: Workers) -> list[str]:
     """Return the invariants that are broken, in words."""
-    found = [] if budget.reserved <= budget.memory else ["more memory is reserved than allowed"]
+    found = [] if budget.nbytes_reserved <= budget.memory else ["more memory is reserved than allowed"]
     for stream in streams.values():
         found += [f"stream {stream.number}: {said}" for said in (*_stream(stream), *_staff(stream, workers))]
     return found
