@@ -34,6 +34,8 @@ from penstock_server.targets.file_target import load_target
         ("notes.xyz", {}, "Other files need a Feed with a generator"),
         ("x.npy photo.jpg", {}, "photo.jpg: no such file; expected a data file"),
         ("localhost:5555", {}, "localhost:5555 is the address of a running daemon, not a feed or data file to serve"),
+        ("user:secret@h:1/f", {}, "...@h:1/f is the address of a running daemon"),
+        ("[::1]:5555", {}, "[::1]:5555 is the address of a running daemon"),
         ("tcp://loader:5555/train", {}, "penstock.connect('tcp://loader:5555/train') reads from it"),
         ("s3://bucket/a.pkl", {}, "s3://bucket/a.pkl is a pickle"),
         ("s3://bucket/a.xyz", {}, "s3://bucket/a.xyz: expected the URL of a data file, which ends in .h5"),

@@ -38,6 +38,12 @@ def shown(url: str) -> str:
     return f"{scheme}{separator}{userinfo and '...@'}{rest}{query and '?...'}"
 
 
+def is_address_alone(text: str) -> bool:
+    """Return whether `text` has the form HOST:PORT or HOST:PORT/FEED, perhaps with a user's name: a URL without its
+    tcp://."""
+    return re.fullmatch(r"[^/]+:[0-9]+(/.*)?", text) is not None
+
+
 def parse(url: str) -> Address:
     """Return the address in `url`, which has the form `tcp://HOST:PORT` or `tcp://HOST:PORT/FEED`, with an IPv6 host in
     brackets.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import signal
 import sys
 import threading
@@ -119,7 +118,7 @@ def check(
     if not feed:
         _refuse_options(context, "without a feed", "strict", "prints_json")
         _check_machine(strict=strict, prints_json=prints_json)
-    if re.fullmatch(r"[^/]+:[0-9]+(/.*)?", feed[0]):
+    if urls.is_address_alone(feed[0]):
         address = urls.shown(feed[0])
         raise click.UsageError(f"{address!r} looks like an address: write tcp://{address}")
     if feed[0].startswith("tcp://"):

@@ -146,6 +146,8 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
     Raises:
         click.UsageError: arguments and options contradict each other.
     """
+    from penstock_proto.transport import urls
+
     from ..sources.other_formats import not_the_data
     from ..sources.registry import format_of
     from ..targets.file_target import make_target
@@ -153,7 +155,7 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
     formats = {argument: format_of(argument) for argument in arguments}
     files = [argument for argument in arguments if formats[argument] is not None]
     for argument in arguments:
-        if formats[argument] is None and ("://" in argument or re.fullmatch(r"[\w.-]+:[0-9]+", argument)):
+        if formats[argument] is None and ("://" in argument or urls.is_address_alone(argument)):
             raise click.UsageError(_url(argument))
         if formats[argument] is None and ":" not in argument and not argument.endswith(".py"):  # no feed either
             raise click.UsageError(_unknown(argument))
