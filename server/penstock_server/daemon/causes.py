@@ -50,6 +50,7 @@ class Causes:
         self._starting = starting
         self._workers = workers
         self._warn = warn
+        self._stopped = False
         self._process: Process | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         """Where the experiments write. The daemon removes it, since it may end them at any time."""
@@ -58,7 +59,7 @@ class Causes:
         """Start to look for the cause of a difference at this place of the feed, unless another search is under way.
         The log gets the answer."""
         target = dict(zip(self._starting.names, self._targets, strict=False)).get(feed)
-        if self._process is not None or target is None:
+        if self._stopped or self._process is not None or target is None:
             return
         largest = max(map(_resident, self._workers()), default=0)
         if memory_limits.available() < 2 * _PROCESSES * largest:
@@ -83,7 +84,11 @@ class Causes:
         self._process.watch(lambda _: self._ended(feed, target, ours))
 
     def stop(self) -> None:
-        """End the search."""
+        """End the search, and begin no other one: workers that end may still tell of differences."""
+        self._stopped = True
+        self._release()
+
+    def _release(self) -> None:
         if self._process is not None:
             self._process.forget()
             self._process = None
@@ -96,7 +101,7 @@ class Causes:
 
     def _ended(self, feed: str, target: str, fd: int) -> None:
         assert self._process is not None
-        self.stop()
+        self._release()
         os.set_blocking(fd, False)
         try:
             found = msgspec.json.decode(os.read(fd, _MOST_NBYTES), type=CauseFound)

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ import penstock
 from penstock_proto import FeedError
 from penstock_proto import messages as m
 from penstock_proto.status.feed_status import Checks
+from penstock_server.daemon.causes import Causes
 from penstock_server.in_process import engine
 from penstock_server.to_daemon import control
 from penstock_server.worker.tasks.making_again import Rows
 from penstock_server.worker.verification import spot_checks
 from penstock_server.worker.verification.spot_checks import FIRST, FIRST_SECONDS, OVERHEAD, SHARE, SpotChecks
+from penstock_server.workers.process import Process
 from tests.conftest import Daemon, Serve
 
 HEAD = """
@@ -319,6 +322,23 @@ def test_a_daemon_that_stops_while_it_looks_for_a_cause_leaves_no_files(serve: S
     daemon.process.terminate()
     assert daemon.process.wait(30) == 0
     assert not list(tmp_path.glob("penstock-c*"))
+
+
+def test_a_daemon_that_stops_begins_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that end may still tell of differences. A search would outlive the daemon, and miss its files."""
+    started = []
+
+    def start(command: list[str], *_: object) -> None:
+        started.append(command)
+        raise OSError
+
+    monkeypatch.setattr(Process, "started", start)
+    causes = Causes(["scenes.py:feed"], {}, SimpleNamespace(names=["feed"]), lambda: (), print)  # type: ignore[arg-type]
+    causes.find("feed", 0, 0)
+    assert len(started) == 1
+    causes.stop()
+    causes.find("feed", 0, 0)
+    assert len(started) == 1
 
 
 def until(there: Callable[[], bool], seconds: float = 120) -> None:
