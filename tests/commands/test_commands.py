@@ -362,8 +362,9 @@ def test_only_ready_lines_go_to_stdout(serve: Serve) -> None:
 def test_user_code_that_imports_tensorflow_is_warned_of_the_cost(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "daemon0").mkdir()
     (tmp_path / "daemon0" / "tensorflow.py").write_text("# stands in for the real one, which takes seconds\n")
-    daemon = serve("import tensorflow\n" + textwrap.dedent(FEED))
+    daemon = serve("print()\nimport tensorflow\n" + textwrap.dedent(FEED))
     assert daemon.stderr().count("your module imports TensorFlow, and each worker does so on its own") == 1
+    assert re.search(r"or import it before /.*\.py:1: then that is done once for all workers", daemon.stderr())
 
 
 def test_few_splits_and_workers_that_do_not_divide_the_lanes_are_pointed_out(serve: Serve) -> None:

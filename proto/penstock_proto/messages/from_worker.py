@@ -13,11 +13,17 @@ from .spot_checks import SpotCheck, SpotChecked
 
 
 class Imported(Message, frozen=True):
-    """The user's modules are imported. `feeds` are those of the command line, in order."""
+    """The user's modules are imported. `feeds` are those of the command line, in order. `tensorflow`: this worker has
+    imported TensorFlow on its own. `shared_until`: the place of the statement, FILE:LINE, before which imports were
+    done once for all workers; "" if that is unknown."""
 
     feeds: Annotated[tuple[FeedPlan, ...], Meta(max_length=256)]
     imports_seconds: Annotated[float, Meta(ge=0)]
     tensorflow: bool
+    shared_until: str = ""
+
+    def __post_init__(self) -> None:
+        clean(self, "shared_until")
 
 
 class EnvironmentWanted(Message, frozen=True):

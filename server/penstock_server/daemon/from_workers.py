@@ -150,9 +150,7 @@ class FromWorkers:
         if message.tensorflow:
             self._feeds.warn_once(
                 "your module imports TensorFlow, and each worker does so on its own, which takes about 250 MB and 3 s: "
-                "keep the generator in a module of its own that does not, or begin the module, and those that it "
-                "imports, with their imports (only os.environ[...] = '...' may come before one): these are then done "
-                "once for all workers"
+                f"keep the generator in a module of its own that does not{_or_earlier(message.shared_until)}"
             )
         fields = {"event": "worker_ready", "worker": worker}
         log.info("%s is ready: its imports took %.2f s", self._name_of(worker), message.imports_seconds, extra=fields)
@@ -276,3 +274,11 @@ class FromWorkers:
             message.run, splits, message.spec, message.sample_nbytes, message.first, message.sample_spec
         )
         self._dispatch.tell(event)
+
+
+def _or_earlier(place: str) -> str:
+    """Return what else can be done about an import behind the statement at `place`, FILE:LINE; "" if that is unknown."""
+    return place and (
+        f", or import it before {place}: then that is done once for all workers (before it there may be other imports, "
+        "definitions, constants and os.environ[...] = '...')"
+    )

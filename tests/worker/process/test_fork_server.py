@@ -3,6 +3,7 @@ stream."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import re
@@ -22,6 +23,7 @@ import pytest
 
 import penstock
 from penstock_server.to_daemon import control
+from penstock_server.worker.process.definitions import only_defines
 from penstock_server.worker.process.preload import ImportFailed, preload
 from penstock_server.worker_state.start_arguments import StartArguments
 from penstock_server.workers.fork_server import ForkServer
@@ -368,13 +370,16 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         ("from lib_one import part", ["lib_one", "lib_one.part"]),
         ("from lib_one import *", ["lib_one"]),
         ('"""Words."""\nfrom __future__ import annotations\nimport lib_one', ["lib_one"]),
-        ("import lib_one\nX = 1\nimport lib_two", ["lib_one"]),
+        ("import lib_one\nX = 1\nimport lib_two", ["lib_one", "lib_two"]),
+        ("import lib_one\nX = print()\nimport lib_two", ["lib_one"]),
+        ("import lib_one\nlib_one.x = 1\nimport lib_two", ["lib_one"]),
         ("import os\nos.environ['LIB_X'] = '1'\nimport lib_two", ["lib_two"]),
         ("import os\nos.environ['PYTHONHASHSEED'] = '1'\nimport lib_two", []),
         ("import os\nos.environ['LIB_X'] = os.sep\nimport lib_two", []),
         ("import lib_one\ntry:\n    import lib_two\nexcept ImportError: pass", ["lib_one"]),
         ("import lib_one\nif True: import lib_two", ["lib_one"]),
         ("import lib_one\ndef f():\n    import lib_two", ["lib_one"]),
+        ("import lib_one\ndef f(): print()\nimport lib_two", ["lib_one", "lib_two"]),
         ("import lib_one, lib_missing\nimport lib_two", ["lib_one"]),
         ("import lib_one\nimport )", []),
         ("from . import x\nimport lib_one", []),
@@ -396,6 +401,72 @@ def test_imports_of_the_users_other_modules_are_followed(ahead: Callable[..., li
         "data/tools/crop.py": "import lib_one",
     }
     assert ahead(files, "data.scenes:feed") == ["lib_one", "lib_two"]
+
+
+def test_definitions_of_the_users_other_modules_are_passed_over(ahead: Callable[..., list[str]]) -> None:
+    helper = """
+        import lib_one
+        SIZE = 2 * 14
+
+        class Scaler(lib_one.Base):
+            def __call__(self, rows):
+                return rows / SIZE
+    """
+    files = {"scenes.py": "from helper import Scaler\nimport lib_two\nfeed = print(Scaler)", "helper.py": helper}
+    assert ahead(files, "scenes:feed") == ["lib_one", "lib_two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "defines"),
+    [
+        ("'Words.'", True),
+        ("pass", True),
+        ("LOG = logging.getLogger(__name__)", True),
+        ("ROOT = Path(__file__).resolve().parent / 'data'", True),
+        ("HERE = os.path.dirname(os.path.abspath(__file__))", True),
+        ("WIDTH, HEIGHT = 28, 2 * 14", True),
+        ("SIZES: dict[str, int] = {'small': 28}", True),
+        ("square = lambda x: compute(x)", True),
+        ("def load(path: str, mode='r', *, size: int | None = SIZE) -> np.ndarray: return read(path)", True),
+        ("async def load(): await read()", True),
+        ("class A(Base, metaclass=ABCMeta):\n 'Words.'\n n = 1\n @property\n def x(self): return f()", True),
+        ("class A:\n @property\n def x(self): pass\n @x.setter\n def x(self, value): pass", True),
+        ("@dataclass(frozen=True)\nclass A:\n x: list[int] = field(default_factory=list)", True),
+        ("if __name__ == '__main__':\n run()", True),
+        ("if TYPE_CHECKING:\n import x", True),
+        ("plt.rcParams['figure.dpi'] = 72", False),
+        ("keras.backend.floatx = 'float16'", False),
+        ("LOADED = load()", False),
+        ("SEED = np.random.randint(5)", False),
+        ("random.seed(1)", False),
+        ("@register\ndef load(): pass", False),
+        ("@register('x')\nclass A: pass", False),
+        ("@dataclass(frozen=read())\nclass A: pass", False),
+        ("def load(table=read()): pass", False),
+        ("square = lambda x=read(): x", False),
+        ("class A(make_base()): pass", False),
+        ("class A:\n TABLE = read()", False),
+        ("class A(B, table=read()): pass", False),
+        ("if __name__ == '__main__':\n run()\nelse:\n run()", False),
+        ("if DEBUG:\n import x", False),
+        ("try:\n import x\nexcept ImportError:\n x = None", False),
+        ("for x in range(3): print(x)", False),
+        ("del x", False),
+    ],
+)
+def test_which_statements_only_define_something(text: str, defines: bool) -> None:
+    (statement,) = ast.parse(text).body
+    assert only_defines(statement) is defines
+
+
+def test_the_statement_that_ends_the_search_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "scenes.py").write_text("import helping_scenes\nfeed = print()\n")
+    (tmp_path / "helping_scenes.py").write_text("X = 1\n\nprint(X)\nprint(X)\n")
+    ends: list[str] = []
+    list(preload(["scenes.py:feed"], (), ends.append))
+    assert ends == [f"{tmp_path}/helping_scenes.py:3"]
 
 
 def test_code_of_the_users_other_modules_ends_the_search(ahead: Callable[..., list[str]]) -> None:

@@ -148,7 +148,7 @@ def _tensorflow(library: Library, keras: bool) -> Finding:
         NOTE if keras else WARNING,
         "import",
         f"the module imports TensorFlow: {library.seconds:.1f} s and {size(library.nbytes)} in each worker, or once "
-        "for all if the module begins with its imports",
+        "for all if only definitions and constants come before",
         " -> ".join(library.chain),
         "" if keras else "keep the generator in a module of its own that does not import it",
     )

@@ -85,11 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(connection, CannotFork("Python starts with several threads"))
         return 0
     imported: list[str] = []
+    ends: list[str] = []
     randomness = ForkedRandomness()
     try:
         # A feed's own module may be an installed one.
         with import_seeding.seeded_imports(), randomness.watching():
-            for name in preload(of_workers.feeds, dict(options.without)):
+            for name in preload(of_workers.feeds, dict(options.without), ends.append):
                 if why := _unfit(before, randomness):
                     _again(connection, name, why, words, environment)
                 if name.partition(".")[0] not in _KNOWN:
@@ -107,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start.outlive_the_daemon()
     worker = _Server(connection, randomness).serve()
     world.leave_fd()
-    return start.serve(*worker, of_workers, served=served)
+    # To move its import does not help a package that is left to the workers.
+    until = "" if {"tensorflow", "keras"} & dict(options.without).keys() else "".join(ends)
+    return start.serve(*worker, of_workers, served=served, shared_until=until)
 
 
 def _named(word: str) -> tuple[str, str]:

@@ -1,10 +1,10 @@
 """Imports the libraries that the user's modules import before they do anything else.
 
 It runs none of the user's code: it reads modules that are not installed, and never imports them. It takes the imports
-at the beginning of each file, and follows those of other modules that are not installed. The first statement of another
-kind ends the search, because it may change what a later import does: `matplotlib.use("Agg")`. Only
-`os.environ["..."] = "..."` with plain text is done here as well, since it often stands before `import tensorflow`. So
-each library is imported as the worker would have imported it, in the same order, before any of the user's code.
+of each file, and follows those of other modules that are not installed. Definitions and constants (definitions.py) are
+passed over. The first statement of another kind ends the search, because it may change what a later import does:
+`matplotlib.use("Agg")`. Only `os.environ["..."] = "..."` with plain text is done here as well, since it often stands
+before `import tensorflow`. So each library is imported as the worker would have imported it, in the same order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from ...targets.file_target import is_file_target, library_of, transforms_of
 from ...targets.importing import is_installed, join_path
 from ...targets.pickled import is_pickled_target
 from ...targets.place import place_of
+from .definitions import only_defines
 
 Steps: TypeAlias = Generator[str, None, bool]
 """Yields the names of imported modules, and returns whether the search goes on."""
@@ -32,17 +33,20 @@ class ImportFailed(Exception):
     """Importing the package in its first argument raised an error."""
 
 
-def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[str]:
+def preload(
+    targets: Sequence[str], without: Collection[str] = (), ended: Callable[[str], None] = lambda place: None
+) -> Iterator[str]:
     """Import the libraries of the feeds' modules one at a time, and yield the name of each after its import.
 
     Args:
         targets: the MODULE:ATTR arguments. Their directories are added to `sys.path`, as when a worker loads them.
         without: names of packages to leave out.
+        ended: called with the place of the statement that ends the search, FILE:LINE.
 
     Raises:
         ImportFailed: a library cannot be imported.
     """
-    search = _Search(frozenset(without))
+    search = _Search(frozenset(without), ended)
     try:
         yield from _preload(targets, search)
     finally:
@@ -81,8 +85,9 @@ def _variable(statement: ast.stmt) -> tuple[str, str] | None:
 
 
 class _Search:
-    def __init__(self, without: Collection[str]) -> None:
+    def __init__(self, without: Collection[str], ended: Callable[[str], None]) -> None:
         self._without = without
+        self._on_end = ended
         self._read: set[Path] = set()
         self._variables: dict[str, tuple[str | None, str]] = {}
         """The value of each variable before, and now."""
@@ -121,7 +126,8 @@ class _Search:
                 first, _ = self._variables.get(name, (os.environ.get(name), ""))
                 self._variables[name] = first, value
                 os.environ[name] = value
-            elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+            elif not only_defines(statement):
+                self._on_end(f"{path}:{statement.lineno}")
                 return False
         return True
 

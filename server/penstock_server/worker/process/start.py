@@ -99,6 +99,7 @@ def serve(
     arguments: StartArguments,
     *,
     served: bool,
+    shared_until: str = "",
 ) -> int:
     """Import the feeds and serve them until the daemon sends Shutdown. Return the process's exit status.
 
@@ -110,6 +111,7 @@ def serve(
             and samples it from SIGPROF on.
         arguments: what all workers are told at their start.
         served: as in `load_feeds`.
+        shared_until: the place of the statement, FILE:LINE, before which the fork server has done all imports.
     """
     feeds = arguments.feeds
     limit_memory(arguments.memory)
@@ -141,6 +143,7 @@ def serve(
             feeds=tuple(one.plan for one in loaded.values()),
             imports_seconds=time.monotonic() - began,
             tensorflow="tensorflow" in sys.modules and not had_tensorflow,
+            shared_until=shared_until,
         ),
     )
     page.ready()
