@@ -277,7 +277,7 @@ class FromWorkers:
 
 
 def _or_earlier(place: str) -> str:
-    """Return what else can be done about an import behind the statement at `place`, FILE:LINE; "" if that is unknown."""
+    """Return what else can be done about an import behind the statement at `place`; "" if that is unknown."""
     return place and (
         f", or import it before {place}: then that is done once for all workers (before it there may be other imports, "
         "definitions, constants and os.environ[...] = '...')"
