@@ -579,7 +579,8 @@ GUILTY = [Source(kind, "feeds.py:3 in f", library) for kind in ("system", "clock
 CULPRITS = [
     *(Culprit(culprit.SOURCES, (source,)) for source in (*GUILTY, Source("system", "feeds.py:3, at import"))),
     *(Culprit(culprit.SOURCES, (Source(library),)) for library in SEEDED),
-    *(Culprit(kind, names=names) for kind in (culprit.BEFORE, culprit.UNKNOWN) for names in ((), ("Data.rng",))),
+    Culprit(culprit.BEFORE, names=("Data.rng",)),
+    *(Culprit(kind, at_once=lines) for kind in (culprit.BEFORE, culprit.UNKNOWN) for lines in ((), ("feeds.py:3",))),
 ]
 
 
@@ -878,7 +879,39 @@ def test_what_no_source_explains_is_not_blamed_on_one() -> None:
 def test_threads_are_named_where_no_source_explains_a_difference() -> None:
     threads = Source("thread", "feed.py:9 in rows")
     found = World(Source("elsewhere"), used=(A, threads)).found()
-    assert (found.kind, found.sources, found.names) == (culprit.UNKNOWN, (A,), ("feed.py:9 in rows",))
+    assert (found.kind, found.sources, found.at_once) == (culprit.UNKNOWN, (A,), ("feed.py:9 in rows",))
+
+
+class Race(World):
+    """Simulates runs whose samples depend on threads: the experiments of these numbers agree by chance."""
+
+    def __init__(self, *agree: int) -> None:
+        super().__init__(used=(A, Source("thread", "feed.py:9 in rows")))
+        self.agreeing = set(agree)
+
+    def attempt(self, trial: Trial) -> Result:
+        self.trials.append(trial)
+        return Result(len(self.trials) - 1 in self.agreeing, (self.done, self.done))
+
+
+@pytest.mark.parametrize("agree", [(), (0,), (0, 1, 2, 3, 4, 6), (1,), (0, 2), (1, 2, 3), (1, 2, 3, 4, 6)])
+def test_runs_that_agree_by_chance_prove_nothing(agree: tuple[int, ...]) -> None:
+    found = Race(*agree).found()
+    assert (found.kind, found.at_once) == (culprit.UNKNOWN, ("feed.py:9 in rows",))
+
+
+def test_what_is_always_the_same_if_read_alone_may_still_depend_on_threads() -> None:
+    found = Race(*range(100)).found()
+    assert (found.kind, found.at_once) == (culprit.BEFORE, ("feed.py:9 in rows",))
+    what, where, fix = culprit_words.cause(found)
+    assert "or on threads or processes that your code starts" in what
+    assert where == "feed.py:9 in rows"
+    assert "take the results of threads and processes in a fixed order" in fix
+
+
+def test_a_source_is_found_although_there_are_threads() -> None:
+    world = World(A, used=(A, B, Source("thread", "feed.py:9 in rows")))
+    assert world.found() == Culprit(culprit.SOURCES, (A,))
 
 
 def test_global_generators_are_suspects_only_where_penstock_does_not_seed_them() -> None:

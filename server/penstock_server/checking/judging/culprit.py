@@ -7,13 +7,16 @@ likeliest sources at a time, so that it gives the same values in both runs. If t
 culprit. Otherwise all sources are fixed except one, each in turn: if the runs then differ, that source is one of
 several culprits.
 
+Threads and processes that user code starts run in no fixed order, so two runs may agree by chance, or differ. So where
+there are any, runs agree or differ only if they do so every time.
+
 This file decides what to try, and what the results mean. It starts no processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..observing.messages import Done, Source
 from ..observing.recording import Recording
@@ -25,6 +28,10 @@ MOST_LIKELY = 2
 
 MOST_SOURCES = 6
 """Sources that are left unfixed one at a time, at most."""
+
+OFTEN = 4
+"""How often an experiment is done until its runs count as agreeing, or as different, if user code starts threads or
+processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +63,8 @@ class Culprit:
         kind: HASH (the order of a set of text), BEFORE (earlier reads), SOURCES, or UNKNOWN.
         sources: the culprits if `kind` is SOURCES; if it is UNKNOWN, sources that are not the only cause.
         proven: whether an experiment has shown each of the sources to be a cause.
-        names: if `kind` is BEFORE, names in user modules that change while samples are made; if it is UNKNOWN, lines
-            that start threads or processes.
+        names: if `kind` is BEFORE, names in user modules that change while samples are made.
+        at_once: lines that start threads or processes, if `kind` is BEFORE or UNKNOWN.
         late: libraries that were imported while samples were made, if `kind` is BEFORE.
         items: whether the feed is an indexable object, whose items get no `rng`.
         batches: whether samples agree, and what `batch_transform=` makes of them differs.
@@ -67,10 +74,13 @@ class Culprit:
     sources: tuple[Source, ...] = ()
     proven: bool = True
     names: tuple[str, ...] = ()
+    at_once: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     items: bool = False
     batches: bool = False
 
+
+_OTHER_HASH = Trial(hash_seeds=("0", "1"))
 
 Try = Callable[[Trial], Result | None]
 """Does an experiment; returns None if that fails or no time is left."""
@@ -86,6 +96,45 @@ def find(attempt: Try, *, takes_rng: bool) -> Culprit:
     first = attempt(Trial())
     if first is None:
         return Culprit(UNKNOWN)
+    at_once = _at_once(first)
+    if not at_once:
+        return _found(attempt, first, takes_rng)
+    often = _often(attempt)
+    found = Culprit(UNKNOWN, proven=False)
+    if not first.agree or (first := often(Trial())) is not None:
+        found = _found(often, first, takes_rng)
+    if found.kind in (HASH, SOURCES):
+        if _differ_each_time(attempt, Trial() if found.kind == SOURCES else _OTHER_HASH):
+            return found
+        found = Culprit(UNKNOWN, proven=False)
+    return replace(found, at_once=at_once)
+
+
+def _differ_each_time(attempt: Try, trial: Trial) -> bool:
+    """Do an experiment `OFTEN` times; return whether its runs differ each time."""
+    for _ in range(OFTEN):
+        result = attempt(trial)
+        if result is None or result.agree:
+            return False
+    return True
+
+
+def _often(attempt: Try) -> Try:
+    """Return a function that does an experiment `OFTEN` times, or until its runs differ."""
+
+    def often(trial: Trial) -> Result | None:
+        result = None
+        for _ in range(OFTEN):
+            result = attempt(trial)
+            if result is None or not result.agree:
+                break
+        return result
+
+    return often
+
+
+def _found(attempt: Try, first: Result, takes_rng: bool) -> Culprit:
+    """Return why samples differ, after the first experiment."""
     if first.agree:
         return _not_alone(attempt, first)
     used = _used(first, takes_rng)
@@ -94,13 +143,15 @@ def find(attempt: Try, *, takes_rng: bool) -> Culprit:
         if alone is not None and alone.agree:
             return Culprit(SOURCES, (source,))
     fixed = attempt(Trial(tuple(used))) if used else None
-    if fixed is None or not fixed.agree:
-        return _unknown(first, used)
+    if fixed is None:
+        return Culprit(UNKNOWN, proven=False)
+    if not fixed.agree:
+        return Culprit(UNKNOWN, tuple(used[:MOST_SOURCES]), proven=False)
     return _one_by_one(attempt, used)
 
 
 def _not_alone(attempt: Try, first: Result) -> Culprit:
-    other = attempt(Trial(hash_seeds=("0", "1")))
+    other = attempt(_OTHER_HASH)
     if other is not None and not other.agree:
         return Culprit(HASH)
     done = first.runs[0]
@@ -143,13 +194,14 @@ def _unlikely(source: Source) -> int:
     return {"clock": 4, "pid": 5}.get(source.kind, 1 if source.kind in _GLOBAL else 2)
 
 
-def _unknown(result: Result, used: list[Source]) -> Culprit:
-    at_once: dict[str, None] = {}
+def _at_once(result: Result) -> tuple[str, ...]:
+    """Return the lines that start threads or processes in either run."""
+    found: dict[str, None] = {}
     for done in result.runs:
         for source in () if done is None else done.used:
             if source.kind in _AT_ONCE and source.site:
-                at_once[source.site] = None
-    return Culprit(UNKNOWN, tuple(used[:MOST_SOURCES]), False, names=tuple(at_once))
+                found[source.site] = None
+    return tuple(found)
 
 
 def agree(one: Recording | None, other: Recording | None) -> bool:

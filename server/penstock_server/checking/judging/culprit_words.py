@@ -14,6 +14,10 @@ _GLOBAL_TOO = (
     "alone, or leave the parameter `rng` out"
 )
 
+_IN_ORDER = (
+    "take the results of threads and processes in a fixed order, and give each its own random numbers, from `rng`"
+)
+
 _FIXES = {
     CLOCK: "let samples depend on the split and on random numbers from `rng` only",
     PID: "let samples depend on the split and on random numbers from `rng` only",
@@ -135,6 +139,11 @@ def _fix(source: Source) -> str:
 
 def _before(culprit: Culprit) -> tuple[str, str, str]:
     text = "it depends on what the process read before: if it is read alone, it is the same in every run"
+    if culprit.at_once:
+        text = (
+            "it depends on what the process read before, or on threads or processes that your code starts, which run "
+            "in no fixed order: when it was read alone, it was the same in every run"
+        )
     if culprit.names:
         text += f". While samples are made, these change: {', '.join(culprit.names)}"
     elif culprit.late:
@@ -144,23 +153,22 @@ def _before(culprit: Culprit) -> tuple[str, str, str]:
         return text, "", f"{seeded}: all generators and transforms in a worker share this state"
     if any(map(is_setting, culprit.names)):
         return text, "", f"{FIX}: all generators that are open in a worker share it"
-    return (
-        text,
-        "",
+    fix = (
         "keep nothing from one split (or item) to the next: make such objects inside the generator, or when the "
-        "module is imported, and do not change them afterwards",
+        "module is imported, and do not change them afterwards"
     )
+    return text, "; ".join(culprit.at_once[:3]), f"{fix}; and {_IN_ORDER}" if culprit.at_once else fix
 
 
 def _unknown(culprit: Culprit) -> tuple[str, str, str]:
     text = "experiments did not show the cause"
     if culprit.sources:
         text += f": the runs differ even with {_named(culprit.sources[:3])} the same in both"
-    if culprit.names:
+    if culprit.at_once:
         return (
             f"{text}. Your code starts threads or processes, which run in no fixed order",
-            "; ".join(culprit.names[:3]),
-            "take their results in a fixed order, and give each its own random numbers, from `rng`",
+            "; ".join(culprit.at_once[:3]),
+            _IN_ORDER,
         )
     return (
         text,
