@@ -16,7 +16,7 @@ from penstock_proto import StartError
 from penstock_proto.params import split_params
 
 from ..targets.file_target import files_of, is_file_target, transforms_of
-from ..targets.importing import is_installed
+from ..targets.installed import is_installed
 from ..targets.place import file_of, place_of
 
 MOST_ENTRIES = 100_000

@@ -8,12 +8,11 @@ import importlib.util
 import linecache
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock_proto import StartError, distribution
 from penstock_proto.params import shown_call, split_params, with_params
@@ -24,10 +23,8 @@ from ..logs.own_code import OURS
 from . import pickled, saved_sources
 from .factory import Made, is_factory, make
 from .file_target import is_file_target, load_target
+from .installed import is_installed
 from .place import Place, is_same_file, place_of
-
-if TYPE_CHECKING:
-    pass
 
 _CONTEXTS = contextlib.__file__  # its frames come between ours if a source opens a file
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
@@ -38,9 +35,6 @@ _BETWEEN = (os.path.join(OURS[0], "worker", "isolation", "import_seeding.py"), "
 
 _MOST_OF_A_PART = 2000
 """Characters of one part of a traceback: of a frame, or of an exception's text."""
-
-_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_INSTALLED_IN = ("site-packages", "dist-packages")
 
 
 def load(target: str) -> Made:
@@ -90,12 +84,6 @@ def join_path(directory: str, *, last: bool = False) -> None:
     """Put `directory` at the front of `sys.path`, or at its end, unless it is there already."""
     if directory not in sys.path:
         sys.path.insert(len(sys.path) if last else 0, directory)
-
-
-def is_installed(path: str) -> bool:
-    """Return whether the file at `path` belongs to an installed package or to Python, and not to the user's own
-    code."""
-    return path.startswith(_INSTALLED) or any(part in _INSTALLED_IN for part in Path(path).parts)
 
 
 def user_traceback(error: BaseException) -> str:

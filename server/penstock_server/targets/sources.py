@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from . import pickled, saved_sources
 from .file_target import is_file_target, transforms_of
-from .importing import is_installed
+from .installed import is_installed
 from .place import place_of
 
 Contents: TypeAlias = dict[Path, bytes]

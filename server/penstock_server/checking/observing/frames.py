@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...logs.own_code import OURS
-from ...targets.importing import is_installed
+from ...targets.installed import is_installed
 
 _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _PACKAGES = ("site-packages", "dist-packages")

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...logs.own_code import OURS
 from ...sources.hdf5.format import Hdf5
-from ...targets.importing import is_installed
+from ...targets.installed import is_installed
 from . import frames
 from .messages import Library, OpenFile
 

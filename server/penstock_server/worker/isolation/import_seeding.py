@@ -22,7 +22,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ...targets.importing import is_installed
+from ...targets.installed import is_installed
 from .randomness import put_states, seed_all, take_states
 
 _SEQUENCE = np.random.SeedSequence(0x70656E73746F636B)

@@ -20,7 +20,8 @@ from typing import TypeAlias
 
 from ...targets import saved_sources
 from ...targets.file_target import is_file_target, library_of, transforms_of
-from ...targets.importing import is_installed, join_path
+from ...targets.importing import join_path
+from ...targets.installed import is_installed
 from ...targets.pickled import is_pickled_target
 from ...targets.place import place_of
 from .definitions import only_defines
