@@ -30,11 +30,11 @@ def is_installed(path: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _other_folders(search: tuple[str, ...]) -> tuple[tuple[str, frozenset[str]], ...]:
+def _other_folders(search: tuple[object, ...]) -> tuple[tuple[str, frozenset[str]], ...]:
     """Return the folders among these, each with a separator at its end, into which pip has put packages, and the names
     of the files and folders there that belong to these."""
     found = []
-    for place in dict.fromkeys(map(os.path.abspath, search)):
+    for place in dict.fromkeys(os.path.abspath(one) for one in search if isinstance(one, str)):  # as Python does
         if not place.startswith(_PYTHONS) and not any(part in _FOLDERS for part in Path(place).parts):
             names = _recorded(place)
             if names:
@@ -44,8 +44,14 @@ def _other_folders(search: tuple[str, ...]) -> tuple[tuple[str, frozenset[str]],
 
 @lru_cache(maxsize=256)
 def _recorded(folder: str) -> frozenset[str]:
-    names = set()
-    for record in Path(folder).glob("*.dist-info/RECORD"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            names |= {line.partition(",")[0].partition("/")[0] for line in record.read_text("utf-8").splitlines()}
+    names: set[str] = set()
+    try:
+        there = os.listdir(folder)
+    except OSError:  # it is no folder, or nobody may look there
+        return frozenset()
+    for info in there:
+        if info.endswith(".dist-info"):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                record = Path(folder, info, "RECORD").read_text("utf-8")
+                names |= {line.partition(",")[0].partition("/")[0] for line in record.splitlines()}
     return frozenset(names.difference(_SHARED))

@@ -38,6 +38,12 @@ def test_a_folder_that_is_not_searched_has_no_installed_packages(tmp_path: Path)
     assert not is_installed(str(tmp_path / "lib_one" / "__init__.py"))
 
 
+def test_a_place_that_cannot_be_read_has_no_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (str(tmp_path / ("x" * 300)), str(tmp_path / "absent"), __file__, ""):
+        monkeypatch.setattr(sys, "path", [place, b"bytes", tmp_path])
+        assert not is_installed(os.path.join(place, "lib_one", "__init__.py"))
+
+
 def test_packages_in_the_environment_and_in_python_are_installed() -> None:
     assert is_installed(np.__file__)
     assert is_installed(os.__file__)
