@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import penstock
+from penstock._transport.local_transport import CREDIT
 from penstock_server.to_daemon import control
 from tests.conftest import Daemon, Serve, kill, wait_until
 from tests.coordinator.test_ranks_rounds import filled_up
@@ -39,13 +40,14 @@ FEEDS = """
 
     endless = Feed(forever, batch_size=8, segment=20)
     fast = Feed(samples, splits=range(20), batch_size=8, order="fast")
+    long = Feed(samples, splits=range(200), batch_size=8)
 """
 NAMES = ("lanes", "pools", "table")
 
 
 @pytest.fixture
 def daemon(serve: Serve) -> Daemon:
-    return serve(FEEDS, *NAMES, "fast", "endless", workers=2)
+    return serve(FEEDS, *NAMES, "fast", "endless", "long", workers=2)
 
 
 def read(batches: Iterator[Any], most: int = 1 << 30) -> list[tuple[list[int], float]]:
@@ -213,9 +215,11 @@ def test_the_status_says_why_jobs_do_not_share(daemon: Daemon) -> None:
 
 
 def test_a_late_job_can_begin_with_the_others_next_epoch(daemon: Daemon) -> None:
-    url = daemon.urls["lanes"]
+    url = daemon.urls["long"]
     expected = alone(url, 3)
     with penstock.connect(url, start="next_epoch") as first:
+        # The next epoch begins when the first job was sent all of this one.
+        assert first.info.most * (1 + CREDIT) < len(expected[0])
         batches = first.batches()
         assert read(batches, 3) == expected[0][:3], "nobody else is there"
         with penstock.connect(url, start="next_epoch") as late:
