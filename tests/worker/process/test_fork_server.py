@@ -448,6 +448,8 @@ def test_definitions_of_the_users_other_modules_are_passed_over(ahead: Callable[
         ("class A:\n TABLE = read()", False),
         ("class A(B, table=read()): pass", False),
         ("if __name__ == '__main__':\n run()\nelse:\n run()", False),
+        ("if __name__ != '__main__':\n run()", False),
+        ("if not TYPE_CHECKING:\n run()", False),
         ("if DEBUG:\n import x", False),
         ("try:\n import x\nexcept ImportError:\n x = None", False),
         ("for x in range(3): print(x)", False),

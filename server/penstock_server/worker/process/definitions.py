@@ -37,7 +37,7 @@ def only_defines(statement: ast.stmt) -> bool:
             return all(map(_is_name, targets)) and _is_plain(value)
         case ast.AnnAssign(target=ast.Name(), annotation=annotation, value=value):
             return _are_plain([annotation, value])
-        case ast.If(test=ast.Compare(left=ast.Name("__name__"), comparators=[ast.Constant("__main__")]), orelse=[]):
+        case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]), orelse=[]):
             return True
         case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"), orelse=[]):
             return True
@@ -66,7 +66,7 @@ def _are_plain(nodes: Iterable[ast.AST | None]) -> bool:
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Whether evaluating an expression calls nothing of which it is not known that it only makes a value."""
+    """Whether an expression calls only functions that make a value and do nothing else."""
     match node:
         case ast.Lambda(args=arguments):
             return _is_plain(arguments)
