@@ -26,6 +26,8 @@ from .value_text import shown
 MAX_LEAVES = 1024
 MAX_DEPTH = 32
 MAX_DIMS = 16
+MAX_RAGGED = 8
+"""Most ragged dimensions of a leaf."""
 MAX_DIM = 2**40
 MAX_KEY = 256
 MAX_SPEC = 80 * 1024
@@ -47,7 +49,8 @@ class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True, omit_def
     """One array: its dtype's name (one of `DTYPES`) and its shape, with None for each dimension that varies.
 
     If dimensions vary, samples are padded to one shape. With `ragged`, a batch holds them one after another instead,
-    and is a `tf.RaggedTensor`. Only the first dimension of a ragged leaf may vary.
+    and is a `tf.RaggedTensor`. The first dimensions of a ragged leaf vary, one or more, and no others:
+    `Leaf("int32", (None, None), ragged=True)` is for lists of lists. Text varies only if it is ragged.
 
     Users may give anything that NumPy accepts as a dtype of such a name (`np.float32`), `str` or `bytes` for text, and
     a list or a single number as the shape: `Leaf(np.float32, 3)` is `Leaf("float32", (3,))`.
@@ -69,11 +72,19 @@ class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True, omit_def
             force_setattr(self, "shape", _shape(self.shape))
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} cannot be served; these can: {', '.join(sorted(DTYPES))}")
-        if self.ragged and (self.text or self.shape[:1] != (None,) or None in self.shape[1:]):
+        rest = self.shape[self.ragged_dims :]
+        if self.ragged and (not self.ragged_dims or None in rest or (self.text and rest)):
             raise ValueError(
-                f"{self} cannot be ragged: the first dimension of a ragged leaf is None, and no other one is; text "
-                "needs no ragged=True"
+                f"{self} cannot be ragged: the first dimensions of a ragged leaf are None, at least one, and no other "
+                f"ones are{'. Of text, all are; a single string needs no ragged=True' if self.text else ''}"
             )
+        if self.ragged_dims > MAX_RAGGED:
+            raise ValueError(f"{self} has {self.ragged_dims} ragged dimensions; up to {MAX_RAGGED} can be served")
+
+    @property
+    def ragged_dims(self) -> int:
+        """How many dimensions, from the first on, a ragged leaf stores by their row splits; 0 if it is not ragged."""
+        return sum(1 for _ in itertools.takewhile(lambda dim: dim is None, self.shape)) if self.ragged else 0
 
     @property
     def static(self) -> bool:
@@ -92,8 +103,7 @@ class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True, omit_def
 
     def __str__(self) -> str:
         dims = ["None" if dim is None else str(dim) for dim in self.shape]
-        if self.ragged:
-            dims[0] = "ragged"
+        dims[: self.ragged_dims] = ["ragged"] * self.ragged_dims
         return f"{self.dtype}[{', '.join(dims)}]"
 
 
@@ -280,6 +290,12 @@ def check(spec: Spec) -> None:
         raise SpecError(
             f"a sample has {len(found)} leaves; 1 to {MAX_LEAVES} can be served"
             f"{': stack those of one shape into one array' if found else ''}"
+        )
+    arrays = sum(1 + leaf.text + leaf.ragged_dims for leaf in found)
+    if arrays > MAX_LEAVES:
+        raise SpecError(
+            f"the leaves of a sample are stored in {arrays} arrays: text and ragged leaves take more than one; "
+            f"{MAX_LEAVES} can be served"
         )
     nbytes = len(msgspec.msgpack.encode(spec))
     if nbytes > MAX_SPEC:

@@ -677,7 +677,7 @@ def test_data_that_repeat_are_drawn_from_all_phases() -> None:
 
 FEEDS = """
     import numpy as np
-    from penstock_server import Feed
+    from penstock_server import Feed, Leaf
 
     def samples(split):
         for number in range(100):
@@ -694,6 +694,15 @@ FEEDS = """
         for _ in range(3):
             yield np.zeros((20, 28, 28), np.uint8), np.arange(20)
 
+    def lists(split):
+        for number in range(9):
+            yield [np.arange(k) for k in range(number % 3)], [["a"] * k for k in range(number % 4)], ["b"] * number
+
+    SPEC = (
+        Leaf("int64", (None, None), ragged=True), Leaf(str, (None, None), ragged=True),
+        Leaf(str, (None,), ragged=True),
+    )
+    lists = Feed(lists, splits=range(4), batch_size=5, batching="ragged", spec=SPEC)
     padded = Feed(samples, splits=range(4), batch_size=25, batching="pad")
     ragged = Feed(samples, splits=range(4), batch_size=25, batching="ragged")
     fails = Feed(fails, splits=range(2), batch_size=4)
@@ -719,6 +728,14 @@ def test_a_feed_is_read_in_this_process(feeds: Path) -> None:
     padded = said(f"{feeds}:padded")
     assert "ids: int64[9]" in padded
     assert "padded: the shapes are those of whole batches" in padded
+
+
+def test_lists_of_lists_are_shown_with_the_least_and_the_greatest_length_at_each_level(feeds: Path) -> None:
+    text = said(f"{feeds}:lists")
+    assert "sample[0]: int64[0..2, 0..1]" in text
+    assert "sample[1]: text[0..3, 0..2]" in text
+    assert "sample[2]: text[0..8]" in text
+    assert "cannot be served" not in text
 
 
 def test_whole_batches_are_taken_apart(feeds: Path) -> None:
@@ -902,15 +919,28 @@ def test_files_by_url_are_read_and_proposed_by_url(tmp_path: Path, monkeypatch: 
     assert f'"{url}"' in module
 
 
-def test_rows_whose_number_varies_are_padded_by_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_whose_lengths_vary_are_declared_by_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pa = pytest.importorskip("pyarrow")
     monkeypatch.chdir(tmp_path)
     boxes = [[[1.0, 2.0, 3.0, 4.0]] * (number % 4) for number in range(40)]
-    table = pa.table({"boxes": boxes, "words": [[[1, 2], [3]]] * 40, "label": range(40)})
-    pytest.importorskip("pyarrow.parquet").write_table(table, "boxes.parquet")
+    objects = [[{"name": f"n{k}", "outline": [0.5] * k} for k in range(number % 3)] for number in range(40)]
+    columns = {
+        "boxes": boxes,
+        "numbers": [[[1, 2], [3]]] * 40,
+        "turns": [[[], ["a"]] * (number % 2) for number in range(40)],
+        "objects": objects,
+        "label": range(40),
+    }
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table(columns), "boxes.parquet")
     text = said("boxes.parquet")
-    assert "'words' sample['words'] is not an array (its lists differ in length)" in " ".join(text.split())
+    assert "Left out" not in text
+    assert "turns: text[0..2, 0..1]" in text
+    assert "objects['outline']: float64[0..2, 0..1]" in text
     (tmp_path / "padded_boxes.py").write_text(copied(text)[1])
     with penstock.connect(f"{tmp_path}/padded_boxes.py:feed", workers=0) as connection:
         batch = next(connection.batches())
     assert batch["boxes"].shape == (32, 3, 4)
+    assert batch["numbers"].shape == (32, 2, 2)
+    assert {str(row) for row in batch["turns"].tolist()} == {"[]", "[[], [b'a']]"}
+    assert {str(row) for row in batch["objects"]["name"].tolist()} == {"[]", "[b'n0']", "[b'n0', b'n1']"}
+    assert batch["objects"]["outline"].shape == (32, 2, 1)

@@ -106,6 +106,16 @@ def of_different_shapes(split: int, rng: np.random.Generator) -> Iterator[Any]:
         yield np.full(length, 1000 * split + i, "int32"), np.full((length, width), i, "int16")
 
 
+def lists(split: int, rng: np.random.Generator) -> Iterator[Any]:
+    for i in range(SIZES[split]):
+        lengths = [int(number % 4) for number in rng.bit_generator.random_raw(i % 4)]  # no list, or some empty ones
+        yield {
+            "areas": [[split, i, n][:n] for n in lengths],
+            "turns": [np.full((n, 2), i, "float32") for n in lengths],
+            "words": [["ä" * n] * n for n in lengths],
+        }
+
+
 def ready_text(split: int, rng: np.random.Generator) -> Iterator[Any]:
     for _ in range(SIZES[split] % 5):
         raw = rng.bit_generator.random_raw(int(rng.bit_generator.random_raw() % 4))
@@ -179,6 +189,15 @@ ragged = Feed(of_different_lengths, splits=SPLITS, batch_size=8, batching="ragge
 ragged_shuffled = Feed(
     of_different_lengths, splits=SPLITS, batch_size=7, batching="ragged", spec=LENGTHS, shuffle=64, lanes=4, seed=5
 )
+LISTS = DictSpec(
+    ("areas", "turns", "words"),
+    (
+        Leaf("int16", (None, None)),
+        Leaf("float32", (None, None, 2), ragged=True),
+        Leaf("string", (None, None), ragged=True),
+    ),
+)
+lists_shuffled = Feed(lists, splits=SPLITS, batch_size=7, batching="pad", spec=LISTS, shuffle=64, lanes=4, seed=5)
 
 # Indexable.
 table = Feed(Table(), batch_size=8, turn=2)

@@ -184,6 +184,16 @@ def clips(path: str) -> Any:
         yield {"frames": frames, "words": np.arange(length, dtype=np.int32), "box": np.zeros(4, np.float32)}
 
 
+def annotated(path: str) -> Any:
+    for length in range(20):
+        yield {
+            "image": np.zeros((224, 224, 3), np.uint8),
+            "polygons": [np.zeros((corners, 2), np.float32) for corners in range(length % 5)],
+            "tags": ["tag"] * (length % 3),
+            "turns": [list(range(words)) for words in range(length % 4)],
+        }
+
+
 def read(file: str) -> Any:
     for number in range(40):
         yield np.zeros((8, 8), np.float32), np.zeros(3, np.int64), number, float(number), 1.0
@@ -216,7 +226,8 @@ def names(url: str) -> dict[str, Any]:
         "FILES": files,
         **{one.__name__: one for one in (Reader, Flow, Table, Digits, SceneGenerator())},
         **{
-            one.__name__: one for one in (scenes, read_images, tables, bucketed, records, readings, tokens, clips, read)
+            one.__name__: one
+            for one in (scenes, read_images, tables, bucketed, records, readings, tokens, clips, annotated, read)
         },
         **dict.fromkeys(("lines", "read_labels"), numbers),
         "render": lambda rng: rng.random(8),

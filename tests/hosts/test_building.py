@@ -23,10 +23,12 @@ from tests.hosts.test_joined_host import PLAN
 
 FIXED: Spec = DictSpec(("a", "b"), (Leaf("float32", (3, 2)), Leaf("int8", ())))
 VARYING: Spec = DictSpec(
-    ("ids", "label", "padded", "text", "words"),
+    ("ids", "label", "lists", "names", "padded", "text", "words"),
     (
         Leaf("int32", (None,), ragged=True),
         Leaf("int16", (3,)),
+        Leaf("int8", (None, None), ragged=True),
+        Leaf("string", (None, None), ragged=True),
         Leaf("float64", (None, 2)),
         Leaf("string", ()),
         Leaf("string", (2,)),
@@ -39,6 +41,8 @@ def sample(rng: np.random.Generator) -> dict[str, Any]:
     return {
         "ids": rng.integers(0, 100, rng.integers(0, 5)).astype(np.int32),
         "label": rng.integers(0, 100, 3).astype(np.int16),
+        "lists": [np.arange(rng.integers(0, 3), dtype=np.int8) for _ in range(rng.integers(0, 4))],
+        "names": [["n" * int(k) for k in rng.integers(0, 4, i)] for i in range(rng.integers(0, 3))],
         "padded": rng.random((int(rng.integers(0, 4)), 2)),
         "text": "x" * int(rng.integers(0, 6)),
         "words": ["ab" * int(rng.integers(0, 3)), "c"],

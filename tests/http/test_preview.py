@@ -73,7 +73,7 @@ def reader(url: str, pause: float = 0.0, transport: str = "local", spoil: bool =
 KINDS = """
     import io
     import numpy as np
-    from penstock_server import Feed
+    from penstock_server import Feed, Leaf
 
     def rows(number):
         return np.arange(number, number + 3)
@@ -117,6 +117,16 @@ KINDS = """
     wide = Feed(wide, splits=[0], batch_size=8)
     nested = Feed(nested, splits=[0], batch_size=8)
     uneven = Feed(uneven, splits=[0], batch_size=8, batching="ragged")
+    def lists(split):
+        for n in range(40):
+            yield [np.arange(k) + n for k in range(n % 3)], [["a" * k, "b"] for k in range(n % 4)], ["t"] * (n % 2)
+
+    LISTS = (
+        Leaf("int64", (None, None), ragged=True),
+        Leaf(str, (None, None), ragged=True),
+        Leaf(str, (None,), ragged=True),
+    )
+    lists = Feed(lists, splits=[0], batch_size=8, batching="ragged", spec=LISTS)
     ready = Feed(ready, splits=[0], batch_size=None)
     scalars = Feed(scalars, splits=[0], batch_size=None)
     empty = Feed(empty, splits=[0], batch_size=None)
@@ -132,7 +142,7 @@ def pixels(cell: dict[str, str]) -> Any:
 
 
 def test_previews_show_feeds_of_every_kind(serve: Serve) -> None:
-    names = ("nested", "uneven", "ready", "scalars", "empty", "large", "encoded", "wide")
+    names = ("nested", "uneven", "lists", "ready", "scalars", "empty", "large", "encoded", "wide")
     daemon = serve(KINDS, *names, http=0, patched={"http.copied_rows._LARGEST": 200_000})
     seen = {}
     for name in names:
@@ -162,6 +172,18 @@ def test_previews_show_feeds_of_every_kind(serve: Serve) -> None:
             f"{2 * n} bytes: {(bytes([0, 255]) * n)[:12].hex(' ')}" + " ..." * (n > 6) if n else "''"
         )
     assert found["leaves"][1]["histogram"]["lengths"]
+
+    found = seen["lists"]
+    assert [leaf["kind"] for leaf in found["leaves"]] == ["int64[0..2, 0..1]", "text[0..3, 2]", "text[0..1]"]
+    for number, sample in enumerate(found["samples"]):
+        n = 8 * found["index"] + number
+        assert sample[0]["text"] == ("[]", "[[]]", f"[[], [{n}]]")[n % 3]
+        assert (
+            sample[1]["text"]
+            == ("[]", "[['', 'b']]", "[['', 'b'], ['a', 'b']]", "[['', 'b'], ['a', 'b'], ['aa', 'b']]")[n % 4]
+        )
+        assert sample[2]["text"] == ("[]", "['t']")[n % 2]
+    assert [leaf["histogram"]["lengths"] for leaf in found["leaves"][:2]] == [False, True]
 
     found = seen["ready"]
     n = found["index"]

@@ -112,7 +112,10 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
             r"sample\[0\] is a list of 2 arrays: yield a tuple of them, .* or np.stack.*Feed\(transform=\)",
         ),
         ({"x": [[np.zeros(3)], [np.zeros(3)]]}, r"sample\['x'\] is a list of 2 arrays"),
-        ([[1], [1, 2]], "pad parts"),
+        (
+            [[1], [1, 2]],
+            r'declare it with batching="ragged" and spec=, here Leaf\("int64", \(None, None\), ragged=True\)',
+        ),
         ((), "0 leaves"),
         (np.zeros((1,) * 17), "17 dimensions"),
     ],

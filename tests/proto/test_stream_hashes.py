@@ -67,7 +67,7 @@ def encoded(connection: penstock.Connection, epoch: int, batch: Any) -> bytes:
 def stored(leaf: Any) -> list[Any]:
     """Return the arrays that hold a leaf in a slot: for ragged leaves and text the values and their offsets."""
     if isinstance(leaf, penstock.Ragged):
-        return [leaf.values, leaf.row_splits]
+        return [*stored(leaf.flat_values), *leaf.nested_row_splits]
     if leaf.dtype == object:
         texts = leaf.reshape(-1).tolist()
         return [np.frombuffer(b"".join(texts), np.uint8), np.cumsum([0, *map(len, texts)], dtype=np.int64)]

@@ -36,11 +36,36 @@ KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
         pa.list_(pa.list_(pa.list_(pa.int8()))),
         st.lists(st.lists(st.lists(NUMBERS, max_size=2), max_size=2), max_size=2),
     ),
+    "tags": (pa.list_(pa.string()), st.lists(st.text(max_size=2), max_size=3)),
+    "files": (pa.large_list(pa.binary()), st.lists(st.binary(max_size=2), max_size=3)),
+    "categories": (pa.list_(pa.dictionary(pa.int8(), pa.string())), st.lists(st.sampled_from("abc"), max_size=3)),
+    "turns": (pa.list_(pa.list_(pa.string())), st.lists(st.lists(st.text(max_size=2), max_size=2), max_size=3)),
+    "objects": (
+        pa.list_(pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int8())), ("c", pa.struct([("d", pa.string())]))])),
+        st.lists(
+            st.fixed_dictionaries(
+                {
+                    "a": NUMBERS,
+                    "b": st.lists(NUMBERS, max_size=2),
+                    "c": st.fixed_dictionaries({"d": st.text(max_size=2)}),
+                }
+            ),
+            max_size=3,
+        ),
+    ),
     "structs": (
         pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int8()))]),
         st.fixed_dictionaries({"a": NUMBERS, "b": st.lists(NUMBERS, max_size=2)}),
     ),
 }
+
+
+def of_lists(value: Any, kind: Any) -> Any:
+    """Return lists of dicts as dicts of lists."""
+    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
+        fields = {field.name: field.type for field in kind.value_type}
+        return {name: of_lists([row[name] for row in value], pa.list_(fields[name])) for name in fields}
+    return value
 
 
 def plain(value: Any) -> Any:
@@ -61,7 +86,7 @@ def test_rows_are_those_of_pyarrow(kind: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(column)))
     column = column.slice(start, data.draw(st.integers(0, len(column) - start)))
     assert can_be_served(type_)
-    rows, expected = rows_of(column, PLACE), column.to_pylist()
+    rows, expected = rows_of(column, PLACE), [of_lists(row, type_) for row in column.to_pylist()]
     assert len(rows) == len(expected)
     assert [plain(row) for row in rows] == expected
     assert [plain(rows[index]) for index in range(len(rows))] == expected
@@ -77,6 +102,22 @@ def test_the_first_null_is_named_wherever_it_is(values: list[list[int | None] | 
         return
     with pytest.raises(ValueError, match=rf"column 'x' holds .* row {(null_rows or null_items)[0]}\)"):
         rows_of(column, PLACE)
+
+
+def test_images_of_datasets_within_lists_are_their_bytes() -> None:
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    column = pa.chunked_array(
+        [pa.array([[{"bytes": b"a", "path": None}], [], [{"bytes": b"b", "path": "b"}] * 2], pa.list_(image))]
+    )
+    assert list(rows_of(column, PLACE)) == [[b"a"], [], [b"b", b"b"]]
+
+
+def test_a_null_within_lists_of_structs_is_named() -> None:
+    kind = pa.list_(pa.struct([("a", pa.int64())]))
+    with pytest.raises(ValueError, match=r"column 'x', field 'a' holds a null in its lists .*row 1"):
+        rows_of(pa.chunked_array([pa.array([[{"a": 1}], [{"a": None}]], kind)]), PLACE)
+    with pytest.raises(ValueError, match=r"column 'x' holds a null in its lists .*row 1"):
+        rows_of(pa.chunked_array([pa.array([[{"a": 1}], [None]], kind)]), PLACE)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from penstock_proto import PenstockError
-from penstock_proto.batches.columns import RAGGED
+from penstock_proto.batches.columns import Column
 from penstock_proto.batches.layout import ALIGN, HEADER, LeafPlace
 from penstock_proto.messages import End
 from penstock_proto.spec import Leaf, leaf_list, unflatten
@@ -120,7 +120,7 @@ def replayed(batches: list[Any], element_spec: Any) -> tf.data.Dataset:
 
 def _tensor(leaf: Any) -> Any:
     if isinstance(leaf, Ragged):
-        return tf.RaggedTensor.from_row_splits(leaf.values, leaf.row_splits, validate=False)
+        return tf.RaggedTensor.from_nested_row_splits(leaf.flat_values, leaf.nested_row_splits, validate=False)
     return leaf
 
 
@@ -146,9 +146,9 @@ class _Form:
         fifth of its time."""
         specs = [] if all(self.own) else [tf.TensorSpec([None], tf.uint8)]
         for leaf, own, column in zip(self.leaves, self.own, self.views.columns, strict=True):
-            if column.kind is RAGGED:
-                specs.append(tf.TensorSpec([None, None, *leaf.shape[2:]], leaf.dtype))
-                specs.append(tf.TensorSpec([None, None], tf.int64))
+            if column.ragged:
+                specs.append(tf.TensorSpec([None, None, *_inner(leaf, column)], leaf.dtype))
+                specs += [tf.TensorSpec([None, None], tf.int64)] * column.ragged
             elif own:
                 specs.append(tf.TensorSpec([None, *leaf.shape], leaf.dtype))
         return _alone(specs)
@@ -161,9 +161,10 @@ class _Form:
             parts[0].view(np.int64)[0] = self.leaves[0].shape[0] or 0  # if TensorFlow knows the number of rows
         for leaf, own, column in zip(self.leaves, self.own, self.views.columns, strict=True):
             dtype = tf.as_dtype(leaf.dtype).as_numpy_dtype
-            if column.kind is RAGGED:
-                parts.append(np.zeros([0, 0, *(dim or 0 for dim in leaf.shape[2:])], dtype))
+            if column.ragged:
+                parts.append(np.zeros([0, 0, *(dim or 0 for dim in _inner(leaf, column))], dtype))
                 parts.append(np.zeros([0, (leaf.shape[0] or 0) + 1], np.int64))
+                parts += [np.zeros([0, 1], np.int64)] * (column.ragged - 1)
             elif own:
                 parts.append(np.zeros([0, *(dim or 0 for dim in leaf.shape)], dtype))
         return _alone(parts)
@@ -183,8 +184,8 @@ class _Form:
                         parts.append(leaf[:, : slab.rows])
             return _alone(parts)
         for value in self.views.leaves_of([leaf[0] for leaf in item.layout.leaves(slot)]):
-            for array in (value.values, value.row_splits) if isinstance(value, Ragged) else (value,):
-                parts.append(array[None])
+            arrays = (value.flat_values, *value.nested_row_splits) if isinstance(value, Ragged) else (value,)
+            parts += [array[None] for array in arrays]
         return _alone(parts)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -196,9 +197,9 @@ class _Form:
         flat: list[Any] = []
         for leaf, own, column in zip(self.leaves, self.own, self.views.columns, strict=True):
             tensor = next(rest if own else cut)
-            if column.kind is RAGGED:
-                splits = next(rest)
-                splits.set_shape([None, leaf.shape[0] and leaf.shape[0] + 1])
+            if column.ragged:
+                splits = tuple(next(rest) for _ in range(column.ragged))
+                splits[0].set_shape([None, leaf.shape[0] and leaf.shape[0] + 1])
                 flat.append((tensor, splits))
             else:
                 tensor.set_shape([None, *leaf.shape])
@@ -213,16 +214,21 @@ class _Form:
     def ragged(self) -> bool:
         """Whether a leaf is ragged. Then `batches` yields flat batches, and `joined` gives them their structure. A map
         for each slab would take TensorFlow longer than everything else."""
-        return any(column.kind is RAGGED for column in self.views.columns)
+        return any(column.ragged for column in self.views.columns)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def joined(self, *flat: Any) -> Any:
-        """Return a batch in the feed's structure. A ragged leaf comes as its values and row splits."""
+        """Return a batch in the feed's structure. A ragged leaf comes as its values and its dimensions' splits."""
         leaves = [
-            tf.RaggedTensor.from_row_splits(*leaf, validate=False) if column.kind is RAGGED else leaf
+            tf.RaggedTensor.from_nested_row_splits(*leaf, validate=False) if column.ragged else leaf
             for leaf, column in zip(flat, self.views.columns, strict=True)
         ]
         return unflatten(self.views.spec, leaves)
+
+
+def _inner(leaf: Leaf, column: Column) -> tuple[int | None, ...]:
+    """Return the shape of the values within all ragged dimensions of a leaf of batches."""
+    return leaf.shape[1 + column.ragged :]
 
 
 def _alone(parts: list[Any]) -> Any:

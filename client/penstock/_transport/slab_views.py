@@ -6,6 +6,7 @@ knows no connection and no TensorFlow.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import ProtocolError
-from penstock_proto.batches.columns import RAGGED, TEXT, Column, Columns
+from penstock_proto.batches.columns import TEXT, Column, Columns
 from penstock_proto.batches.layout import SlotLayout, batch_spec, fixed_layout, is_fixed, is_possible, lay_out
 from penstock_proto.messages import FeedInfo, Slab
 from penstock_proto.spec import unflatten
@@ -48,7 +49,7 @@ class SlabViews:
         self.columns = Columns(info.spec, info.batch_size).columns
         self._arrays = Columns(info.spec, info.batch_size).arrays
         self._full = info.batch_size
-        self.has_offsets = any(column.kind in (TEXT, RAGGED) for column in self.columns)
+        self.has_offsets = any(column.has_offsets for column in self.columns)
         known = 1 if info.batch_size is None else 0  # from this dimension on
         if any(column.kind is TEXT and None in column.leaf.shape[known:] for column in self.columns):
             raise ProtocolError(f"the daemon serves text of an unknown shape, {self.spec}")
@@ -91,14 +92,16 @@ class SlabViews:
         """
         rest = iter(leaf[0] for leaf in layout.leaves(slot))
         for column in self.columns:
-            values = next(rest)
-            if column.kind not in (TEXT, RAGGED):
+            values, *offsets = itertools.islice(rest, column.arrays)
+            if not offsets:
                 continue
-            offsets = next(rest)
-            good = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(values)
-            good = good and bool((offsets[1:] >= offsets[:-1]).all())
+            items, good = len(values), True
+            ends = [offsets.pop(0)] if column.text else []
+            for array in (*ends, *reversed(offsets)):  # the innermost first
+                good = good and _divides(array, items)
+                items = len(array) - 1
             if column.kind is TEXT and self._full is None:
-                good = good and _holds(column.leaf.shape, len(offsets) - 1)
+                good = good and _holds(column.leaf.shape, items)
             if not good:
                 raise ProtocolError(
                     f"the daemon sent offsets that do not fit the {len(values)} values of {column.leaf}"
@@ -117,28 +120,34 @@ class SlabViews:
         """Yield the leaves of a batch that is stored in these arrays."""
         rest = iter(arrays)
         for column in self.columns:
-            array = next(rest)
-            if column.kind is TEXT:
-                yield strings(array, next(rest), column, self._full is None)
-            elif column.kind is RAGGED:
-                yield Ragged(array, next(rest))
-            else:
-                yield array
+            value: Any = next(rest)
+            if column.text:
+                value = strings(value, next(rest), column, self._full is None)
+            if column.ragged:
+                for row_splits in reversed([next(rest) for _ in range(column.ragged)]):  # the innermost first
+                    value = Ragged(value, row_splits)
+            yield value
 
     def _have_rows(self, slab: Slab) -> bool:
         """Return whether the arrays of a slab have as many rows as the slab says."""
         shapes = iter(slab.shapes)
         for column in self.columns:
-            shape = next(shapes)
-            if column.kind is TEXT:
-                if next(shapes)[0] != slab.rows * column.strings + 1:
-                    return False
-            elif column.kind is RAGGED:
-                if next(shapes)[0] != slab.rows + 1:
-                    return False
-            elif shape[0] != slab.rows:
+            values, *offsets = itertools.islice(shapes, column.arrays)
+            if column.ragged:
+                good = offsets[int(column.text)][0] == slab.rows + 1
+            elif column.text:
+                good = offsets[0][0] == slab.rows * column.strings + 1
+            else:
+                good = values[0] == slab.rows
+            if not good:
                 return False
         return 0 < slab.rows <= (self._full or 0)
+
+
+def _divides(offsets: npt.NDArray[np.int64], items: int) -> bool:
+    """Return whether these offsets divide so many items: from 0 to all, and never back."""
+    good = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == items
+    return bool(good and (offsets[1:] >= offsets[:-1]).all())
 
 
 def _holds(shape: tuple[int | None, ...], strings: int) -> bool:
@@ -152,13 +161,14 @@ def _holds(shape: tuple[int | None, ...], strings: int) -> bool:
 def strings(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], column: Column, ready: bool) -> Any:
     """Return the strings of a text leaf as an array of `bytes` objects, made from the arrays that store the leaf.
 
-    In a `ready` batch, which the generator made as a whole, the leaf's own first dimension counts the rows.
+    In a `ready` batch, which the generator made as a whole, the leaf's own first dimension counts the rows. Of ragged
+    text, the array has all strings, one after another.
     """
     text, ends = data.tobytes(), offsets.tolist()
     found = np.empty(len(ends) - 1, object)
     for at in range(len(found)):
         found[at] = text[ends[at] : ends[at + 1]]
-    shape = column.leaf.shape
+    shape = column.leaf.shape[column.ragged :]
     if ready:
         return found.reshape([-1 if dim is None else dim for dim in shape])
     return found.reshape([-1, *shape]) if len(found) or 0 not in shape else found.reshape([0, *shape])

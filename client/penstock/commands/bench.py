@@ -269,5 +269,5 @@ def _copied(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {key: _copied(item) for key, item in batch.items()}
     if hasattr(batch, "row_splits"):  # a ragged leaf, in NumPy or TensorFlow
-        return Ragged(np.array(batch.values), np.array(batch.row_splits))
+        return Ragged(_copied(batch.values), np.array(batch.row_splits))
     return np.array(batch)

@@ -8,6 +8,7 @@ from typing import Any
 from penstock_proto.spec import flatten, unflatten
 
 from .._adapters.connection import Connection
+from .._transport.ragged import Ragged
 
 
 def samples(connection: Connection) -> Iterator[Any]:
@@ -28,4 +29,11 @@ def samples(connection: Connection) -> Iterator[Any]:
             continue
         (count,) = rows
         for row in range(count or 0):
-            yield unflatten(spec, [leaf[row] for leaf in leaves])
+            yield unflatten(spec, [_lists(leaf[row]) if isinstance(leaf, Ragged) else leaf[row] for leaf in leaves])
+
+
+def _lists(row: Any) -> Any:
+    """Return a row of a ragged leaf: an array of numbers, or a list of arrays or of strings, perhaps in lists."""
+    if isinstance(row, Ragged):
+        return [_lists(item) for item in row]
+    return row.tolist() if row.dtype == object else row

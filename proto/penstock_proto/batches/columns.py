@@ -6,8 +6,13 @@
     text      bytes [sum of lengths], offsets [strings + 1]  one string after another
 
 Sample (or string) i of a ragged leaf (or text) is `values[offsets[i] : offsets[i + 1]]`; offsets are int64. TensorFlow
-calls them row splits. The *sizes* of some rows say how much room they need, as a tuple for each leaf: empty for a
-stacked leaf, the largest dimensions for a padded one, and the sum of lengths for ragged leaves and text.
+calls them row splits. If a leaf is ragged in several dimensions, it has offsets for each, the outermost first: those of
+samples count lists, and those of the innermost lists count values. Ragged text is text whose strings are such values:
+bytes, offsets of strings, then those of samples and lists.
+
+The *sizes* of some rows say how much room they need, as a tuple for each leaf: empty for a stacked leaf and the largest
+dimensions for a padded one. For a ragged leaf they are the sums of lengths, for each ragged dimension, and for text the
+number of bytes comes last.
 
 This file knows no slot and no message.
 """
@@ -17,7 +22,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -43,10 +48,21 @@ STACKED, PADDED, RAGGED, TEXT = Kind
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How one leaf is stored: `kind`, and the leaf of a sample (of a batch if the feed yields whole batches)."""
+    """How one leaf is stored: `kind`, and the leaf of a sample (of a batch if the feed yields whole batches).
+
+    Attributes:
+        text: whether it is stored as bytes, and the offsets of strings.
+        ragged: how many arrays of row splits it has: one for each ragged dimension.
+    """
 
     kind: Kind
     leaf: Leaf
+    text: bool = field(init=False)
+    ragged: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.leaf.text)
+        object.__setattr__(self, "ragged", self.leaf.ragged_dims if self.kind is RAGGED else 0)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -60,8 +76,8 @@ class Column:
 
     @property
     def strings(self) -> int:
-        """Strings in a sample of a text leaf."""
-        return math.prod(dim or 0 for dim in self.leaf.shape)
+        """Strings in a sample of a text leaf; 1 if it is ragged, for each innermost item."""
+        return math.prod(dim or 0 for dim in self.leaf.shape[self.ragged :])
 
     @property
     def has_length(self) -> bool:
@@ -71,7 +87,17 @@ class Column:
     @property
     def arrays(self) -> int:
         """How many arrays hold it."""
-        return 2 if self.kind in (RAGGED, TEXT) else 1
+        return 1 + self.text + self.ragged
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether offsets lie behind its values."""
+        return self.arrays > 1
+
+    def items(self, rows: int, size: tuple[int, ...]) -> list[int]:
+        """Return the numbers of items at each level of rows with these sizes: of rows, then for each ragged dimension.
+        The last one counts innermost items."""
+        return [rows, *size[: self.ragged]]
 
 
 class Columns:
@@ -104,10 +130,13 @@ class Columns:
         found: list[tuple[int, ...]] = []
         for column, size in zip(self.columns, sizes, strict=True):
             shape = tuple(dim or 0 for dim in column.leaf.shape)
-            if column.kind is TEXT:
-                found += [size, (rows * column.strings + 1,)]
-            elif column.kind is RAGGED:
-                found += [(*size, *shape[1:]), (rows + 1,)]
+            if column.has_offsets:
+                *outer, innermost = column.items(rows, size)
+                if column.text:
+                    found += [(size[-1],), (innermost * column.strings + 1,)]
+                else:
+                    found.append((innermost, *shape[column.ragged :]))
+                found += [(items + 1,) for items in outer]
             elif column.kind is PADDED:
                 found.append((rows, *self._filled_up(column, size)))
             else:
@@ -142,16 +171,17 @@ class Columns:
         return (self._buckets[place], *size[1:]) if place < len(self._buckets) else size
 
     def _arrays(self, column: Column) -> list[Leaf]:
-        leaf = column.leaf
-        if column.kind is TEXT:
-            return [Leaf("uint8", (None,)), Leaf("int64", (None,))]
-        if column.kind is RAGGED:
-            return [Leaf(leaf.dtype, (None, *leaf.shape[1:])), Leaf("int64", (None,))]
+        leaf, offsets = column.leaf, Leaf("int64", (None,))
+        splits = [offsets] * column.ragged
+        if column.text:
+            return [Leaf("uint8", (None,)), offsets, *splits]
+        if splits:
+            return [Leaf(leaf.dtype, (None, *leaf.shape[column.ragged :])), *splits]
         return [leaf if self._ready else Leaf(leaf.dtype, (None, *leaf.shape))]
 
 
 def _kind(leaf: Leaf, ready: bool) -> Kind:
-    if leaf.text:
+    if leaf.text and (ready or not leaf.ragged):
         return TEXT
     if ready or leaf.static:
         return STACKED
@@ -159,6 +189,6 @@ def _kind(leaf: Leaf, ready: bool) -> Kind:
 
 
 def _size_length(column: Column) -> int:
-    if column.kind is STACKED:
-        return 0
-    return len(column.leaf.shape) if column.kind is PADDED else 1
+    if column.kind is PADDED:
+        return len(column.leaf.shape)
+    return column.ragged + column.text

@@ -49,7 +49,7 @@ def in_transform(path: str, *, is_list: bool = False) -> str:
     return f"{advice}, such as `{examples[path]}`" if is_list and path in examples else advice
 
 
-def infer(sample: Any, advice: Advice = in_transform) -> Spec:
+def infer(sample: Any, advice: Advice = in_transform, *, nested: bool = False) -> Spec:
     """Infer the spec of one sample: nested tuples and dicts (with text keys) of arrays and scalars.
 
     Lists of numbers are arrays, as in tf.data. A Python int becomes int64, a float float64, a bool bool, as in NumPy.
@@ -57,27 +57,35 @@ def infer(sample: Any, advice: Advice = in_transform) -> Spec:
     Args:
         sample: what user code made.
         advice: says where else the sample can be converted.
+        nested: whether its leaves may be lists of lists of different lengths, and of arrays. In the spec, each
+            dimension of such a leaf varies.
 
     Raises:
         SpecError: something in it cannot be served; the message says what to yield instead.
         Exception: anything that the user's objects in it raise.
     """
-    spec = _infer(sample, "", 0, advice)
+    spec = _infer(sample, "", 0, advice, nested)
     check(spec)
     return spec
 
 
-def _infer(sample: Any, path: str, depth: int, advice: Advice) -> Spec:
+def _infer(sample: Any, path: str, depth: int, advice: Advice, nested: bool) -> Spec:
     if depth > MAX_DEPTH:
         raise SpecError(f"sample{path} is nested more than {MAX_DEPTH} deep")
     if isinstance(sample, tuple | Mapping) and len(sample) > MAX_LEAVES:
         raise SpecError(f"sample{path} has {len(sample)} items; up to {MAX_LEAVES} can be served: stack them")
     if isinstance(sample, tuple):
-        return TupleSpec(tuple(_infer(item, f"{path}[{i}]", depth + 1, advice) for i, item in enumerate(sample)))
+        items = (_infer(item, f"{path}[{i}]", depth + 1, advice, nested) for i, item in enumerate(sample))
+        return TupleSpec(tuple(items))
     if isinstance(sample, Mapping):
         keys = [_key(key, path) for key in sample]
-        return DictSpec.of({key: _infer(sample[key], f"{path}[{key!r}]", depth + 1, advice) for key in keys})
-    _refuse_list_of_arrays(sample, path, advice)
+        return DictSpec.of({key: _infer(sample[key], f"{path}[{key!r}]", depth + 1, advice, nested) for key in keys})
+    if nested and is_nested(sample):
+        parts = [_infer(item, f"{path}[{i}]", depth + 1, advice, nested) for i, item in enumerate(sample)]
+        found = next((part for part in parts if isinstance(part, Leaf) and 0 not in part.shape), Leaf("float64", (0,)))
+        return Leaf(found.dtype, (None,) * min(MAX_DIMS, 1 + len(found.shape)))
+    if not nested:
+        _refuse_list_of_arrays(sample, path, advice)
     text = as_text(sample)
     array = as_array(sample, path, advice) if text is None else text
     if array.ndim > MAX_DIMS:
@@ -106,13 +114,40 @@ def _refuse_list_of_arrays(value: Any, path: str, advice: Advice) -> None:
         if len({np.shape(part) if hasattr(part, "shape") else None for part in value}) > 1:
             raise SpecError(
                 f"sample{path} is a list of {len(value)} arrays of different shapes: yield a tuple of them, such as "
-                "((a, b), y), if they are separate leaves, or one array, filled up to the largest, or np.concatenate() "
-                f"of them with their lengths as another leaf. {advice(path, is_list=True)}"
+                f"((a, b), y), if they are separate leaves. If they are one leaf, {_how_to_declare(value)}. "
+                f"{advice(path, is_list=True)}"
             )
         raise SpecError(
             f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), if they "
             f"are separate leaves, or np.stack() of them if they are one array. {advice(path, is_list=True)}"
         )
+
+
+def _how_to_declare(value: list[Any]) -> str:
+    """Say how lists of different lengths can be one leaf."""
+    try:
+        found = _infer(value, "", 0, in_transform, nested=True) if is_nested(value) else None
+    except SpecError:
+        found = None
+    if not isinstance(found, Leaf) or len(found.shape) < 2:
+        return "yield one array, filled up to the largest"
+    dtype = "str" if found.text else f'"{found.dtype}"'
+    rest = "" if found.text else ', or with batching="pad" and without ragged=True to fill them up'
+    return f'declare it with batching="ragged" and spec=, here Leaf({dtype}, {found.shape}, ragged=True){rest}'
+
+
+def is_nested(value: Any) -> bool:
+    """Return whether it is a list of lists or arrays that differ in shape, so that NumPy makes no array of it."""
+    if not isinstance(value, list) or not value or not all(map(_has_items, value)):
+        return False
+    try:
+        return np.asarray(value).dtype.kind == "O"
+    except Exception:  # "inhomogeneous shape", or what the user's objects raise: each is looked at alone then
+        return True
+
+
+def _has_items(value: Any) -> bool:
+    return isinstance(value, list | tuple) or len(getattr(value, "shape", ())) > 0
 
 
 def is_masked(value: object) -> bool:
@@ -144,8 +179,8 @@ def as_array(value: Any, path: str = "", advice: Advice = in_transform) -> npt.N
         if not isinstance(value, list):
             raise
         hint = (
-            "a list is read as one array: yield a tuple, such as (X, y), and pad parts of different lengths, or "
-            f"np.concatenate() them, with their lengths as another leaf. {advice(path)}"
+            f"yield a tuple, such as (X, y), if its items are separate leaves. If they are one leaf, "
+            f"{_how_to_declare(value)}. {advice(path)}"
         )
         why = "its lists differ in length" if "inhomogeneous" in str(error) else error
         raise SpecError(f"sample{path} is not an array ({why}); {hint}") from None

@@ -38,8 +38,8 @@ _OF_LIBRARY = (
     (
         "tensorflow",
         "RaggedTensor",
-        "yield its .to_tensor() if its rows are equally long; otherwise each of its rows as a sample, with "
-        'Feed(batching="ragged")',
+        "yield its .to_tensor() if its rows are equally long. Otherwise yield each of its rows as a sample, with "
+        'Feed(batching="ragged"), or its .to_list() if it is one sample, and declare that with Feed(spec=...)',
     ),
     ("tensorflow", "Dataset", "it is a dataset: yield each of its elements"),
     ("pandas", "", "yield a dict of its columns, each as an array of one dtype: {'x': table['x'].to_numpy()}"),
@@ -90,8 +90,9 @@ def _instead_of_items(items: Sequence[Any]) -> str:
     if 0 < sum(isinstance(item, str | bytes) for item in items) < len(items):
         return MIXED
     return (
-        'its items differ in length: give Feed(batching="pad") or Feed(batching="ragged") if samples do, and yield a '
-        "tuple of arrays, or one padded array, if the items of one sample do"
+        'its items differ in length: give Feed(batching="pad") or Feed(batching="ragged") if samples do. If the items '
+        "of one sample do, yield a tuple of arrays, or declare the leaf with Feed(spec=...), such as "
+        'Leaf("float32", (None, None), ragged=True)'
     )
 
 

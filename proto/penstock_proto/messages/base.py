@@ -11,7 +11,7 @@ from .. import errors
 from ..security import unix_address
 from ..text import both_ends, one_line, printable
 
-VERSION = 16
+VERSION = 17
 """The protocol's version. Both ends must have the same."""
 
 IDS_PER_STREAM = 1 << 40

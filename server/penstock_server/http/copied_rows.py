@@ -5,6 +5,7 @@ This runs on the event loop, so it copies little: a few whole samples, and more 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from dataclasses import dataclass
@@ -45,28 +46,43 @@ class CopiedRows:
 
     Attributes:
         values: their array; for text and ragged rows, all rows one after another.
-        ends: where each row or string ends in `values`, after a leading 0; None if each row is a row of the array.
-        strings: for text, the number of strings in a row; None if it is not text.
+        ends: where each row or string ends in `values`, after a leading 0; None if each row is a row of the array. If
+            rows are lists of lists, or of any number of strings, these are the ends of the innermost lists or strings.
+        outer: for such rows, where each of them ends, and each list within them but the innermost.
+        strings: for other text, the number of strings in a row; None if it is not text.
     """
 
     values: npt.NDArray[Any]
     ends: list[int] | None = None
     strings: int | None = None
+    outer: tuple[list[int], ...] = ()
 
     def row(self, number: int, shape: tuple[int | None, ...]) -> Any:
         """Return a row. For text, it is an array of bytes objects, or one bytes object if `shape` (the shape of a row)
-        is empty."""
+        is empty. Lists of lists are lists of arrays, and any number of strings is a list of bytes objects."""
         if self.ends is None:
             return self.values[number]
+        if self.outer:
+            return self._list(0, number)
         if self.strings is None:
             return self.values[self.ends[number] : self.ends[number + 1]]
         found = np.empty(self.strings, object)
         for place in range(self.strings):
-            at = number * self.strings + place
-            found[place] = self.values[self.ends[at] : self.ends[at + 1]].tobytes()
+            found[place] = self._item(number * self.strings + place).tobytes()
         if not shape:
             return found[0]
         return found if None in shape else found.reshape([dim or 0 for dim in shape])
+
+    def _list(self, level: int, number: int) -> Any:
+        if level == len(self.outer):
+            item = self._item(number)
+            return item if self.strings is None else item.tobytes()
+        start, stop = self.outer[level][number : number + 2]
+        return [self._list(level + 1, at) for at in range(start, stop)]
+
+    def _item(self, number: int) -> npt.NDArray[Any]:
+        assert self.ends is not None
+        return self.values[self.ends[number] : self.ends[number + 1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +117,7 @@ def copy_batch(feed: ServedFeed, slab: SendSlab, memfd: Memfd) -> CopiedBatch:
     """
     layout = feed.layout(slab.shapes)
     places = iter(layout.places)
-    stored = [
-        _Stored(column, next(places), next(places) if column.arrays == 2 else None) for column in feed.columns.columns
-    ]
+    stored = [_Stored.of(column, list(itertools.islice(places, column.arrays))) for column in feed.columns.columns]
     rows, one = slab.rows // slab.batches, False
     if feed.plan.batch_size is None:
         counts = {leaf.ready_rows() for leaf in stored}
@@ -128,11 +142,19 @@ def copy_batch(feed: ServedFeed, slab: SendSlab, memfd: Memfd) -> CopiedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A leaf as it lies in a slot: its values, and where each row or string ends in them."""
+    """A leaf as it lies in a slot: its values, where each row or string ends in them, and the outer lists."""
 
     column: Column
     values: LeafPlace
     ends: LeafPlace | None
+    outer: tuple[LeafPlace, ...]
+
+    @classmethod
+    def of(cls, column: Column, places: list[LeafPlace]) -> _Stored:
+        """Return the leaf that is stored in these arrays."""
+        values, *offsets = places
+        innermost = offsets.pop(0 if column.text else -1) if offsets else None
+        return cls(column, values, innermost, tuple(offsets))
 
     def ready_rows(self) -> int | None:
         """Return how many rows it has in a batch that user code has made; None if it has no dimension."""
@@ -145,7 +167,7 @@ class _Stored:
 
     def row_cost(self, rows: int) -> int:
         """Return what it costs on average to copy a row, in bytes."""
-        ends = _END_COST * self.ends.nbytes if self.ends else 0
+        ends = _END_COST * sum(place.nbytes for place in (self.ends, *self.outer) if place)
         return -(-(self.values.nbytes + ends) // max(1, rows))
 
     def rows(self, fd: int, number: int, rows: int, count: int, *, one: bool) -> CopiedRows | None:
@@ -156,11 +178,16 @@ class _Stored:
             shape = (1, *shape) if one else (count, *shape[1:])
             return CopiedRows(_read(fd, self.values, number, math.prod(shape)).reshape(shape))
         strings = (self.ends.shape[0] - 1) // max(1, rows) if self.column.kind is TEXT else None
-        ends = _read(fd, self.ends, number, count * (1 if strings is None else strings) + 1).tolist()
-        shape = (ends[-1], *(() if strings is not None else shape[1:]))
+        items, outer = count * (1 if strings is None else strings), []
+        for place in self.outer:
+            outer.append(_read(fd, place, number, items + 1).tolist())
+            items = outer[-1][-1]
+        ends = _read(fd, self.ends, number, items + 1).tolist()
+        shape = (ends[-1], *(() if self.column.text else shape[1:]))
         if math.prod(shape) * self.values.dtype.itemsize > _LARGEST:
             return None
-        return CopiedRows(_read(fd, self.values, number, math.prod(shape)).reshape(shape), ends, strings)
+        values = _read(fd, self.values, number, math.prod(shape)).reshape(shape)
+        return CopiedRows(values, ends, 1 if self.column.text and outer else strings, tuple(outer))
 
 
 def _read(fd: int, place: LeafPlace, number: int, count: int) -> npt.NDArray[Any]:

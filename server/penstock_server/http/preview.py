@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock_proto.batches.columns import TEXT, Column
+from penstock_proto.batches.columns import Column
 from penstock_proto.spec import unflatten
 
 from ..coordinator.model.feeds import ServedFeed
 from ..peeking.leaves.contact_sheet import painted, png
 from ..peeking.leaves.leaf_report import is_image, kind_of, range_of
 from ..peeking.leaves.numbers import Numbers
-from ..peeking.leaves.summary import LeafSummary, leaves, shown_numbers, shown_text
+from ..peeking.leaves.summary import LeafSummary, leaves, shown_list, shown_numbers, shown_text
 from .copied_rows import CopiedBatch, CopiedRows
 
 _TOO_LARGE = "too large to show"
@@ -82,6 +82,8 @@ def _row_shape(column: Column, feed: ServedFeed, batch: CopiedBatch) -> tuple[in
 def _shown(value: Any) -> str:
     if isinstance(value, bytes):
         return shown_text(value)
+    if isinstance(value, list):
+        return shown_list(value)
     if value.dtype == object:
         return ", ".join(shown_text(item) for item in value.reshape(-1)[:4]) + (", ..." if value.size > 4 else "")
     return shown_numbers(value)
@@ -90,10 +92,10 @@ def _shown(value: Any) -> str:
 def _figures(copied: CopiedRows, column: Column, dtype: str) -> dict[str, Any]:
     """Return the range of a leaf, and its histogram."""
     numbers = Numbers()
-    if column.kind is not TEXT:
+    if not column.text:
         numbers.add(copied.values)
     return {
-        "range": "" if column.kind is TEXT else range_of(numbers, dtype),
+        "range": "" if column.text else range_of(numbers, dtype),
         "strange": bool(numbers.nans or numbers.infinities),
         "histogram": _histogram(copied, column, numbers),
     }
@@ -112,7 +114,7 @@ def _cells(leaf: LeafSummary, values: list[Any]) -> list[dict[str, str]]:
 
 def _histogram(copied: CopiedRows, column: Column, numbers: Numbers) -> dict[str, Any] | None:
     """Count the values of a leaf, or the lengths of text, in bins of equal width; None if all are equal."""
-    if column.kind is TEXT:
+    if column.text:
         values: npt.NDArray[Any] = np.diff(copied.ends or [0])
         numbers.add(values)
     else:
@@ -126,4 +128,4 @@ def _histogram(copied: CopiedRows, column: Column, numbers: Numbers) -> dict[str
     each = whole and high - low < _BINS  # a bin for each number
     ends = (low - 0.5, high + 0.5) if each else (low, high)
     counts, _ = np.histogram(values, bins=int(high - low) + 1 if each else _BINS, range=ends)  # leaves NaN out
-    return {"low": low, "high": high, "counts": counts.tolist(), "lengths": column.kind is TEXT}
+    return {"low": low, "high": high, "counts": counts.tolist(), "lengths": column.text}

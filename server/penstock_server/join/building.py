@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from penstock_proto import MemoryBound
 from penstock_proto import messages as m
-from penstock_proto.batches.columns import RAGGED, TEXT, Columns
+from penstock_proto.batches.columns import Columns
 from penstock_proto.batches.layout import HEADER, LeafPlace, SlotLayout, is_fixed, lay_out
 from penstock_proto.spec import Spec
 from penstock_proto.status.figures import size
@@ -132,12 +132,18 @@ class Regions:
         row, count = message.row, message.count
         for column, before, own in zip(self._sample_columns.columns, message.before, message.sizes, strict=True):
             place = next(places)
-            if column.kind not in (RAGGED, TEXT):
+            if not column.has_offsets:
                 yield _part(place, row, count, message.rows)
                 continue
-            yield _part(place, before[0], own[0], place.shape[0])
-            strings = column.strings if column.kind is TEXT else 1
-            yield _part(next(places), row * strings, count * strings + 1, message.rows * strings + 1)
+            yield _part(place, before[-1], own[-1], place.shape[0])
+            *outer, first = column.items(row, before)
+            *counts, items = column.items(count, own)
+            if column.text:
+                ends, strings = next(places), column.strings
+                yield _part(ends, first * strings, items * strings + 1, ends.shape[0])
+            for at, lists in zip(outer, counts, strict=True):
+                splits = next(places)
+                yield _part(splits, at, lists + 1, splits.shape[0])
 
     def _layout(self, shapes: m.Shapes) -> SlotLayout:
         return self._fixed or lay_out(self._columns.dtypes, shapes)

@@ -150,7 +150,7 @@ def why_not_served(kind: Any) -> str:
         instead = f"write it as numbers, such as column.cast({number!r})"
     elif pa.types.is_decimal(kind):
         instead = "write it as numbers, such as column.cast('float64')"
-    elif pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type)):
+    elif pa.types.is_map(kind):
         instead = "write a column of lists for each field"
     elif pa.types.is_null(kind):
         instead = "it holds nothing but nulls, so leave it out"
@@ -194,10 +194,25 @@ def can_be_served(kind: Any) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return can_be_served(kind.storage_type)
     if is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return bool(_is_number(kind.value_type)) or (_is_nested(kind.value_type) and can_be_served(kind.value_type))
+        return _can_be_in_lists(kind.value_type)
     if pa.types.is_struct(kind):
         return is_encoded(kind) or (kind.num_fields > 0 and all(can_be_served(field.type) for field in kind))
     return _is_number(kind) or _is_text(kind) or _is_binary(kind)
+
+
+def _can_be_in_lists(kind: Any) -> bool:
+    """Return whether lists with items of this type can be leaves. Lists of structs become dicts of lists, at the
+    outermost level only."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return is_encoded(kind) or (
+            kind.num_fields > 0 and all(can_be_served(pa.large_list(field.type)) for field in kind)
+        )
+    innermost = kind
+    while _is_nested(innermost):
+        innermost = innermost.value_type
+    return not pa.types.is_struct(innermost) and can_be_served(kind)
 
 
 def is_encoded(kind: Any) -> bool:
@@ -250,31 +265,64 @@ def _rows_of_lists(array: Any, place: Place) -> Sequence[Any]:
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
         first = int(np.searchsorted(np.cumsum(lengths), _first_null(items), side="right"))
         raise _nulls(items.null_count, first, place, "in its lists ")
+    lengths = array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    if pa.types.is_struct(kind.value_type):
+        return _rows_of_lists_of_structs(items, lengths, place)
+    if _holds_text(kind):
+        _rows(items, place)  # which finds nulls
+        return _Scalars(array)
     inner = _rows(items, place)
     if pa.types.is_fixed_size_list(kind) and isinstance(inner, np.ndarray):
         return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
-    lengths = array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
     starts = np.cumsum(lengths) - lengths
     if isinstance(inner, np.ndarray):
         return _Lists(inner, starts, lengths)
     return _ListsOfLists(inner, starts, lengths, _empty(kind.value_type, getattr(inner, "one_length", 0)))
 
 
+def _rows_of_lists_of_structs(items: Any, lengths: Array, place: Place) -> Sequence[Any]:
+    """Return lists of structs as dicts of lists, as TensorFlow Datasets and `datasets` make of sequences of dicts."""
+    import pyarrow as pa
+
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+    _check_nulls(items, place)
+    if is_encoded(items.type):
+        return _Scalars(pa.LargeListArray.from_arrays(offsets, _encoded(items, place)))
+    names = [field.name for field in items.type]
+    lists = [pa.LargeListArray.from_arrays(offsets, items.field(name)) for name in names]
+    fields = [_stacked(_rows(of, place.within(name))) for of, name in zip(lists, names, strict=True)]
+    return _Structs(names, fields, len(lengths))
+
+
 def _rows_of_structs(array: Any, place: Place) -> Sequence[Any]:
     kind = array.type
     if is_encoded(kind):
-        encoded = array.field("bytes")
-        if encoded.null_count:
-            row = _first_null(encoded)
-            path = array.field("path")[row].as_py()
-            raise ValueError(
-                f"{place.name} holds no bytes in row {place.row + row}, only the path {path!r}: the data are in that "
-                "file, so read it in a transform, or write the table again with the bytes (datasets: "
-                "embed_external_files=True)"
-            )
-        return _rows(encoded, place)
+        return _rows(_encoded(array, place), place)
     names = [field.name for field in kind]
     return _Structs(names, [_rows(array.field(name), place.within(name)) for name in names], len(array))
+
+
+def _encoded(array: Any, place: Place) -> Any:
+    """Return the bytes of images and sounds."""
+    encoded = array.field("bytes")
+    if encoded.null_count:
+        row = _first_null(encoded)
+        path = array.field("path")[row].as_py()
+        raise ValueError(
+            f"{place.name} holds no bytes in row {place.row + row}, only the path {path!r}: the data are in that "
+            "file, so read it in a transform, or write the table again with the bytes (datasets: "
+            "embed_external_files=True)"
+        )
+    return encoded
+
+
+def _holds_text(kind: Any) -> bool:
+    """Return whether the innermost items of lists are text or bytes."""
+    while _is_nested(kind):
+        kind = kind.value_type
+    if hasattr(kind, "index_type"):
+        kind = kind.value_type
+    return _is_text(kind) or _is_binary(kind)
 
 
 def _empty(kind: Any, length: int) -> Array:

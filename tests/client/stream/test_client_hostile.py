@@ -634,6 +634,34 @@ def test_offsets_outside_their_values_end_the_stream(
         check(clients.read(daemon.url, transport), "the daemon sent offsets that do not fit the 4 values")
 
 
+@pytest.mark.parametrize(
+    ("leaf", "offsets", "fits"),
+    [
+        (Leaf("uint8", (None, None), ragged=True), [[0, 2, 3], [0, 1, 1, 4]], True),
+        (Leaf("uint8", (None, None), ragged=True), [[0, 2, 4], [0, 1, 1, 4]], False),
+        (Leaf("uint8", (None, None), ragged=True), [[0, 2, 2], [0, 1, 1, 4]], False),
+        (Leaf("uint8", (None, None), ragged=True), [[0, 2, 3], [0, 1, 0, 4]], False),
+        (Leaf("uint8", (None, None), ragged=True), [[0, 4, 3], [0, 1, 1, 4]], False),
+        (Leaf("uint8", (None, None), ragged=True), [[0, 2, 3], [0, 1, 1, 3]], False),
+        (Leaf("string", (None,), ragged=True), [[0, 1, 1, 4], [0, 2, 3]], True),
+        (Leaf("string", (None,), ragged=True), [[0, 1, 1, 5], [0, 2, 3]], False),
+        (Leaf("string", (None,), ragged=True), [[0, 1, 1, 4], [0, 2, 4]], False),
+        (Leaf("string", (None,), ragged=True), [[0, 1, 1, 4], [0, 3, 2]], False),
+    ],
+)
+def test_offsets_of_each_level_have_to_fit_those_of_the_next(leaf: Leaf, offsets: list[list[int]], fits: bool) -> None:
+    views = SlabViews(small_feed(spec=leaf, batch_size=2))
+    layout = lay_out(["uint8", "int64", "int64"], [(4,), *((len(ends),) for ends in offsets)])
+    slot = np.zeros(layout.nbytes, np.uint8)
+    for array, ends in zip(layout.leaves(slot)[1:], offsets, strict=True):
+        array[0] = ends
+    if fits:
+        views.check_offsets(layout, slot)
+        return
+    with pytest.raises(ProtocolError, match="offsets that do not fit the 4 values"):
+        views.check_offsets(layout, slot)
+
+
 @pytest.mark.parametrize(("batch_size", "shape"), [(4, (None,)), (4, (2, None)), (None, (None, None))])
 def test_text_of_an_unknown_shape_is_refused(batch_size: int | None, shape: tuple[int | None, ...]) -> None:
     with pytest.raises(ProtocolError, match="text of an unknown shape"):

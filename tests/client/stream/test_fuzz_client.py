@@ -60,6 +60,7 @@ class Dice:
                 Leaf("float64", (self.count(8) % 2**40,)),
                 Leaf("string", ()),
                 Leaf("float32", (None,), ragged=True),
+                Leaf("string", (None, None), ragged=True),
                 TupleSpec((Leaf("int64", ()), Leaf("uint8", (None, 3)))),
             ]
         )

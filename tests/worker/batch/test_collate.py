@@ -140,7 +140,7 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (Leaf("float32", ()), IMAGE, "a leaf has the same number of dimensions in every sample, here 0"),
         (Leaf("float32", (2, 3)), np.ma.array(IMAGE), "masked array, whose mask would be lost"),
         (Leaf("float32", (2,)), np.array([None, 1]), "dtype object, which cannot be served; None has no dtype"),
-        (Leaf("float32", (2,)), [[1], [1, 2]], "pad parts of different lengths, or np.concatenate\\(\\) them"),
+        (Leaf("float32", (2,)), [[1], [1, 2]], 'declare it with batching="ragged" and spec='),
         (Leaf("int64", ()), "text", "dtype <U4, which cannot be served; this leaf holds numbers"),
         (Leaf("int64", ()), None, "dtype object"),
         (Leaf("int64", (2,)), (1, 2), "same structure"),

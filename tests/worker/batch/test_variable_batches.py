@@ -40,15 +40,22 @@ FEEDS = """
                 "pair": [f"a{i}", b"b\\xff" * i],
                 "label": 1000 * split + i,
                 "image": np.full((2, 2), i, "uint8"),
+                "shapes": [np.full((k, 2), k, "float32") for k in range(n % 4)],
+                "turns": [[f"{k}{j}" for j in range(k)] for k in range(n % 3)],
+                "words": [f"word {k}" for k in range(n % 5)],
             }
 
     SPEC = {
+        "shapes": Leaf(np.float32, (None, None, 2), ragged=True), "turns": Leaf(str, (None, None), ragged=True),
+        "words": Leaf(str, (None,), ragged=True),
         "tokens": Leaf(np.int32, (None,)), "frames": Leaf(np.float32, (None, 3)), "text": Leaf(str, ()),
         "pair": Leaf(bytes, 2), "label": Leaf(np.int64, ()), "image": Leaf(np.uint8, (2, 2)),
     }
     MIXED = {**SPEC, "frames": Leaf(np.float32, (None, 3), ragged=True)}
     SPLITS = list(range(len(SIZES)))
-    PADS = {"tokens": -1, "frames": 0.5, "text": 0, "pair": 0, "label": 0, "image": 0}
+    PADS = {
+        "tokens": -1, "frames": 0.5, "text": 0, "pair": 0, "label": 0, "image": 0, "shapes": 0, "turns": 0, "words": 0,
+    }
 
     padded = Feed(rows, splits=SPLITS, batch_size=8, lanes=5, spec=SPEC, batching=Pad(value=PADS))
     ragged = Feed(rows, splits=SPLITS, batch_size=8, lanes=5, spec=SPEC, batching="ragged")
@@ -101,7 +108,7 @@ def leaves(batch: Any) -> list[Any]:
 
 def bytes_of(leaf: Any) -> bytes:
     if isinstance(leaf, Ragged):
-        return leaf.values.tobytes() + leaf.row_splits.tobytes() + str((leaf.dtype, leaf.values.shape)).encode()
+        return bytes_of(leaf.flat_values) + b"".join(splits.tobytes() for splits in leaf.nested_row_splits)
     if leaf.dtype == object:
         return repr((leaf.shape, leaf.tolist())).encode()
     return f"{leaf.dtype}{leaf.shape}".encode() + bytes(leaf.tobytes())
@@ -147,6 +154,9 @@ def sample(split: int, i: int, draw: np.random.Generator) -> dict[str, Any]:
         "pair": [f"a{i}".encode(), b"b\xff" * i],
         "label": 1000 * split + i,
         "image": np.full((2, 2), i, "uint8"),
+        "shapes": [[[float(k)] * 2] * k for k in range(n % 4)],
+        "turns": [[f"{k}{j}".encode() for j in range(k)] for k in range(n % 3)],
+        "words": [f"word {k}".encode() for k in range(n % 5)],
     }
 
 
@@ -161,7 +171,7 @@ def rows_of(batch: dict[str, Any], pads: dict[str, Any]) -> Iterator[tuple[int, 
                 while stop and (value[stop - 1] == pads.get(key, 0)).all():
                     stop -= 1
                 value = value[:stop]
-            found[key] = value
+            found[key] = value.tolist() if key in ("shapes", "turns", "words") else value
         yield label, found
 
 
@@ -302,6 +312,9 @@ def test_text_padded_and_ragged_batches_arrive_as_tensors(serve: Serve, tf: Any)
         with penstock.connect(daemon.urls[name]) as connection:
             dataset = connection.dataset()
             spec = dataset.element_spec
+            assert spec["shapes"] == tf.RaggedTensorSpec([None, None, None, 2], tf.float32, 2, tf.int64)
+            assert spec["turns"] == tf.RaggedTensorSpec([None, None, None], tf.string, 2, tf.int64)
+            assert spec["words"] == tf.RaggedTensorSpec([None, None], tf.string, 1, tf.int64)
             assert spec["text"] == tf.TensorSpec([None], tf.string)
             assert spec["pair"] == tf.TensorSpec([None, 2], tf.string)
             kind = tf.RaggedTensorSpec if name == "ragged" else tf.TensorSpec
@@ -314,9 +327,11 @@ def test_text_padded_and_ragged_batches_arrive_as_tensors(serve: Serve, tf: Any)
         for one, other in zip(from_tf, from_numpy, strict=True):
             for key, leaf in other.items():
                 if isinstance(leaf, Ragged):
-                    assert one[key].values.numpy().tobytes() == leaf.values.tobytes()
-                    assert one[key].row_splits.numpy().tolist() == leaf.row_splits.tolist()
-                    assert one[key].shape.as_list()[2:] == list(leaf.values.shape[1:])
+                    assert one[key].flat_values.numpy().tolist() == leaf.flat_values.tolist()
+                    splits = [array.numpy().tolist() for array in one[key].nested_row_splits]
+                    assert splits == [array.tolist() for array in leaf.nested_row_splits]
+                    inner = list(leaf.flat_values.shape[1:])
+                    assert one[key].shape.as_list()[1:] == [None] * len(splits) + inner
                 else:
                     assert one[key].numpy().tolist() == leaf.tolist()
     with penstock.connect(daemon.urls["ready"]) as connection:
@@ -377,6 +392,24 @@ SPEC = DictSpec(
     ("dense", "pad", "ragged", "text"),
     (Leaf("int16", (2,)), Leaf("float32", (None, None)), Leaf("int64", (None, 2), ragged=True), Leaf("string", (2,))),
 )
+LISTS = DictSpec.of(
+    {
+        "pad": Leaf("float32", (None, None)),
+        "numbers": Leaf("int8", (None, None, None, 2), ragged=True),
+        "text": Leaf("string", (None, None), ragged=True),
+        "words": Leaf("string", (None,), ragged=True),
+    }
+)
+
+
+def random_lists(draw: np.random.Generator) -> dict[str, Any]:
+    n, k = draw.integers(0, 4, 2).tolist()
+    return {
+        "pad": [list(range(i)) for i in range(n)],
+        "numbers": [[np.full((j, 2), n + j, "int8") for j in range(i)] for i in range(k)],
+        "text": [["x" * j for j in range(i)] for i in range(n)],
+        "words": [f"word {i}" for i in range(k)],
+    }
 
 
 def random_sample(draw: np.random.Generator) -> dict[str, Any]:
@@ -390,13 +423,16 @@ def random_sample(draw: np.random.Generator) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_that_are_written_in_parts_give_the_batch_that_is_written_at_once(seed: int) -> None:
+@pytest.mark.parametrize(("spec", "random"), [(SPEC, random_sample), (LISTS, random_lists)])
+def test_rows_that_are_written_in_parts_give_the_batch_that_is_written_at_once(
+    spec: DictSpec, random: Callable[[np.random.Generator], dict[str, Any]], seed: int
+) -> None:
     draw = np.random.default_rng(seed)
-    columns = Columns(SPEC, 16)
-    collate = VariableRows(SPEC, columns, pad_value=7)
+    columns = Columns(spec, 16)
+    collate = VariableRows(spec, columns, pad_value=7)
     count = int(draw.integers(1, 12))
     store = collate.store(count)
-    assert collate.fill(store, 0, count, iter([random_sample(draw) for _ in range(count)])) == count
+    assert collate.fill(store, 0, count, iter([random(draw) for _ in range(count)])) == count
     shapes = collate.shapes(store, count)
     whole = layout.lay_out(columns.dtypes, shapes).leaves(np.zeros(1 << 16, np.uint8))
     collate.write(store, count, [leaf[0, ...] for leaf in whole])
@@ -429,16 +465,37 @@ def test_buckets_only_reorder_a_block(rows: int) -> None:
         assert [row for row in found.tolist() if bucket_of[row] == bucket] == of_it
 
 
+LISTED = Leaf("int32", (None, None, None), ragged=True)
+
+
 @pytest.mark.parametrize(
     ("leaf", "value", "message"),
     [
         (Leaf("string", ()), 3, r"sample\['x'\] is 3, but the feed's spec has string\[\] there: yield str or bytes"),
         (Leaf("string", ()), np.array(5), r"sample\['x'\] is .*feed's spec has string\[\] there: yield str or bytes"),
         (Leaf("string", ()), np.array(None), r"feed's spec has string\[\] there: yield str or bytes"),
-        (Leaf("string", (2,)), ["a"], r"has text of shape \(1,\).*the same number of strings"),
+        (
+            Leaf("string", (2,)),
+            ["a"],
+            r"has text of shape \(1,\).*the same number of strings.*\(None,\), ragged=True\)",
+        ),
         (Leaf("int32", (None,)), np.zeros(2), r"float64 array of shape \(2,\).*astype\('int32'\)"),
         (Leaf("int32", (None, 2)), np.zeros((2, 3), "int32"), r"if samples differ in shape"),
         (Leaf("int32", (None,)), np.zeros(9, "int32"), r"has length 9, and the last of buckets is 8.*too_long"),
+        (LISTED, [[1], 5], r"sample\['x'\]\[1\] is 5, but .* at sample\['x'\]: yield a list of lists, or of arrays"),
+        (LISTED, [[[1], [2, 3]], [[4], [0.5]]], r"sample\['x'\]\[1\]\[1\] is \[0.5\], but the feed's spec has int32"),
+        (LISTED, [[[1]], [["a"]]], r"sample\['x'\]\[1\]\[0\] is"),
+        (LISTED, ([[1]],), r"sample\['x'\] is \(.*every sample of a feed needs the same structure"),
+        (LISTED, np.zeros((2, 2), "int32"), r"same number of dimensions in every sample, here 3"),
+        (Leaf("string", (None,), ragged=True), "one", r"has text of shape \(\).*yield a list of strings"),
+        (Leaf("string", (None, None), ragged=True), ["a"], r"sample\['x'\]\[0\] has text of shape \(\)"),
+        (Leaf("string", (None, None), ragged=True), (["a"], []), r"sample\['x'\] is \(.*yield a list of lists"),
+        (Leaf("int32", (3, None)), [[1], [2, 3]], r"of shape \(2, 2\), but the feed's spec has int32\[3, None\]"),
+        (
+            Leaf("int32", (None, None)),
+            [[1], [2.5, 3]],
+            r"sample\['x'\]\[1\] is \[2.5, 3\], but the feed's spec has int32",
+        ),
     ],
 )
 def test_a_sample_that_does_not_fit_is_refused_with_its_leaf_and_the_fix(leaf: Leaf, value: Any, message: str) -> None:
@@ -446,6 +503,59 @@ def test_a_sample_that_does_not_fit_is_refused_with_its_leaf_and_the_fix(leaf: L
     collate = VariableRows(spec, Columns(spec, 4, (4, 8)))
     with pytest.raises(BadSample, match=message):
         collate.fill(collate.store(1), 0, 1, iter([{"x": value}]))
+
+
+@pytest.mark.parametrize("options", [{"ragged": True}, {}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[1, 2], [], [3]],
+        [(1, 2), (), (3,)],
+        [np.array([1, 2], "int32"), [], np.array([3], "int32")],
+        np.array([[1, 2], [], [3]], object),
+        [np.array([1, 2], "int32"), np.zeros(0, "int32"), [3]],
+    ],
+)
+def test_lists_of_lists_may_be_given_in_any_form(value: Any, options: dict[str, Any]) -> None:
+    spec = Leaf("int32", (None, None), **options)
+    columns = Columns(spec, 4)
+    collate = VariableRows(spec, columns, pad_value=-1)
+    store = collate.store(3)
+    collate.fill(store, 0, 3, iter([value, [], np.array([[4, 5]], "int32")]))
+    arrays = [leaf[0] for leaf in layout.lay_out(columns.dtypes, collate.shapes(store, 3)).leaves(np.zeros(999, "u1"))]
+    collate.write(store, 3, arrays)
+    if options:
+        assert [array.tolist() for array in arrays] == [[1, 2, 3, 4, 5], [0, 3, 3, 4], [0, 2, 2, 3, 5]]
+    else:
+        none = [-1, -1]
+        assert arrays[0].tolist() == [[[1, 2], none, [3, -1]], [none, none, none], [[4, 5], none, none]]
+
+
+def test_lists_are_filled_up_in_each_dimension_that_varies() -> None:
+    spec = Leaf("int8", (2, None, 1, None))
+    collate = VariableRows(spec, Columns(spec, 4), pad_value=9)
+    store = collate.store(1)
+    collate.fill(store, 0, 1, iter([[[[[1]], [[2, 3]]], [[[4, 5, 6]]]]]))
+    assert store[0][0].tolist() == [[[[1, 9, 9]], [[2, 3, 9]]], [[[4, 5, 6]], [[9, 9, 9]]]]
+
+
+def test_an_empty_list_fits_a_leaf_whose_first_dimension_varies() -> None:
+    spec = Leaf("float32", (None, 4), ragged=True)
+    collate = VariableRows(spec, Columns(spec, 4))
+    store = collate.store(1)
+    collate.fill(store, 0, 1, iter([[]]))
+    assert store[0][0].shape == (0, 4)
+
+
+def test_rows_of_a_ragged_batch_are_ragged_over_the_same_memory() -> None:
+    inner = Ragged(np.arange(7), np.array([0, 2, 2, 3, 7]))
+    ragged = Ragged(inner, np.array([0, 1, 1, 4]))
+    assert (len(ragged), ragged.dtype, ragged.lengths.tolist()) == (3, np.int64, [1, 0, 3])
+    assert ragged.tolist() == [[[0, 1]], [], [[], [2], [3, 4, 5, 6]]]
+    assert [len(row) for row in ragged] == [1, 0, 3]
+    assert ragged[-1][2].base is inner.values
+    assert ragged[2].nested_row_splits[0].tolist() == [0, 0, 1, 5]
+    assert repr(ragged) == "<Ragged of 3 rows, int64 (7,) in all>"
 
 
 def test_a_pad_value_has_to_fit() -> None:
@@ -489,7 +599,7 @@ def rows(split: int) -> Iterator[int]:
         ({"batching": Pad(buckets=[4])}, "in the shuffle block: give shuffle= too"),
         ({"batching": Pad(buckets=[4], too_long="drop"), "shuffle": 8, "samples": 9}, "samples= promises"),
         ({"batching": "ragged", "spec": Leaf("int64", (2, None))}, 'with batching="ragged", .* cannot be ragged'),
-        ({"batching": "pad", "spec": Leaf(str, (None,))}, "a fixed number of strings"),
+        ({"batching": "pad", "spec": Leaf(str, (None,))}, r"declare Leaf\(str, \(None,\), ragged=True\)"),
         ({"batch_size": None, "spec": Leaf(str, (None, None))}, "only the first dimension of a batch may vary"),
     ],
 )

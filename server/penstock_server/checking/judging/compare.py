@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from penstock_proto.spec import numpy_dtype
 
+from ...worker.batch.nested_lists import place_of
 from ..observing.recording import DIGEST, Kept, Recording, Value
 
 
@@ -90,10 +91,14 @@ def _kept(recording: Recording, place: int, number: int) -> Kept | None:
 
 def shown_difference(path: str, one: Value, other: Value) -> str:
     """Say how two values of a leaf differ: "sample['x'][0, 3] is 0.25 in one run and 0.75 in the other"."""
+    if one.lengths != other.lengths:
+        return f"{path} has lists of other lengths in one run than in the other"
     if one.dtype == "string":
         for index, (ours, theirs) in enumerate(zip(one.strings, other.strings, strict=False)):
             if ours != theirs:
                 at = f"[{index}]" if len(one.strings) > 1 else ""
+                if one.lengths:
+                    at = str(list(place_of(one.lengths, index)))
                 return f"{path}{at} is {_text(ours, theirs)} in one run and {_text(theirs, ours)} in the other"
         return f"{path} has {len(one.strings)} strings in one run and {len(other.strings)} in the other"
     if one.shape != other.shape:
@@ -101,7 +106,10 @@ def shown_difference(path: str, one: Value, other: Value) -> str:
     items = [np.frombuffer(value.data, numpy_dtype(value.dtype)) for value in (one, other)]
     bits = [item.view(np.uint8).reshape(len(item), -1) for item in items]
     index = int(np.flatnonzero((bits[0] != bits[1]).any(axis=1))[0])
-    at = "" if not one.shape else str([int(i) for i in np.unravel_index(index, one.shape)])
+    place = [int(i) for i in np.unravel_index(index, one.shape)]
+    if one.lengths:
+        place[:1] = place_of(one.lengths, place[0])
+    at = str(place) if one.shape else ""
     return f"{path}{at} is {items[0][index]} in one run and {items[1][index]} in the other"
 
 

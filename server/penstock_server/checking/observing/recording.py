@@ -18,6 +18,7 @@ from msgspec import Struct
 from penstock_proto.batches.columns import TEXT, Columns
 from penstock_proto.spec import leaves
 
+from ...worker.batch.nested_lists import NestedRow
 from ...worker.batch.ready_batches import ReadyBatches
 from ...worker.reading.loaded_feed import LoadedFeed
 
@@ -33,16 +34,20 @@ TRANSFORMED = "transformed"
 
 
 class Value(Struct, frozen=True):
-    """The value of a leaf: its shape and its bytes or, for text, its strings."""
+    """The value of a leaf: its shape and its bytes or, for text, its strings. For a row of lists of lists, these are
+    the innermost items of all of them, and `lengths` are the lengths of the lists at each level."""
 
     dtype: str
     shape: tuple[int, ...] = ()
     data: bytes = b""
     strings: tuple[bytes, ...] = ()
+    lengths: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, value: Any) -> Value:
         """Return the record of a value from a store."""
+        if isinstance(value, NestedRow):
+            return msgspec.structs.replace(cls.of(value.values), lengths=tuple(map(tuple, value.lengths)))
         if isinstance(value, list):
             return cls("string", strings=tuple(value))
         array = np.ascontiguousarray(value)
@@ -175,6 +180,9 @@ def _joined(data: Any, offsets: Any) -> list[bytes]:
 
 
 def _digest(value: Any) -> bytes:
+    if isinstance(value, NestedRow):
+        lengths = repr(value.lengths).encode()
+        return hashlib.blake2b(lengths + _digest(value.values), digest_size=DIGEST).digest()
     if isinstance(value, list):
         made = hashlib.blake2b(repr(list(map(len, value))).encode(), digest_size=DIGEST)
         for string in value:

@@ -41,12 +41,13 @@ def checked_spec(spec: Any, batch_size: int | None, batching: str | Pad) -> Spec
             f"samples that are stacked into batches need one shape, and spec is {spec}. Give "
             'batching="pad" or batching="ragged", or yield whole batches with batch_size=None'
         )
-    for path, leaf in leaves(checked):
-        if leaf.text and not leaf.static:
-            raise ValueError(
-                f"spec{path} is {leaf}: a sample needs a fixed number of strings there. Join them, or fill up with ''"
-            )
     if batching != "ragged":
+        for path, leaf in leaves(checked):
+            if leaf.text and not leaf.static and not leaf.ragged:
+                raise ValueError(
+                    f"spec{path} is {leaf}: if the number of strings varies, they can be ragged, but not padded: "
+                    f"declare Leaf(str, {leaf.shape}, ragged=True), or join them, or fill up with ''"
+                )
         return checked
     try:
         return map_leaves(lambda leaf: leaf if leaf.static else Leaf(leaf.dtype, leaf.shape, ragged=True), checked)

@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...sources import registry
 from ...sources.description import Column, Description
@@ -61,8 +62,12 @@ def propose(peeked: PeekedFile) -> Proposal | None:
     pad = any(isinstance(feature, VarLen | FixedLenSequence) for feature in features.values())
     if pad or any(leaf.varies for column in columns for leaf in _leaves(peeked, column).values()):
         options["batching"] = '"pad"'
-    if any(_has_rows(peeked, column) for column in columns) and not peeked.description.features:
-        options["spec"] = _dict([(column.leaf, _spec_of(peeked.summary.leaves[column.leaf])) for column in columns])
+    if (
+        any(_needs_spec(leaf) for column in columns for leaf in _leaves(peeked, column).values())
+        and not peeked.description.features
+    ):
+        structure = peeked.summary.structure
+        options["spec"] = _dict([(column.leaf, _spec_of(structure[column.leaf], peeked)) for column in columns])
     if any(isinstance(feature, FixedLenSequence) and feature.shape for feature in features.values()):
         options["spec"] = _dict([(name, _leaf(feature)) for name, feature in features.items() if feature])
     decoded = [column for column in columns if _can_be_decoded(peeked, column)]
@@ -95,12 +100,10 @@ def unfit(peeked: PeekedFile) -> dict[str, str]:
             where = "" if path == column.leaf else f"{path}: "
             if path in problems:
                 found[column.name] = where + problems[path]
-            elif _varies_inside(leaf) and not _is_sequence(peeked, column) and not _has_rows(peeked, column):
+            elif _varies_inside(leaf) and not _is_sequence(peeked, column) and not _needs_spec(leaf):
                 found[column.name] = (
                     f"{where}its shape varies: give all samples one shape with a function in decode= or transform="
                 )
-            elif leaf.varies and leaf.text:
-                found[column.name] = f"{where}its number of strings varies"
     return found
 
 
@@ -114,16 +117,12 @@ def _varies_inside(leaf: LeafSummary) -> bool:
     return leaf.varies and (leaf.low is None or len(leaf.low) > 1)
 
 
-def _has_rows(peeked: PeekedFile, column: Column) -> bool:
-    """Return whether a column is one leaf, of which only the number of rows varies, as of boxes. Images are brought to
-    one size instead."""
-    leaf = peeked.summary.leaves.get(column.leaf)
-    if leaf is None or leaf.low is None or leaf.high is None or len(_leaves(peeked, column)) > 1:
+def _needs_spec(leaf: LeafSummary) -> bool:
+    """Return whether a leaf varies in a way that only a spec can declare: in several dimensions, as boxes and lists of
+    lists do, or in its number of strings. Images are brought to one size instead."""
+    if leaf.low is None or leaf.high is None or (any(tile is not None for tile in leaf.tiles) and not leaf.text):
         return False
-    if leaf.text or any(tile is not None for tile in leaf.tiles):
-        return False
-    single = all(one.leaf in peeked.summary.leaves for one in peeked.description.columns)
-    return single and leaf.varies and len(leaf.low) > 1 and leaf.low[1:] == leaf.high[1:]
+    return leaf.varies and (leaf.text or len(leaf.low) > 1)
 
 
 def _is_sequence(peeked: PeekedFile, column: Column) -> bool:
@@ -254,11 +253,18 @@ def _leaf(feature: Feature) -> str:
     return f"Leaf({'bytes' if dtype == 'bytes' else _quoted(dtype)}, {shape!r})"
 
 
-def _spec_of(leaf: LeafSummary) -> str:
-    """Return the spec of a leaf, with None for the dimensions that vary."""
+def _spec_of(structure: Any, peeked: PeekedFile) -> str:
+    """Return the spec of a column, with None for the dimensions that vary."""
+    if isinstance(structure, dict):
+        return _dict([(key, _spec_of(item, peeked)) for key, item in structure.items()])
+    if isinstance(structure, tuple):
+        return f"({', '.join(_spec_of(item, peeked) for item in structure)},)"
+    leaf = peeked.summary.leaves[structure]
     assert leaf.low is not None
     assert leaf.high is not None
     shape = tuple(low if low == high else None for low, high in zip(leaf.low, leaf.high, strict=True))
+    if leaf.text:
+        return f"Leaf(bytes, {(None,) * len(shape)!r}, ragged=True)" if leaf.varies else f"Leaf(bytes, {shape!r})"
     return f"Leaf({_quoted(leaf.dtype)}, {shape!r})"
 
 
@@ -266,7 +272,8 @@ def _dict(items: list[tuple[str, str]]) -> str:
     one = f"{{{', '.join(f'{_quoted(name)}: {value}' for name, value in items)}}}"
     if len(one) <= 70:
         return one
-    return "\n".join(["{", *(f"    {_quoted(name)}: {value}," for name, value in items), "}"])
+    lines = [f"{_quoted(name)}: {value},".replace("\n", "\n    ") for name, value in items]
+    return "\n".join(["{", *(f"    {line}" for line in lines), "}"])
 
 
 def _quoted(text: str) -> str:

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import SpecError
-from penstock_proto.batches.inferring import as_array, as_text
+from penstock_proto.batches.inferring import as_array, as_text, is_nested
 
 from ...sources.image_encodings import encoding
 from . import images
+from .lists import Lists
 from .numbers import Numbers
 from .reservoir import Reservoir
 from .tiles import LARGEST, Tile, tile
@@ -36,7 +37,8 @@ class LeafSummary:
     Attributes:
         samples: how many samples have the leaf.
         dtype: the dtype's name, "string" for text; several names are joined with slashes.
-        low, high: the least and the greatest size of each dimension; None if the number of dimensions differs.
+        low, high: the least and the greatest size of each dimension; None if the number of dimensions differs, or
+            all lists are empty.
         numbers: the range of the values; None for text.
         lengths: how often each length occurs: for text in bytes, otherwise the first dimension.
         values: if the leaf is a single value, how often each value occurs; None if there are too many.
@@ -59,6 +61,7 @@ class LeafSummary:
         self.headers: Counter[images.Header | None] = Counter()
         self.problem = ""
         self._dtypes: set[str] = set()
+        self._empty: set[tuple[int, ...]] = set()
         self._examples: Reservoir[str] = Reservoir(_EXAMPLES)
         self._tiles: Reservoir[Tile | None] = Reservoir(_TILES)
 
@@ -105,21 +108,24 @@ class LeafSummary:
         """Add the value of one sample. If it cannot be served, set `problem`."""
         self.samples += 1
         try:
+            if is_nested(value):
+                self._add_lists(value, path)
+                return
             text = as_text(value)
             array = as_array(value, path) if text is None else text
         except SpecError as error:
             self.problem = self.problem or error.message
             return
-        first = self.samples == 1
-        self._dtypes.add(array.dtype.name if text is None else "string")
-        if len(self._dtypes) > 1:
-            self.problem = f"its dtype differs from sample to sample: {self.dtype}"
-        self._add_shape(array.shape, first)
+        if isinstance(value, list) and not array.size:
+            self._empty.add(array.shape)
+            self._add_empty()
+            return
+        self._add_dtype(array, text)
+        self._add_shape(array.shape, array.shape)
         if text is not None:
             self._add_text(text)
             return
-        self.numbers = self.numbers or Numbers()
-        self.numbers.add(array)
+        self._add_numbers(array)
         if array.ndim:
             self._count_length(len(array))
         elif array.dtype.kind != "c":
@@ -127,15 +133,47 @@ class LeafSummary:
         self._examples.offer(lambda: shown_numbers(array))
         self._tiles.offer(lambda: tile(images.channels_last(array)) if images.is_pixels(array) else None)
 
-    def _add_shape(self, shape: tuple[int, ...], first: bool) -> None:
-        if first:
-            self.low = self.high = shape
-        elif self.low is None or self.high is None or len(shape) != len(self.low):
+    def _add_lists(self, value: list[Any], path: str) -> None:
+        """Add lists of lists of different lengths."""
+        lists = Lists(value, path)
+        for text, array in lists.innermost:
+            self._add_dtype(array, text)
+            if text is not None:
+                self._add_text(text)
+            else:
+                self._add_numbers(array)
+        self._add_shape(lists.low, lists.high)
+        if not self.text:
+            self._count_length(len(value))
+        self._examples.offer(lambda: shown_list(value))
+        self._tiles.offer(lambda: None)
+
+    def _add_dtype(self, array: npt.NDArray[Any], text: npt.NDArray[Any] | None) -> None:
+        self._dtypes.add(array.dtype.name if text is None else "string")
+        if len(self._dtypes) > 1:
+            self.problem = f"its dtype differs from sample to sample: {self.dtype}"
+
+    def _add_numbers(self, array: npt.NDArray[Any]) -> None:
+        self.numbers = self.numbers or Numbers()
+        self.numbers.add(array)
+
+    def _add_shape(self, low: tuple[int, ...], high: tuple[int, ...]) -> None:
+        if self.low is None and not self.problem:
+            self.low, self.high = low, high
+        elif self.low is None or self.high is None or len(low) != len(self.low):
             self.low = self.high = None
             self.problem = self.problem or "its number of dimensions differs from sample to sample"
         else:
-            self.low = tuple(map(min, self.low, shape))
-            self.high = tuple(map(max, self.high, shape))
+            self.low = tuple(map(min, self.low, low))
+            self.high = tuple(map(max, self.high, high))
+        self._add_empty()
+
+    def _add_empty(self) -> None:
+        """Take the lengths of lists without items into account, which say nothing of dtype and further dimensions."""
+        for shape in self._empty:
+            if self.low is not None and self.high is not None:
+                self.low = (*map(min, self.low, shape), *self.low[len(shape) :])
+                self.high = (*map(max, self.high, shape), *self.high[len(shape) :])
 
     def _add_text(self, text: npt.NDArray[Any]) -> None:
         if text.ndim:
@@ -174,6 +212,7 @@ class Summary:
 
     Attributes:
         samples: the number of samples.
+        structure: that of the first sample, with the leaves' paths as leaves.
         nbytes: bytes of all their arrays and text.
         leaves: the leaves by path, such as "image" or "meta['size'][0]". If a sample is a single leaf or a tuple, the
             path is "sample" or, say, "sample[0]".
@@ -181,11 +220,14 @@ class Summary:
 
     def __init__(self) -> None:
         self.samples = 0
+        self.structure: Any = {}
         self.nbytes = 0
         self.leaves: dict[str, LeafSummary] = {}
 
     def add(self, sample: Any) -> None:
         """Add one sample. The summary keeps only copies of small parts of it."""
+        if not self.samples:
+            self.structure = _structure(sample, "")
         self.samples += 1
         for path, value in leaves(sample):
             self.leaves.setdefault(path, LeafSummary()).add(value, f"[{path!r}]")
@@ -212,9 +254,33 @@ def leaves(sample: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path or "sample", sample
 
 
+def shown_list(value: list[Any]) -> str:
+    """Show the first lists of a list, and what they hold."""
+    shown = [_shown_item(item) for item in value[:8]]
+    return f"[{', '.join(shown)}{', ...' if len(value) > 8 else ''}]"
+
+
+def _shown_item(item: Any) -> str:
+    if isinstance(item, str | bytes):
+        return shown_text(item.encode() if isinstance(item, str) else item)
+    if isinstance(item, list | tuple):
+        return shown_list(list(item))
+    return shown_numbers(np.asarray(item))
+
+
+def _structure(sample: Any, path: str) -> Any:
+    if isinstance(sample, Mapping):
+        return {key: _structure(value, f"{path}[{key!r}]" if path else str(key)) for key, value in sample.items()}
+    if isinstance(sample, tuple):
+        return tuple(_structure(value, f"{path or 'sample'}[{place}]") for place, value in enumerate(sample))
+    return path or "sample"
+
+
 def _nbytes(value: Any) -> int:
     if isinstance(value, str | bytes):
         return len(value)
+    if isinstance(value, list):
+        return sum(map(_nbytes, value))
     return int(getattr(value, "nbytes", 8))
 
 

@@ -160,7 +160,8 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 
 
 def leaf(value: Any, *, anything: bool = False) -> Any:
-    """Return a value of JSON as a leaf: lists become arrays, unless they are empty or hold objects.
+    """Return a value of JSON as a leaf: lists become arrays, unless they are empty, hold objects, or are lists of lists
+    of different lengths.
 
     With `anything`, values that cannot be leaves are returned as they are.
 
@@ -183,20 +184,26 @@ def leaf(value: Any, *, anything: bool = False) -> Any:
     return value
 
 
-def _array(value: list[Any]) -> npt.NDArray[Any]:
-    """Return a list that is not empty as an array.
+def _array(value: list[Any]) -> npt.NDArray[Any] | list[Any]:
+    """Return a list that is not empty as an array, or as it is if its lists differ in length.
 
     Raises:
-        ValueError: it cannot be one; the message says what to do.
+        ValueError: it cannot be a leaf; the message says what to do.
     """
     try:
         array = np.array(value)
     except ValueError:
-        raise ValueError(f"its lists differ in length: pad them when you write the file, {_OR_TRANSFORM}") from None
+        if not all(isinstance(item, list) for item in value):
+            raise ValueError(f"a list holds both lists and other values: write two lists, {_OR_TRANSFORM}") from None
+        for item in filter(None, value):
+            _array(item)
+        return value
     if array.dtype.kind in "biu" or (array.dtype.kind == "f" and type(value[0]) is float):
         return array
     items = np.array(value, object)
     kinds = set(map(type, items.ravel()))
+    if not kinds:  # empty lists, of which nobody knows what they would hold
+        return value
     if kinds == {str}:
         return items
     if str in kinds and kinds <= {str, int, float, bool}:

@@ -58,6 +58,8 @@ class LeafCheck:
                 raise self._error(value, self._how_to_fit(array))
             array = self._from_python(value, array)
         if not self._has_shape(array.shape):
+            if kind is list and not value and self._leaf.shape[:1] in ((None,), (0,)):  # of any number of dimensions
+                return np.empty(self.shape, self.dtype)
             raise self._error(value, self._how_to_shape(array.shape))
         return array
 
@@ -151,6 +153,11 @@ class TextCheck:
         wanted = self._leaf.shape
         if array.ndim != len(wanted) or any(w not in (None, dim) for w, dim in zip(wanted, array.shape, strict=True)):
             hint = "every sample of a feed needs the same number of strings in a leaf. Join them, or fill up with ''"
+            if self._leaf.ragged:
+                hint = "yield a list of strings, with a list around it for each further ragged dimension"
+            elif len(wanted) == array.ndim and not self._ready:
+                dims = (None,) * len(wanted)
+                hint += f", or declare the leaf in Feed(spec=...) as Leaf(str, {dims}, ragged=True)"
             if self._ready and _has_no_rows(array.shape, self._leaf):
                 hint = _EMPTY
             raise SpecError(

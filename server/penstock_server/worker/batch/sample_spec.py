@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock_proto import SpecError
-from penstock_proto.batches.inferring import as_array, as_text, infer
+from penstock_proto.batches.inferring import as_array, as_text, infer, is_nested
 from penstock_proto.spec import Leaf, Spec, flatten, leaf_list, leaves, map_leaves, numpy_dtype
 
 from .leaf_check import joined
@@ -63,20 +64,33 @@ def digests_of(sample: Any) -> bytes:
     Raises:
         SpecError: the sample cannot be served.
     """
-    digests = []
-    for value in flatten(infer(sample), sample):
-        text = as_text(value)
-        if text is not None:
-            data, array = joined(text.reshape(-1).tolist())
-            digest = hashlib.blake2b(f"string{text.shape}".encode() + array.tobytes(), digest_size=DIGEST)
-            digest.update(data.data)
-            digests.append(digest.digest())
-            continue
+    return b"".join(map(_digest, flatten(infer(sample, nested=True), sample)))
+
+
+def paths_of(sample: Any) -> list[str]:
+    """Return the paths of a sample's leaves, in the order of `digests_of`.
+
+    Raises:
+        SpecError: the sample cannot be served.
+    """
+    return [path for path, _ in leaves(infer(sample, nested=True))]
+
+
+def _digest(value: Any) -> bytes:
+    text = as_text(value)
+    if text is not None:
+        data, array = joined(text.reshape(-1).tolist())
+        digest = hashlib.blake2b(f"string{text.shape}".encode() + array.tobytes(), digest_size=DIGEST)
+        digest.update(data.data)
+    elif is_nested(value):
+        digest = hashlib.blake2b(f"list[{len(value)}]".encode(), digest_size=DIGEST)
+        for item in value:
+            digest.update(_digest(item))
+    else:
         array = as_array(value)
         digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=DIGEST)
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        digests.append(digest.digest())
-    return b"".join(digests)
+    return digest.digest()
 
 
 def nbytes_of(spec: Spec, sample: Any) -> int:
@@ -84,11 +98,21 @@ def nbytes_of(spec: Spec, sample: Any) -> int:
     total = 0
     flat = flatten(spec, sample) if sample is not None else [None] * len(leaf_list(spec))
     for value, leaf in zip(flat, leaf_list(spec), strict=True):
-        text = as_text(value) if leaf.text else None
-        if text is not None:
-            total += sum(map(len, text.reshape(-1))) + 8 * (text.size + 1)
+        if leaf.text:
+            total += 0 if value is None else _text_nbytes(value)
             continue
         total += 8 * leaf.ragged
-        shape = leaf.shape if leaf.static else as_array(value).shape
-        total += numpy_dtype(leaf.dtype).itemsize * int(np.prod([dim or 0 for dim in shape], dtype=np.int64))
+        items = math.prod(dim or 0 for dim in leaf.shape) if leaf.static else _items(value)
+        total += numpy_dtype(leaf.dtype).itemsize * items
     return total
+
+
+def _text_nbytes(value: Any) -> int:
+    text = as_text(value)
+    if text is None:  # lists of lists of strings
+        return sum(map(_text_nbytes, value)) + 8
+    return sum(map(len, text.reshape(-1))) + 8 * (text.size + 1)
+
+
+def _items(value: Any) -> int:
+    return sum(map(_items, value)) + 1 if is_nested(value) else int(as_array(value).size)

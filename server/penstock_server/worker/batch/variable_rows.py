@@ -1,7 +1,8 @@
 """Collects samples that differ in size and writes them to a slot as padded, ragged or text columns.
 
 The interface is that of `collate.Rows`. A store is a list with an item for each leaf: an array for a leaf of one shape,
-else a list that holds, for each row, a copy of the array or its strings. Rows are written when a batch is complete,
+else a list that holds, for each row, a copy of the array, or its strings, or a `NestedRow`. A leaf has those if it is
+ragged in several dimensions, or ragged text. Rows are written when a batch is complete,
 because the room that each column needs is known only then. This file does not know where a slot is.
 """
 
@@ -15,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import SpecError
-from penstock_proto.batches.columns import PADDED, RAGGED, STACKED, TEXT, Column, Columns, Sizes
+from penstock_proto.batches.columns import PADDED, STACKED, TEXT, Column, Columns, Sizes
 from penstock_proto.spec import Spec, leaves
 from penstock_proto.value_text import shown
 
 from .collate import Array, BadSample, Raised, Timed
 from .leaf_check import LeafCheck, TextCheck, flattener, joined
+from .nested_lists import NestedRow, dims_to_fill, filled_up, is_list, nested_fit
 
 Store: TypeAlias = list[Any]
 Fit: TypeAlias = Callable[[Any], Any]
@@ -46,8 +48,10 @@ class VariableRows(Timed):
         self._cut = cut
         self._flatten = flattener(spec)
         paths = [path for path, _ in leaves(spec)]
-        self._fits = [self._fit(path, column) for path, column in zip(paths, columns.columns, strict=True)]
         self._pads = _pads(spec, columns, pad_value)
+        self._fits = [
+            self._fit(path, column, pad) for path, column, pad in zip(paths, columns.columns, self._pads, strict=True)
+        ]
 
     @property
     def dtypes(self) -> list[str]:
@@ -113,7 +117,7 @@ class VariableRows(Timed):
         """Return whether a sample is longer than the last bucket."""
         longest = self._columns.longest
         return longest is not None and any(
-            column.has_length and np.ndim(value) > 0 and len(value) > longest
+            column.has_length and (isinstance(value, list) or np.ndim(value) > 0) and len(value) > longest
             for column, value in zip(self._columns.columns, self._flatten(sample), strict=True)
         )
 
@@ -156,21 +160,28 @@ class VariableRows(Timed):
                 next(rest)[row : row + count] = rows
             elif column.kind is PADDED:
                 _write_padded(next(rest)[row : row + count], rows, pad)
+            elif _is_nested(column):
+                _write_nested([next(rest) for _ in range(column.arrays)], column, rows, row, size)
             else:
                 _write_joined(next(rest), next(rest), column, rows, row, size[0])
 
-    def _fit(self, path: str, column: Column) -> Fit:
+    def _fit(self, path: str, column: Column, pad: Any) -> Fit:
+        if column.kind is TEXT:
+            return _text_fit(path, column)
+        if _is_nested(column):
+            return nested_fit(path, column.leaf)
         check = LeafCheck(path, column.leaf, ready=False)
         if column.kind is STACKED:
             return check.fit
-        if column.kind is TEXT:
-            return _text_fit(path, column)
+        fit: Fit = check.fit
+        if column.kind is PADDED and dims_to_fill(column.leaf) > 1:
+            fit = _padded_fit(check, path, column, pad)
         longest = self._columns.longest if column.has_length else None
         if longest is None:
-            return lambda value: np.array(check.fit(value))
+            return lambda value: np.array(fit(value))
 
         def within(value: Any) -> Array:
-            array = check.fit(value)
+            array = fit(value)
             if len(array) > longest and not self._cut:
                 raise SpecError(
                     f"sample{path} has length {len(array)}, and the last of buckets is {longest}: give a longer one, "
@@ -183,6 +194,26 @@ class VariableRows(Timed):
 
 def _static(column: Column) -> tuple[int, ...]:
     return tuple(dim or 0 for dim in column.leaf.shape)
+
+
+def _is_nested(column: Column) -> bool:
+    """Return whether the rows of a store are `NestedRow`s."""
+    return column.ragged > 1 or (column.ragged == 1 and column.text)
+
+
+def _padded_fit(check: LeafCheck, path: str, column: Column, pad: Any) -> Fit:
+    """Return a function that also takes lists of arrays of different shapes, which it fills up."""
+
+    def fit(value: Any) -> Array:
+        try:
+            array: Array = check.fit(value)
+        except SpecError:
+            if not is_list(value):
+                raise
+            array = check.fit(filled_up(value, path, column.leaf, pad))
+        return array
+
+    return fit
 
 
 def _text_fit(path: str, column: Column) -> Fit:
@@ -204,9 +235,12 @@ def _size(column: Column, rows: Any) -> tuple[int, ...]:
     if column.kind is PADDED:
         shapes = [value.shape for value in rows] or [(0,) * len(column.leaf.shape)]
         return tuple(max(dims) for dims in zip(*shapes, strict=True))
-    if column.kind is RAGGED:
+    if column.kind is TEXT:
+        return (sum(len(string) for strings in rows for string in strings),)
+    if not _is_nested(column):
         return (sum(map(len, rows)),)
-    return (sum(len(string) for strings in rows for string in strings),)
+    sums = [sum(map(sum, (row.lengths[level] for row in rows))) for level in range(column.ragged)]
+    return (*sums, *([sum(row.nbytes for row in rows)] if column.text else ()))
 
 
 def _write_padded(target: Array, rows: Sequence[Array], pad: Any) -> None:
@@ -229,6 +263,35 @@ def _write_joined(values: Array, offsets: Array, column: Column, rows: Sequence[
         if pieces:
             np.concatenate(pieces, out=values[at : at + int(ends[-1])])
     offsets[first : first + len(pieces) + 1] = ends + at  # the first of them is the end of the rows before
+
+
+def _write_nested(
+    arrays: Sequence[Array], column: Column, rows: Sequence[NestedRow], row: int, before: tuple[int, ...]
+) -> None:
+    """Write rows of a leaf that is ragged in several dimensions, or of ragged text, from row `row` on. `before`: the
+    sizes of the rows before it."""
+    places = column.items(row, before)
+    values, splits = arrays[0], arrays[1 + column.text :]
+    for level, offsets in enumerate(splits):
+        lengths = [length for one in rows for length in one.lengths[level]]
+        _write_ends(offsets, places[level], lengths, places[level + 1])
+    if column.text:
+        strings = [string for one in rows for string in one.values]
+        data, ends = joined(strings)
+        values[before[-1] : before[-1] + len(data)] = data
+        arrays[1][places[-1] : places[-1] + len(ends)] = ends + before[-1]
+        return
+    at = places[-1]
+    for one in rows:
+        values[at : at + len(one.values)] = one.values
+        at += len(one.values)
+
+
+def _write_ends(offsets: Array, first: int, lengths: Sequence[int], at: int) -> None:
+    """Write where lists of these lengths end, if the first one is list `first` and begins at item `at`."""
+    offsets[first] = at
+    np.cumsum(lengths, out=offsets[first + 1 : first + 1 + len(lengths)])
+    offsets[first + 1 : first + 1 + len(lengths)] += at
 
 
 def _pads(spec: Spec, columns: Columns, pad_value: Any) -> list[Any]:

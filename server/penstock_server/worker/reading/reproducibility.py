@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock_proto import PenstockError
-from penstock_proto.batches.inferring import infer
-from penstock_proto.spec import leaves
 
 from ...feed.feed_warnings import MAY_LOSE_ROWS
 from ...worker_state.activity import ActivityPage
-from ..batch.sample_spec import DIGEST, digests_of
+from ..batch.sample_spec import DIGEST, digests_of, paths_of
 from ..failures import describe
 from ..isolation.randomness import GlobalRandomness
 from .first_sample import Probe
@@ -128,11 +126,11 @@ class ReproducibilityCheck:
         return found
 
     def _digests(self, sample: Any) -> bytes:
-        self._paths = [f"sample{path}" for path, _ in leaves(infer(sample))]
+        self._paths = [f"sample{path}" for path in paths_of(sample)]
         digests, made = digests_of(sample), self._probe.transformed(sample)
         if made is None:
             return digests
-        self._paths += [f"batch{path} after batch_transform=" for path, _ in leaves(infer(made))]
+        self._paths += [f"batch{path} after batch_transform=" for path in paths_of(made)]
         return digests + digests_of(made)
 
     def _place(self, index: int) -> str:

@@ -13,14 +13,12 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from penstock_proto import messages as m
-from penstock_proto.batches.inferring import infer
-from penstock_proto.spec import leaves
 
 from ...feed.combined.feed_kinds import is_shared
 from ...feed.feed_warnings import MAY_LOSE_ROWS
 from ...feed.options.plan_sizes import segment_count
 from ...worker_state.activity import ActivityPage
-from ..batch.sample_spec import DIGEST, digests_of
+from ..batch.sample_spec import DIGEST, digests_of, paths_of
 from ..batch.shares import stretch_of_share
 from ..failures import pass_on
 from ..isolation.randomness import GlobalRandomness
@@ -203,7 +201,7 @@ class _Again:
         count = self._check.samples + self._check.ended
         digests = []
         for sample in self._source.samples(self._check.index, count):
-            self._paths = [path for path, _ in leaves(infer(sample))]
+            self._paths = paths_of(sample)
             digests.append(digests_of(sample))
         return digests
 
