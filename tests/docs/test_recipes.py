@@ -1,7 +1,6 @@
 """Each recipe of the page "Recipes" runs as printed, where its libraries are installed.
 
-For all of them: `pip install albumentations datasets grain pandas polars tensorflow-datasets torch torchvision
-webdataset`. They have 2 GB, so they are not in the extra `dev`.
+The extra `dev` has them, but for `torch torchvision webdataset`: PyTorch with its CUDA libraries has 3 GB.
 """
 
 from __future__ import annotations
