@@ -738,6 +738,14 @@ def test_lists_of_lists_are_shown_with_the_least_and_the_greatest_length_at_each
     assert "cannot be served" not in text
 
 
+def test_lists_that_are_all_empty_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": [], "y": 1, "z": [[], [[]]]}\n' * 3)
+    text = said(tmp_path / "a.jsonl")
+    assert "x: nothing\n  cannot be served: all its lists are empty" in text
+    assert "'z' all its lists are empty, so nothing says what they would" in text
+    assert "--leaf y=y" in text
+
+
 def test_whole_batches_are_taken_apart(feeds: Path) -> None:
     text = said(f"{feeds}:whole")
     assert "batches as its generator makes them" in text

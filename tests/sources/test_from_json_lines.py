@@ -124,6 +124,8 @@ def test_compressed_files_are_read() -> None:
         ('{"id": 1}\n{"no": 1}\n', r"the line at byte 10 has no key 'id'; its keys are 'no'"),
         ('{"id": null}\n', r"the line at byte 0: 'id' is None: an array cannot hold null"),
         ('{"id": [1, null]}\n', r"a list must hold numbers or text, and no null or object"),
+        ('{"id": %s}\n' % ("[" * 17 + "]" * 17), r"its lists are nested more than 16 deep: flatten them"),
+        ('{"id": [%s, []]}\n' % ("[" * 900 + "1" + "]" * 900), r"its lists are nested more than 16 deep: flatten them"),
         ('{"id": [[1], 2]}\n', r"a list holds both lists and other values: write two lists"),
         ('{"id": [[[1], [2, 3]], [["a"], [4]]]}\n', r"a list mixes text and numbers: write two lists"),
         ('{"id": ["a", 1]}\n', r"a list mixes text and numbers: write two lists"),

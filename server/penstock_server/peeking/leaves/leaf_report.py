@@ -69,12 +69,14 @@ def is_image(leaf: LeafSummary) -> bool:
 
 def kind_of(leaf: LeafSummary) -> str:
     """Return the kind of a leaf in words, such as "uint8[28, 28], an image"."""
+    if not leaf.dtype:
+        return "nothing"
     if leaf.low is None or leaf.high is None:
         shape = "[shapes of several dimensions]"
     else:
         dims = [str(low) if low == high else f"{low}..{high}" for low, high in zip(leaf.low, leaf.high, strict=True)]
         shape = f"[{', '.join(dims)}]" if dims else ""
-    words = ["text" if leaf.text and not leaf.encoded else "bytes" if leaf.text else leaf.dtype or "nothing"]
+    words = ["text" if leaf.text and not leaf.encoded else "bytes" if leaf.text else leaf.dtype]
     words[0] += shape
     if leaf.encoded:
         words.append(" and ".join(f"{name} images" for name in leaf.encoded))
@@ -102,7 +104,7 @@ def _about(leaf: LeafSummary) -> Iterator[str]:
     if values and (2 * len(values) <= leaf.samples or len(values) == 1) and (not leaf.text or _are_names(values)):
         shown = ", ".join(f"{_value(value)} ({count})" for value, count in sorted(values.items(), key=_order))
         yield f"{len(values)} values: {shown}" if len(values) > 1 else f"always {_value(next(iter(values)))}"
-    elif not leaf.encoded and not is_image(leaf):
+    elif leaf.examples and not leaf.encoded and not is_image(leaf):
         yield f"such as {', '.join(_examples(leaf))}"
 
 

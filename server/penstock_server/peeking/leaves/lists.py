@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from penstock_proto import SpecError
 from penstock_proto.batches.inferring import as_array, as_text, is_nested
+from penstock_proto.spec import MAX_DIMS
 
 
 class Lists:
@@ -23,16 +24,20 @@ class Lists:
 
     def __init__(self, value: list[Any], path: str) -> None:
         self.innermost: list[tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]] = []
-        self.low, self.high = self._spans(value, path)
+        self.low, self.high = self._spans(value, path, 0)
 
-    def _spans(self, value: Any, path: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _spans(self, value: Any, path: str, depth: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if depth >= MAX_DIMS:
+            raise SpecError(
+                f"its lists are nested more than {MAX_DIMS} deep, and a leaf has up to {MAX_DIMS} dimensions"
+            )
         if not is_nested(value):
             text = as_text(value)
             array = as_array(value, path) if text is None else text
             if array.size:
                 self.innermost.append((text, array))
             return array.shape, array.shape
-        spans = [self._spans(item, f"{path}[{number}]") for number, item in enumerate(value)]
+        spans = [self._spans(item, f"{path}[{number}]", depth + 1) for number, item in enumerate(value)]
         most = max(len(low) for low, _ in spans)
         if any(len(low) < most and low != (0,) for low, _ in spans):
             raise SpecError(f"sample{path} holds lists that are nested to different depths")

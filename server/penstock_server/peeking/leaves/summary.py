@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from penstock_proto import SpecError
 from penstock_proto.batches.inferring import as_array, as_text, is_nested
+from penstock_proto.spec import MAX_DIMS
 
 from ...sources.image_encodings import encoding
 from . import images
@@ -113,6 +114,8 @@ class LeafSummary:
                 return
             text = as_text(value)
             array = as_array(value, path) if text is None else text
+            if array.ndim > MAX_DIMS:
+                raise SpecError(f"it has {array.ndim} dimensions; up to {MAX_DIMS} can be served")
         except SpecError as error:
             self.problem = self.problem or error.message
             return
@@ -237,6 +240,8 @@ class Summary:
         """Return why some leaves cannot be served, by path."""
         found = {path: leaf.problem for path, leaf in self.leaves.items() if leaf.problem}
         for path, leaf in self.leaves.items():
+            if not leaf.dtype and path not in found:
+                found[path] = "all its lists are empty, so nothing says what they would hold: leave it out"
             if leaf.samples < self.samples:
                 found[path] = f"only {leaf.samples} of {self.samples} samples have it"
         return found

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock_proto.spec import MAX_DIMS
 from penstock_proto.value_text import shown
 
 from .. import files as fs
@@ -184,20 +185,29 @@ def leaf(value: Any, *, anything: bool = False) -> Any:
     return value
 
 
-def _array(value: list[Any]) -> npt.NDArray[Any] | list[Any]:
+def _array(value: list[Any], depth: int = 0) -> npt.NDArray[Any] | list[Any]:
     """Return a list that is not empty as an array, or as it is if its lists differ in length.
+
+    Args:
+        value: the list.
+        depth: how many lists it is within.
 
     Raises:
         ValueError: it cannot be a leaf; the message says what to do.
     """
+    deep = ValueError(f"its lists are nested more than {MAX_DIMS} deep: flatten them, {_OR_TRANSFORM}")
+    if depth >= MAX_DIMS:
+        raise deep
     try:
         array = np.array(value)
     except ValueError:
         if not all(isinstance(item, list) for item in value):
             raise ValueError(f"a list holds both lists and other values: write two lists, {_OR_TRANSFORM}") from None
         for item in filter(None, value):
-            _array(item)
+            _array(item, depth + 1)
         return value
+    if depth + array.ndim > MAX_DIMS:
+        raise deep
     if array.dtype.kind in "biu" or (array.dtype.kind == "f" and type(value[0]) is float):
         return array
     items = np.array(value, object)
