@@ -32,7 +32,8 @@ class LeafCheck:
         self._leaf = leaf
         self._what = "batch" if ready else "sample"
         self.dtype = numpy_dtype(leaf.dtype)
-        self.shape = tuple(dim or 0 for dim in leaf.shape)  # only `Rows` reads it, and there is no None there
+        self.shape = tuple(dim or 0 for dim in leaf.shape)
+        self._fixed = [(axis, dim) for axis, dim in enumerate(leaf.shape) if dim is not None]
         self.scalar = self.dtype.type if leaf.shape == () else None
         self._kind = self.dtype.kind if leaf.dtype != "bfloat16" else "f"
         self._number, self._low, self._high = _numbers(self.dtype)
@@ -44,6 +45,8 @@ class LeafCheck:
             SpecError: its structure, dtype or shape differs.
         """
         kind = type(value)
+        if kind is self.scalar:
+            return value
         if kind is self._number and self._low <= value <= self._high and self._leaf.shape == ():
             return value
         if isinstance(value, np.ndarray) and self._is_plain(value):  # of a subclass, such as np.memmap
@@ -64,9 +67,9 @@ class LeafCheck:
         return array
 
     def _is_plain(self, array: Array) -> bool:
-        """Whether it has exactly this dtype and shape; if a dimension may vary, `fit` looks more closely."""
+        """Whether it has exactly this dtype, and a shape that fits."""
         plain = type(array) is np.ndarray or not is_masked(array)
-        return plain and array.dtype == self.dtype and array.shape == self.shape
+        return plain and array.dtype == self.dtype and (array.shape == self.shape or self._has_shape(array.shape))
 
     def _how_to_fit(self, array: Array) -> str:
         """Return what to do about an array of another dtype."""
@@ -83,8 +86,12 @@ class LeafCheck:
         )
 
     def _has_shape(self, shape: tuple[int, ...]) -> bool:
-        wanted = self._leaf.shape
-        return len(shape) == len(wanted) and all(w in (None, dim) for w, dim in zip(wanted, shape, strict=True))
+        if len(shape) != len(self.shape):
+            return False
+        for axis, dim in self._fixed:  # noqa: SIM110 - a generator would take longer than all of this
+            if shape[axis] != dim:
+                return False
+        return True
 
     def _how_to_shape(self, shape: tuple[int, ...]) -> str:
         """Return what to do about an array of another shape."""

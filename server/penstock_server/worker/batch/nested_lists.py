@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import SpecError
+from penstock_proto.batches.inferring import strings_of
 from penstock_proto.spec import Leaf, numpy_dtype
 from penstock_proto.value_text import shown
 
@@ -113,6 +114,8 @@ class _Items:
     def _fitted(self, item: Any, lists: list[list[int]], number: int) -> Any:
         if isinstance(item, tuple) and lists:  # as within any list
             item = list(item)
+        if self._leaf.text and type(item) is list and (strings := strings_of(item)) is not None:
+            return strings
         try:
             found = self._check.fit(item)
         except SpecError:

@@ -205,12 +205,7 @@ def _padded_fit(check: LeafCheck, path: str, column: Column, pad: Any) -> Fit:
     """Return a function that also takes lists of arrays of different shapes, which it fills up."""
 
     def fit(value: Any) -> Array:
-        try:
-            array: Array = check.fit(value)
-        except SpecError:
-            if not is_list(value):
-                raise
-            array = check.fit(filled_up(value, path, column.leaf, pad))
+        array: Array = check.fit(filled_up(value, path, column.leaf, pad) if is_list(value) else value)
         return array
 
     return fit
