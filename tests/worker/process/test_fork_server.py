@@ -376,7 +376,21 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         ("import os\nos.environ['LIB_X'] = '1'\nimport lib_two", ["lib_two"]),
         ("import os\nos.environ['PYTHONHASHSEED'] = '1'\nimport lib_two", []),
         ("import os\nos.environ['LIB_X'] = os.sep\nimport lib_two", []),
-        ("import lib_one\ntry:\n    import lib_two\nexcept ImportError: pass", ["lib_one"]),
+        ("try:\n    import lib_one\nexcept ImportError: pass\nimport lib_two", ["lib_one", "lib_two"]),
+        ("try:\n    import lib_missing\nexcept ImportError:\n    x = None\nimport lib_two", ["lib_two"]),
+        ("try:\n    import lib_missing, lib_one\nexcept (OSError, ImportError):\n    import lib_two", ["lib_two"]),
+        ("try:\n    import lib_missing\nexcept: pass\nimport lib_two", ["lib_two"]),
+        ("try:\n    import lib_missing\nexcept OSError: pass\nimport lib_two", []),
+        ("try:\n    import lib_missing\nexcept ImportError: print()\nimport lib_two", []),
+        ("try:\n    import lib_one\nexcept ImportError: print()\nimport lib_two", ["lib_one", "lib_two"]),
+        ("try:\n    import lib_one\nexcept ImportError: pass\nelse: import lib_two", ["lib_one", "lib_two"]),
+        ("try:\n    import lib_missing\nexcept ImportError: pass\nelse: import lib_two", []),
+        ("try:\n    import lib_missing\nexcept ImportError: pass\nfinally: import lib_two", ["lib_two"]),
+        ("try:\n    from lib_one import nothing\nexcept ImportError: import lib_two", ["lib_one", "lib_two"]),
+        ("try:\n    import lib_one.missing\nexcept ImportError: import lib_two", ["lib_one", "lib_two"]),
+        ("try:\n    from .helper import x\nexcept ImportError: import lib_two", ["lib_two"]),
+        ("try:\n    lib_one = print()\nexcept ImportError: pass\nimport lib_two", []),
+        ("import lib_one, lib_one.missing, lib_two", ["lib_one"]),
         ("import lib_one\nif True: import lib_two", ["lib_one"]),
         ("import lib_one\ndef f():\n    import lib_two", ["lib_one"]),
         ("import lib_one\ndef f(): print()\nimport lib_two", ["lib_one", "lib_two"]),
@@ -483,6 +497,14 @@ def test_modules_that_import_each_other_are_read_once(ahead: Callable[..., list[
 
 def test_a_package_can_be_passed_over(ahead: Callable[..., list[str]]) -> None:
     assert ahead({"scenes.py": "import lib_one.part, lib_two"}, "scenes:feed", ("lib_one",)) == ["lib_two"]
+
+
+def test_a_missing_module_of_another_module_is_handled_where_that_is_imported(ahead: Callable[..., list[str]]) -> None:
+    scenes = "try:\n    from helper import x\nexcept ImportError:\n    x = None\nimport lib_two"
+    assert ahead({"scenes.py": scenes, "helper.py": "import lib_one, lib_missing"}, "scenes:feed") == [
+        "lib_one",
+        "lib_two",
+    ]
 
 
 def test_a_failed_import_names_its_package(ahead: Callable[..., list[str]]) -> None:

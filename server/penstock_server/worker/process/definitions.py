@@ -23,6 +23,9 @@ _METHODS = frozenset({"absolute", "resolve"})
 """Methods of a `Path` that only make a value."""
 
 
+_OF_MISSING = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
+
 def only_defines(statement: ast.stmt) -> bool:
     """Return whether a statement only defines something, or does nothing when its module is imported."""
     match statement:
@@ -42,6 +45,15 @@ def only_defines(statement: ast.stmt) -> bool:
         case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"), orelse=[]):
             return True
     return False
+
+
+def handler_of_missing(statement: ast.Try) -> ast.ExceptHandler | None:
+    """Return the handler of a `try` that runs if a module is missing."""
+    for handler in statement.handlers:
+        kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+        if any(kind is None or ast.unparse(kind) in _OF_MISSING for kind in kinds):
+            return handler
+    return None
 
 
 def _is_name(target: ast.expr) -> bool:

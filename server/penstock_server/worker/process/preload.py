@@ -1,15 +1,17 @@
 """Imports the libraries that the user's modules import before they do anything else.
 
 It runs none of the user's code: it reads modules that are not installed, and never imports them. It takes the imports
-of each file, and follows those of other modules that are not installed. Definitions and constants (definitions.py) are
-passed over. The first statement of another kind ends the search, because it may change what a later import does:
-`matplotlib.use("Agg")`. Only `os.environ["..."] = "..."` with plain text is done here as well, since it often stands
-before `import tensorflow`. So each library is imported as the worker would have imported it, in the same order.
+of each file, and follows those of other modules that are not installed. Of a `try`, it takes the parts that Python
+runs, which depends on the modules that are there. Definitions and constants (definitions.py) are passed over. The first
+statement of another kind ends the search, because it may change what a later import does: `matplotlib.use("Agg")`. Only
+`os.environ["..."] = "..."` with plain text is done here as well, since it often stands before `import tensorflow`. So
+each library is imported as the worker would have imported it, in the same order.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -24,7 +26,7 @@ from ...targets.importing import join_path
 from ...targets.installed import is_installed
 from ...targets.pickled import is_pickled_target
 from ...targets.place import place_of
-from .definitions import only_defines
+from .definitions import handler_of_missing, only_defines
 
 Steps: TypeAlias = Generator[str, None, bool]
 """Yields the names of imported modules, and returns whether the search goes on."""
@@ -32,6 +34,10 @@ Steps: TypeAlias = Generator[str, None, bool]
 
 class ImportFailed(Exception):
     """Importing the package in its first argument raised an error."""
+
+
+class _Missing(Exception):
+    """There is no such module, or it has no such name."""
 
 
 def preload(
@@ -58,7 +64,8 @@ def _preload(targets: Sequence[str], search: _Search) -> Iterator[str]:
     modules: list[str] = []
     for target in targets:
         if is_file_target(target):
-            yield from search.module(library_of(target), [])
+            with contextlib.suppress(_Missing):  # the worker reports it
+                yield from search.module(library_of(target), [])
             modules += transforms_of(target)
         elif not is_pickled_target(target):
             modules.append(target)
@@ -67,8 +74,11 @@ def _preload(targets: Sequence[str], search: _Search) -> Iterator[str]:
         join_path(place.root, last=place.path is None)
         by_name = place.path is None or place.in_package
         begins = search.module(place.name, []) if by_name else search.file(Path(place.path or ""), "")
-        if not (yield from begins):
-            return
+        try:
+            if not (yield from begins):
+                return
+        except _Missing:
+            return  # the worker reports it
 
 
 def _variable(statement: ast.stmt) -> tuple[str, str] | None:
@@ -104,7 +114,11 @@ class _Search:
                 os.environ[name] = before
 
     def file(self, path: Path, package: str) -> Steps:
-        """Import the modules that a file imports at its beginning. The file's own module is in `package`."""
+        """Import the modules that a file imports at its beginning. The file's own module is in `package`.
+
+        Raises:
+            _Missing: one is missing, and the file has no handler for that.
+        """
         if path in self._read:
             return True
         self._read.add(path)
@@ -112,15 +126,20 @@ class _Search:
             body = ast.parse(saved_sources.read(str(path))).body
         except (OSError, SyntaxError, ValueError, RecursionError):
             return False  # the worker reports what is wrong with it
+        return (yield from self._statements(body, path, package))
+
+    def _statements(self, body: list[ast.stmt], path: Path, package: str) -> Steps:
         for statement in body:
             if isinstance(statement, ast.Import):
                 for alias in statement.names:
                     if not (yield from self.module(alias.name, [])):
                         return False
             elif isinstance(statement, ast.ImportFrom):
-                parts = package.split(".")[: len(package.split(".")) - statement.level + 1] if statement.level else []
-                name = ".".join([*filter(None, parts), *filter(None, [statement.module])])
-                if not name or not (yield from self.module(name, [alias.name for alias in statement.names])):
+                name = _absolute(statement, package)
+                if not (yield from self.module(name, [alias.name for alias in statement.names])):
+                    return False
+            elif isinstance(statement, ast.Try):
+                if not (yield from self._attempt(statement, path, package)):
                     return False
             elif (variable := _variable(statement)) is not None:
                 name, value = variable
@@ -132,8 +151,26 @@ class _Search:
                 return False
         return True
 
+    def _attempt(self, statement: ast.Try, path: Path, package: str) -> Steps:
+        """Take the imports of a `try`, or those of its handler if a module is missing."""
+        try:
+            if not (yield from self._statements(statement.body, path, package)):
+                return False
+        except _Missing:
+            handler = handler_of_missing(statement)
+            if handler is None:
+                raise
+            rest = handler.body
+        else:
+            rest = statement.orelse
+        return (yield from self._statements([*rest, *statement.finalbody], path, package))
+
     def module(self, name: str, wanted: list[str]) -> Steps:
-        """Do `import name`, or `from name import ...` for the names in `wanted`."""
+        """Do `import name`, or `from name import ...` for the names in `wanted`.
+
+        Raises:
+            _Missing: there is no such module, or no such name in it.
+        """
         place: list[str] | None = None
         parts = name.split(".")
         for depth in range(1, len(parts) + 1):
@@ -142,7 +179,7 @@ class _Search:
                 return (yield from self._library(name, wanted))
             spec = find_spec(module) if place is None else PathFinder.find_spec(module, place)
             if spec is None:
-                return False
+                raise _Missing
             places = list(spec.submodule_search_locations or ())
             if is_installed(spec.origin or next(iter(places), "")):
                 return (yield from self._library(name, wanted))
@@ -159,9 +196,32 @@ class _Search:
 
     def _library(self, name: str, wanted: list[str]) -> Steps:
         if name.partition(".")[0] not in self._without:
+            names = [one for one in wanted if one != "*"]
             try:
-                __import__(name, fromlist=[one for one in wanted if one != "*"])
+                module = __import__(name, fromlist=names)
+            except ModuleNotFoundError as error:
+                if not f"{name}.".startswith(f"{error.name}."):
+                    raise ImportFailed(name.partition(".")[0]) from None
+                module = None
+                name = str(error.name).rpartition(".")[0]  # which was imported
             except (Exception, SystemExit):
                 raise ImportFailed(name.partition(".")[0]) from None  # the worker reports what is wrong with it
-            yield name
+            if name:
+                yield name
+            if module is None or not all(hasattr(module, one) for one in names):
+                raise _Missing
         return True
+
+
+def _absolute(statement: ast.ImportFrom, package: str) -> str:
+    """Return the whole name of the module in `from ... import`.
+
+    Raises:
+        _Missing: it is relative, and beyond the package.
+    """
+    if not statement.level:
+        return statement.module or ""
+    parts = package.split(".") if package else []
+    if statement.level > len(parts):
+        raise _Missing
+    return ".".join([*parts[: len(parts) - statement.level + 1], *filter(None, [statement.module])])
