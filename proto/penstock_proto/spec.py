@@ -271,12 +271,18 @@ def _flatten(spec: Spec, sample: Any, path: str, flat: list[Any]) -> None:
             _flatten(item, part, f"{path}[{i}]", flat)
     else:
         if not isinstance(sample, Mapping) or sample.keys() != set(spec.keys):
+            fix = "every sample of a feed needs the same structure"
+            if _is_list(sample):
+                fix = "of a list of dicts, make one dict of lists, which a transform= can do too"
             raise SpecError(
-                f"sample{path} should be a dict with the keys {list(spec.keys)}, but is {shown(sample)}: "
-                "every sample of a feed needs the same structure"
+                f"sample{path} should be a dict with the keys {list(spec.keys)}, but is {shown(sample)}: {fix}"
             )
         for key, item in zip(spec.keys, spec.items, strict=True):
             _flatten(item, sample[key], f"{path}[{key!r}]", flat)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object)
 
 
 def check(spec: Spec) -> None:

@@ -142,6 +142,9 @@ def write_parquet(folder: Path, encoded: list[bytes], labels: Any) -> None:
 
     photos = [{"bytes": data, "path": f"{number}.png"} for number, data in enumerate(encoded)]
     parquet.write_table(pa.table({"image": photos, "label": labels}), folder / "photos.parquet")
+    turns = [[{"role": "user", "said": f"word {n}"} for n in range(number % 4)] for number in range(ROWS)]
+    tokens = [[list(range(n)) for n in range(number % 4)] for number in range(ROWS)]
+    parquet.write_table(pa.table({"turns": turns, "tokens": tokens}), folder / "chats.parquet")
     for part in range(3):
         parquet.write_table(pa.table({"age": np.arange(part, ROWS, 3)}), folder / f"people-{part}.parquet")
 

@@ -22,7 +22,8 @@ def arrays(batch: Any) -> Iterator[Any]:
         for item in batch:
             yield from arrays(item)
     elif isinstance(batch, penstock.Ragged):
-        yield from (batch.values, batch.row_splits)
+        yield from arrays(batch.flat_values)
+        yield from batch.nested_row_splits
     elif batch.dtype == object:  # strings
         yield np.array([len(text) for text in batch.reshape(-1)])
         yield np.frombuffer(b"".join(batch.reshape(-1).tolist()), np.uint8)

@@ -70,6 +70,11 @@ class Ragged:
         return [row.tolist() for row in self]
 
     @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The number of rows, None for each ragged dimension, and the other dimensions."""
+        return (len(self), None, *self.values.shape[1:])
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the values."""
         return self.flat_values.dtype

@@ -152,6 +152,7 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (infer({"x": 1, "y": 2}), {"x": 1}, "should be a dict with the keys \\['x', 'y'\\]"),
         (infer({"x": 1, "y": 2}), {"x": 1, "z": 2}, "should be a dict with the keys"),
         (infer({"x": 1}), 1, "should be a dict"),
+        (infer({"x": 1}), [{"x": 1}], "of a list of dicts, make one dict of lists"),
         (infer(({"x": 1}, 2)), ({"y": 1}, 2), "sample\\[0\\] should be a dict with the keys"),
         (infer({"x": ({"y": 1.5},)}), {"x": ({"y": IMAGE},)}, "sample\\['x'\\]\\[0\\]\\['y'\\] is float32 array"),
     ],

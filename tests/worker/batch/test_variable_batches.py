@@ -552,6 +552,8 @@ def test_rows_of_a_ragged_batch_are_ragged_over_the_same_memory() -> None:
     ragged = Ragged(inner, np.array([0, 1, 1, 4]))
     assert (len(ragged), ragged.dtype, ragged.lengths.tolist()) == (3, np.int64, [1, 0, 3])
     assert ragged.tolist() == [[[0, 1]], [], [[], [2], [3, 4, 5, 6]]]
+    assert ragged.shape == (3, None, None)
+    assert Ragged(np.zeros((7, 2)), np.array([0, 7])).shape == (1, None, 2)
     assert [len(row) for row in ragged] == [1, 0, 3]
     assert ragged[-1][2].base is inner.values
     assert ragged[2].nested_row_splits[0].tolist() == [0, 0, 1, 5]
