@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_server import Feed
+from penstock_server import Feed, Leaf
 from tests.conftest import Serve
 
 ROWS = 1000
@@ -54,7 +54,7 @@ def rows(source: Any, **options: Any) -> list[Any]:
 def plain(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {name: plain(leaf) for name, leaf in batch.items()}
-    return batch.values.tolist() if isinstance(batch, penstock.Ragged) else batch.tolist()[0]
+    return batch.tolist()[0]
 
 
 @FRAMES
@@ -71,6 +71,27 @@ def test_a_sample_is_a_dict_of_columns(make: Make) -> None:
 def test_lists_of_a_column_may_have_different_lengths(make: Make) -> None:
     found = rows(make({"tokens": [[1, 2], [3], []]}), batching="ragged")
     assert found == [{"tokens": [1, 2]}, {"tokens": [3]}, {"tokens": []}]
+
+
+@FRAMES
+def test_lists_of_lists_and_of_text_are_ragged(make: Make) -> None:
+    columns = {"areas": [[[1, 2], [3]], [], [[]]], "tags": [["a"], [], ["b", "ü"]]}
+    spec = {"areas": Leaf("int64", (None, None)), "tags": Leaf(str, (None,))}
+    assert rows(make(columns), batching="ragged", spec=spec) == [
+        {"areas": [[1, 2], [3]], "tags": [b"a"]},
+        {"areas": [], "tags": []},
+        {"areas": [[]], "tags": [b"b", "ü".encode()]},
+    ]
+
+
+@pytest.mark.parametrize("make", [of_polars, of_pyarrow], ids=lambda one: one.__name__[3:])
+def test_lists_of_structs_are_dicts_of_lists(make: Make) -> None:
+    table = make({"objects": [[{"kind": 1, "name": "a"}], [{"kind": 2, "name": "b"}] * 2]})
+    spec = {"objects": {"kind": Leaf("int64", (None,)), "name": Leaf(str, (None,))}}
+    assert rows(table, batching="ragged", spec=spec) == [
+        {"objects": {"kind": [1], "name": [b"a"]}},
+        {"objects": {"kind": [2, 2], "name": [b"b", b"b"]}},
+    ]
 
 
 @FRAMES

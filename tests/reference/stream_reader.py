@@ -39,7 +39,7 @@ def leaves(batch: Any) -> Iterator[Any]:
         for item in batch:
             yield from leaves(item)
     elif isinstance(batch, penstock.Ragged):
-        yield from (batch.values, batch.row_splits)
+        yield from (batch.flat_values, *batch.nested_row_splits)
     else:
         yield batch
 
