@@ -31,7 +31,7 @@ from tests.conftest import DaemonLauncher, wait_until
 FEEDS = """
 import ctypes, itertools, multiprocessing, os, random, sys, time
 import numpy as np
-from penstock_server import DROP, Feed
+from penstock_server import DROP, Feed, Leaf
 
 unseeded = np.random.default_rng()
 kept = np.random.default_rng(0)
@@ -189,6 +189,18 @@ def at_import(split):
 def in_generator(split):
     for i in range(20):
         yield {"x": random.Random().random() if i > 4 else 0.0, "i": i}
+
+def lists_of_lists(split):
+    for i in range(20):
+        yield [[0], [0, random.Random().random()]]
+
+def lengths_of_lists(split):
+    for i in range(20):
+        yield [[0] * random.Random().randrange(10**3), [0, 0]]
+
+OF_LISTS = {**pieces, "batching": "ragged"}
+feed_lists = Feed(lists_of_lists, **OF_LISTS, spec=Leaf("float64", (None, None)))
+feed_lengths = Feed(lengths_of_lists, **OF_LISTS, spec=Leaf("int64", (None, None)))
 
 def clock(split):
     for i in range(20):
@@ -413,6 +425,8 @@ def test_data_files_are_checked_as_served(check: Check, tmp_path: Path) -> None:
     [
         ("feed_at_import", "feeds.py:6, at import", "sample['x'][0] is ", "default_rng(0)"),
         ("feed_in_generator", "in in_generator", "sample 5: sample['x'] is 0.", "parameter `rng`"),
+        ("feed_lists", "in lists_of_lists", "sample[1, 1] is 0.", "parameter `rng`"),
+        ("feed_lengths", "in lengths_of_lists", "sample has lists of other lengths in one run", "parameter `rng`"),
         ("feed_clock", "in clock", "the cause is the clock", "depend on the split"),
         ("feed_pid", "in pid", "the cause is the process id", "depend on the split"),
         ("feed_beside_rng", "", "sample[1] is 0.", "leave the parameter `rng` out"),

@@ -531,6 +531,16 @@ def test_lists_of_lists_may_be_given_in_any_form(value: Any, options: dict[str, 
         assert arrays[0].tolist() == [[[1, 2], none, [3, -1]], [none, none, none], [[4, 5], none, none]]
 
 
+def test_an_array_fits_a_leaf_that_is_ragged_in_several_dimensions() -> None:
+    spec = Leaf("int8", (None, None, None), ragged=True)
+    collate = VariableRows(spec, Columns(spec, 4))
+    store = collate.store(1)
+    collate.fill(store, 0, 1, iter([np.arange(12, dtype="int8").reshape(2, 3, 2)]))
+    (row,) = store[0]
+    assert row.lengths == ([2], [3, 3], [2] * 6)
+    assert row.values.tolist() == list(range(12))
+
+
 def test_lists_are_filled_up_in_each_dimension_that_varies() -> None:
     spec = Leaf("int8", (2, None, 1, None))
     collate = VariableRows(spec, Columns(spec, 4), pad_value=9)
