@@ -15,6 +15,7 @@ import penstock
 from penstock_command import main
 from penstock_server import Feed, Pad
 from penstock_server.sources.json_lines import reader
+from penstock_server.sources.splits.byte_range import ByteRange
 from tests.conftest import Serve
 from tests.reference.one_stream import one_stream
 
@@ -113,6 +114,21 @@ def test_a_transform_gets_what_cannot_be_a_leaf() -> None:
 def test_compressed_files_are_read() -> None:
     write(gzip.compress(lines(ROWS[:100]).encode()) + gzip.compress(lines(ROWS[100:]).encode()), "a.jsonl.gz")
     assert read("a.jsonl.gz", "text") == [row["text"] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("0", "-0", "-0.0", "1E5", "1e23", "2.5e-324", "1e400", "1e-400", "9007199254740993.0", "NaN", "-Infinity"),
+        *("18446744073709551615", "18446744073709551616", "-9223372036854775809", "true", '"\\u0000"', '"\\ud800"'),
+        *('"ü"', '"\\/"', "[1, [2.5, {}]]", '{"a": 1, "a": 2}'),
+    ],
+)
+def test_a_line_is_what_python_makes_of_it(text: str) -> None:
+    line = f'{{"x": {text}}}\r\n'
+    split = ByteRange(write(line), 0, None, len(line.encode()))
+    ((_, found),) = reader.objects(split)
+    assert repr(found) == repr(json.loads(line))
 
 
 @pytest.mark.parametrize(

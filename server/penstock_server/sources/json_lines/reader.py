@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,6 +30,9 @@ _LEAST, _MOST = 256 << 10, 16 << 20
 """The least and the greatest size of a split in bytes. A file of up to twice a split's size is not divided."""
 
 _OR_TRANSFORM = "or give transform=, a function that gets the whole sample and makes arrays or text of it"
+_decode = msgspec.json.Decoder().decode
+"""Makes the same of what it can decode as `json.loads`, in half the time."""
+_TOO_DEEP = f"its lists are nested more than {MAX_DIMS} deep: flatten them, {_OR_TRANSFORM}"
 
 _GZIP = b"\x1f\x8b"
 
@@ -151,10 +155,13 @@ def _line(source: Any, file: str, at: int) -> bytes:
 
 def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        hint = ": is the file one JSON document? Write one object a line" if line.strip() in (b"[", b"{") else ""
-        raise ValueError(f"{place} is not JSON ({type(error).__name__}: {error}){hint}") from None
+        value = _decode(line)
+    except Exception:  # what `json` takes besides: NaN, Infinity, UTF-16, a byte order mark, half of a surrogate pair
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            hint = ": is the file one JSON document? Write one object a line" if line.strip() in (b"[", b"{") else ""
+            raise ValueError(f"{place} is not JSON ({type(error).__name__}: {error}){hint}") from None
     if not isinstance(value, dict):
         raise ValueError(f'{place} is no JSON object, but {shown(value)}: write objects, such as {{"x": 1}}')
     return value
@@ -195,9 +202,8 @@ def _array(value: list[Any], depth: int = 0) -> npt.NDArray[Any] | list[Any]:
     Raises:
         ValueError: it cannot be a leaf; the message says what to do.
     """
-    deep = ValueError(f"its lists are nested more than {MAX_DIMS} deep: flatten them, {_OR_TRANSFORM}")
     if depth >= MAX_DIMS:
-        raise deep
+        raise ValueError(_TOO_DEEP)
     try:
         array = np.array(value)
     except ValueError:
@@ -207,7 +213,7 @@ def _array(value: list[Any], depth: int = 0) -> npt.NDArray[Any] | list[Any]:
             _array(item, depth + 1)
         return value
     if depth + array.ndim > MAX_DIMS:
-        raise deep
+        raise ValueError(_TOO_DEEP)
     if array.dtype.kind in "biu" or (array.dtype.kind == "f" and type(value[0]) is float):
         return array
     items = np.array(value, object)
