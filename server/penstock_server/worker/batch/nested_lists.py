@@ -73,9 +73,8 @@ def filled_up(value: Any, path: str, leaf: Leaf, pad: Any) -> Array:
     most = [max(dims) for dims in zip(*(part.shape for part in parts), strict=True)]
     most = most or [dim or 0 for dim in leaf.shape[len(lists) :]]
     array = np.full((*(max(lengths, default=0) for lengths in lists), *most), pad, numpy_dtype(leaf.dtype))
-    for number, part in enumerate(parts):
-        place: tuple[int | slice, ...] = (*place_of(lists, number), *map(slice, part.shape))
-        array[place] = part
+    for place, part in zip(_places(lists), parts, strict=True):
+        array[place + tuple(map(slice, part.shape))] = part
     return array
 
 
@@ -146,6 +145,14 @@ def place_of(lists: Sequence[Sequence[int]], number: int) -> tuple[int, ...]:
         place.append(number)
         number = of
     return tuple(reversed(place))
+
+
+def _places(lists: Sequence[Sequence[int]]) -> list[tuple[int | slice, ...]]:
+    """Return the index at each level of every item within opened lists."""
+    places: list[tuple[int | slice, ...]] = [()]
+    for lengths in lists:
+        places = [(*place, at) for place, length in zip(places, lengths, strict=True) for at in range(length)]
+    return places
 
 
 def _counts(dims: tuple[int, ...]) -> list[tuple[int, int]]:
