@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +68,15 @@ def dataset(handle: StreamHandle, ahead: int) -> tf.data.Dataset:
     form = _form(handle)
     datasets.add(handle)
 
+    running: deque[tf.data.Dataset] = deque(maxlen=8)
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def slabs(token: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_generator(_begin, args=(token,), output_signature=form.signature())
+        made = tf.data.Dataset.from_generator(_begin, args=(token,), output_signature=form.signature())
+        # In tf.data's debug mode this runs for each iteration, and TensorFlow holds the generator only weakly.
+        if tf.executing_eagerly():
+            running.append(made)
+        return made
 
     # The token is an element, because what a traced function captures lives until the next garbage collection.
     taken = tf.data.Dataset.from_tensors(_token(handle, form)).flat_map(slabs)
