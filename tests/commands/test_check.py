@@ -464,6 +464,27 @@ def test_a_random_state_that_transforms_share_is_to_be_seeded_for_each_sample() 
     assert fix.startswith("begin each sample with imgaug.seed(int(rng.integers(2**31)))")
 
 
+def test_a_progress_bar_is_no_thread_that_changes_samples(check: Check, tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    (tmp_path / "bars.py").write_text(
+        textwrap.dedent(
+            """
+            import numpy as np
+            from penstock_server import Feed
+            from tqdm import tqdm
+            kept = np.random.RandomState(5)
+            def rows(split):
+                for _ in tqdm(range(20)):
+                    yield kept.rand(3)
+            feed = Feed(rows, splits=range(4), batch_size=10)
+            """
+        )
+    )
+    finding = check("bars.py:feed").finding("runs")
+    assert "kept in bars.py" in finding["what"]
+    assert "thread" not in finding["what"] + finding["fix"]
+
+
 def test_the_clock_is_found_beside_a_library_that_needs_the_real_datetime(check: Check, tmp_path: Path) -> None:
     packages = tmp_path / "site-packages"
     (packages / "frames").mkdir(parents=True)

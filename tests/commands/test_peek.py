@@ -742,8 +742,38 @@ def test_lists_that_are_all_empty_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"x": [], "y": 1, "z": [[], [[]]]}\n' * 3)
     text = said(tmp_path / "a.jsonl")
     assert "x: nothing\n  cannot be served: all its lists are empty" in text
-    assert "'z' all its lists are empty, so nothing says what they would" in text
+    assert "'z' all its lists are empty, so nothing says what others would" in text
     assert "--leaf y=y" in text
+
+
+def test_empty_lists_count_as_lengths_and_hide_no_dimension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa = pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"t": [[1], [2, 3]]}\n{"t": [[]]}\n{"t": [[], []]}\n{"t": []}\n')
+    found = json.loads(said("a.jsonl", "--json"))["leaves"]["t"]
+    assert found["lengths"] == {"0": 1, "1": 1, "2": 2}
+    assert (found["shape"], found["largest_shape"]) == ([0, 0], [2, 2])
+
+    nothing = pa.array([[], [], []], pa.list_(pa.list_(pa.int64())))
+    table = pa.table({"p": [[[[1.0, 2.0], [3.0, 4.0]]], [[[1.0, 2.0]]], []], "e": nothing})
+    pytest.importorskip("pyarrow.parquet").write_table(table, "a.parquet")
+    text = said("a.parquet")
+    assert 'spec={"p": Leaf("float64", (None, None, 2))}' in text
+    assert "e: int64, always empty\n" in text
+    assert "'e' all its lists are empty" in text
+
+
+def test_lists_of_whole_numbers_and_others_are_read_as_one_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"m": [[1, 2.5], [3]], "f": [1.5, 2]}\n{"m": [[1, 2], [3, 4]], "f": [2, 3]}\n')
+    text = said("a.jsonl")
+    assert "dtypes={'m': 'float64', 'f': 'float64'}" in text
+    (tmp_path / "of_lists.py").write_text(copied(text)[1])
+    with penstock.connect(f"{tmp_path}/of_lists.py:feed", workers=0) as connection:
+        (batch,) = connection.batches()
+    assert sorted(batch["m"].tolist()) == [[[1, 2], [3, 4]], [[1, 2.5], [3, 0]]]
 
 
 def test_whole_batches_are_taken_apart(feeds: Path) -> None:

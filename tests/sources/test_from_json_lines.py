@@ -116,6 +116,14 @@ def test_compressed_files_are_read() -> None:
     assert read("a.jsonl.gz", "text") == [row["text"] for row in ROWS]
 
 
+def test_numbers_in_lists_of_lists_get_a_dtype() -> None:
+    write('{"x": [[1, 2], [3]]}\n{"x": [[1, 2], [3, 4]]}\n{"x": [[]]}\n{"x": []}\n')
+    uneven, even, *empty = read("a.jsonl", "x", dtypes={"x": "float32"})
+    assert [(row.dtype, row.tolist()) for row in uneven] == [(np.float32, [1, 2]), (np.float32, [3])]
+    assert (even.dtype, even.tolist()) == (np.float32, [[1, 2], [3, 4]])
+    assert [(row.dtype, row.shape) for row in empty] == [(np.float32, (1, 0)), (np.float32, (0,))]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -142,6 +150,7 @@ def test_a_line_is_what_python_makes_of_it(text: str) -> None:
         ('{"id": [1, null]}\n', r"a list must hold numbers or text, and no null or object"),
         ('{"id": %s}\n' % ("[" * 17 + "]" * 17), r"its lists are nested more than 16 deep: flatten them"),
         ('{"id": [%s, []]}\n' % ("[" * 900 + "1" + "]" * 900), r"its lists are nested more than 16 deep: flatten them"),
+        ('{"id": [[1], null]}\n', r"a list must hold numbers or text, and no null"),
         ('{"id": [[1], 2]}\n', r"a list holds both lists and other values: write two lists"),
         ('{"id": [[[1], [2, 3]], [["a"], [4]]]}\n', r"a list mixes text and numbers: write two lists"),
         ('{"id": ["a", 1]}\n', r"a list mixes text and numbers: write two lists"),

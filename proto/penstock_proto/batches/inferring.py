@@ -137,8 +137,10 @@ def _how_to_declare(value: list[Any]) -> str:
 
 
 def is_nested(value: Any) -> bool:
-    """Return whether it is a list of lists or arrays that differ in shape, so that NumPy makes no array of it."""
-    if not isinstance(value, list) or not value or not all(map(_has_items, value)):
+    """Return whether it is a list (or an array of objects) of lists or arrays that differ in shape, so that NumPy
+    makes no array of numbers of it."""
+    of_objects = isinstance(value, np.ndarray) and value.dtype == object and value.ndim > 0
+    if not (isinstance(value, list) or of_objects) or not len(value) or not all(map(_has_items, value)):
         return False
     try:
         return np.asarray(value).dtype.kind == "O"

@@ -531,6 +531,20 @@ def test_lists_of_lists_may_be_given_in_any_form(value: Any, options: dict[str, 
         assert arrays[0].tolist() == [[[1, 2], none, [3, -1]], [none, none, none], [[4, 5], none, none]]
 
 
+def test_the_first_sample_may_be_an_array_of_lists_or_of_arrays() -> None:
+    def rows(split: int) -> Iterator[Any]:
+        for i in range(5):
+            lists = np.empty(2, object)
+            lists[:] = [np.arange(1 + i % 3), [7]]
+            yield {"x": lists}
+
+    spec = {"x": Leaf("int64", (None, None))}
+    feed = Feed(rows, splits=[0, 1], batch_size=10, batching="ragged", spec=spec, name="lists")
+    with penstock.connect(feed, workers=0) as connection:
+        (batch,) = connection.batches()
+    assert batch["x"].tolist() == [[list(range(1 + i % 3)), [7]] for i in range(5)] * 2
+
+
 def test_an_array_fits_a_leaf_that_is_ragged_in_several_dimensions() -> None:
     spec = Leaf("int8", (None, None, None), ragged=True)
     collate = VariableRows(spec, Columns(spec, 4))

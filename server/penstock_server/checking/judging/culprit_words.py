@@ -138,7 +138,7 @@ def _fix(source: Source) -> str:
 
 
 def _before(culprit: Culprit) -> tuple[str, str, str]:
-    text = "it depends on what the process read before: if it is read alone, it is the same in every run"
+    text = "it depends on what the process read before: when it was read alone, it was the same in every run"
     if culprit.at_once:
         text = (
             "it depends on what the process read before, or on threads or processes that your code starts, which run "
@@ -148,6 +148,8 @@ def _before(culprit: Culprit) -> tuple[str, str, str]:
         text += f". While samples are made, these change: {', '.join(culprit.names)}"
     elif culprit.late:
         text += f". While samples are made, these are imported: {', '.join(culprit.late[:4])}"
+    else:
+        text += ". (Files that it writes and reads later, such as a cache on the disk, count too)"
     seeded = next((SEED_FIXES[name] for name in culprit.names if name in SEED_FIXES), None)
     if seeded is not None:
         return text, "", f"{seeded}: all generators and transforms in a worker share this state"

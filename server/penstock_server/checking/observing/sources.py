@@ -137,7 +137,8 @@ class Spy:
         start = threading.Thread.start
 
         def watched(thread: threading.Thread) -> None:
-            self.asked(THREAD, sys._getframe(1))
+            if not type(thread).__module__.startswith("tqdm."):  # it only redraws the bar
+                self.asked(THREAD, sys._getframe(1))
             start(thread)
 
         threading.Thread.start = watched  # type: ignore[method-assign, assignment]

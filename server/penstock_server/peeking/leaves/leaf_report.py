@@ -69,8 +69,8 @@ def is_image(leaf: LeafSummary) -> bool:
 
 def kind_of(leaf: LeafSummary) -> str:
     """Return the kind of a leaf in words, such as "uint8[28, 28], an image"."""
-    if not leaf.dtype:
-        return "nothing"
+    if leaf.is_empty or not leaf.dtype:
+        return f"{leaf.dtype}, always empty" if leaf.dtype else "nothing"
     if leaf.low is None or leaf.high is None:
         shape = "[shapes of several dimensions]"
     else:

@@ -41,7 +41,6 @@ class LeafSummary:
         low, high: the least and the greatest size of each dimension; None if the number of dimensions differs, or
             all lists are empty.
         numbers: the range of the values; None for text.
-        lengths: how often each length occurs: for text in bytes, otherwise the first dimension.
         values: if the leaf is a single value, how often each value occurs; None if there are too many.
         examples: some values, as text.
         tiles: small pictures of some samples, if the leaf is an image.
@@ -56,15 +55,28 @@ class LeafSummary:
         self.low: tuple[int, ...] | None = None
         self.high: tuple[int, ...] | None = None
         self.numbers: Numbers | None = None
-        self.lengths: Counter[int] = Counter()
+        self._lengths: Counter[int] = Counter()
         self.values: Counter[Any] | None = Counter()
         self.encoded: Counter[str] = Counter()
         self.headers: Counter[images.Header | None] = Counter()
         self.problem = ""
         self._dtypes: set[str] = set()
-        self._empty: set[tuple[int, ...]] = set()
+        self._empty: Counter[tuple[int, ...]] = Counter()
         self._examples: Reservoir[str] = Reservoir(_EXAMPLES)
         self._tiles: Reservoir[Tile | None] = Reservoir(_TILES)
+
+    @property
+    def lengths(self) -> Counter[int]:
+        """How often each length occurs: for text in bytes, otherwise of the first dimension."""
+        found = Counter(self._lengths)
+        for shape, count in () if self.text else self._empty.items():
+            found[shape[0]] += count
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sample holds anything."""
+        return self.low is None and bool(self._empty)
 
     @property
     def dtype(self) -> str:
@@ -119,11 +131,12 @@ class LeafSummary:
         except SpecError as error:
             self.problem = self.problem or error.message
             return
-        if isinstance(value, list) and not array.size:
-            self._empty.add(array.shape)
+        if not isinstance(value, list) or array.size:
+            self._add_dtype(array, text)
+        if not array.size:
+            self._empty[array.shape[: array.shape.index(0) + 1]] += 1
             self._add_empty()
             return
-        self._add_dtype(array, text)
         self._add_shape(array.shape, array.shape)
         if text is not None:
             self._add_text(text)
@@ -139,6 +152,10 @@ class LeafSummary:
     def _add_lists(self, value: list[Any], path: str) -> None:
         """Add lists of lists of different lengths."""
         lists = Lists(value, path)
+        if not lists.innermost:
+            self._empty[len(value),] += 1
+            self._add_empty()
+            return
         for text, array in lists.innermost:
             self._add_dtype(array, text)
             if text is not None:
@@ -172,7 +189,7 @@ class LeafSummary:
         self._add_empty()
 
     def _add_empty(self) -> None:
-        """Take the lengths of lists without items into account, which say nothing of dtype and further dimensions."""
+        """Take the lengths of lists without items into account, which say nothing of further dimensions."""
         for shape in self._empty:
             if self.low is not None and self.high is not None:
                 self.low = (*map(min, self.low, shape), *self.low[len(shape) :])
@@ -199,8 +216,8 @@ class LeafSummary:
             self._tiles.offer(lambda: None)
 
     def _count_length(self, length: int) -> None:
-        if length in self.lengths or len(self.lengths) < _LENGTHS:
-            self.lengths[length] += 1
+        if length in self._lengths or len(self._lengths) < _LENGTHS:
+            self._lengths[length] += 1
 
     def _count_value(self, value: Any) -> None:
         if self.values is None:
@@ -240,8 +257,8 @@ class Summary:
         """Return why some leaves cannot be served, by path."""
         found = {path: leaf.problem for path, leaf in self.leaves.items() if leaf.problem}
         for path, leaf in self.leaves.items():
-            if not leaf.dtype and path not in found:
-                found[path] = "all its lists are empty, so nothing says what they would hold: leave it out"
+            if leaf.is_empty and path not in found:
+                found[path] = "all its lists are empty, so nothing says what others would hold: leave it out"
             if leaf.samples < self.samples:
                 found[path] = f"only {leaf.samples} of {self.samples} samples have it"
         return found

@@ -30,7 +30,7 @@ def describe(file: str) -> Description:
         for key, item in value.items():
             often[key] += 1
             nulls[key] += item is None
-            kinds.setdefault(key, set()).add(type(item))
+            kinds.setdefault(key, set()).add(_kind(item))
     if not count:
         raise ValueError(f"{file} has no lines with objects")
     left_out = {
@@ -41,3 +41,11 @@ def describe(file: str) -> Description:
     options: dict[str, Any] = {"dtypes": dict.fromkeys(mixed, "float64")} if mixed else {}
     columns = tuple(Column(key, key.replace("=", "_")) for key in often if key not in left_out)
     return Description(columns, left_out, options=options, needs_leaves=bool(left_out))
+
+
+def _kind(value: Any) -> type:
+    """Return the type of a value, or of the numbers in a list: float if any of them is one."""
+    if not isinstance(value, list):
+        return type(value)
+    kinds = {_kind(item) for item in value if item != []}
+    return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else list

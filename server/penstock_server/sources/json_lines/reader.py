@@ -32,6 +32,7 @@ _LEAST, _MOST = 256 << 10, 16 << 20
 _OR_TRANSFORM = "or give transform=, a function that gets the whole sample and makes arrays or text of it"
 _decode = msgspec.json.Decoder().decode
 """Makes the same of what it can decode as `json.loads`, in half the time."""
+_NO_NULL = f"a list must hold numbers or text, and no null or object; {_OR_TRANSFORM}"
 _TOO_DEEP = f"its lists are nested more than {MAX_DIMS} deep: flatten them, {_OR_TRANSFORM}"
 
 _GZIP = b"\x1f\x8b"
@@ -207,6 +208,8 @@ def _array(value: list[Any], depth: int = 0) -> npt.NDArray[Any] | list[Any]:
     try:
         array = np.array(value)
     except ValueError:
+        if None in value:
+            raise ValueError(_NO_NULL) from None
         if not all(isinstance(item, list) for item in value):
             raise ValueError(f"a list holds both lists and other values: write two lists, {_OR_TRANSFORM}") from None
         for item in filter(None, value):
@@ -227,17 +230,20 @@ def _array(value: list[Any], depth: int = 0) -> npt.NDArray[Any] | list[Any]:
     if kinds <= {int, bool}:
         raise ValueError(f"its integers need more than 64 bits: write them as text, {_OR_TRANSFORM}")
     if array.dtype.kind != "f":
-        raise ValueError(f"a list must hold numbers or text, and no null or object; {_OR_TRANSFORM}")
+        raise ValueError(_NO_NULL)
     return array
 
 
 def _as_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return numbers in a dtype.
+    """Return numbers in a dtype. Lists of lists of different lengths become lists of arrays.
 
     Raises:
         ValueError: they are no numbers, or the dtype cannot hold them.
     """
-    array = np.asarray(leaf(value))
+    made = leaf(value)
+    if isinstance(made, list) and any(made):
+        return [_as_dtype(item, dtype) for item in made]
+    array = np.asarray(made)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"dtypes= cannot make {dtype} of it")
     found = converted(array, dtype)

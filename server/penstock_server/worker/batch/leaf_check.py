@@ -81,8 +81,8 @@ class LeafCheck:
             fits = both if both.kind in (array.dtype.kind, self.dtype.kind) else array.dtype  # no float for integers
             return f"{wanted} cannot hold it: yield all samples with .astype({fits.name!r}), or declare that dtype"
         return (
-            f"yield it with .astype({wanted!r}), which a transform= can do too, or declare its dtype with "
-            "Feed(spec=...)"
+            f"yield it with .astype({wanted!r}), which a transform= can do too (or dtypes=, for CSV and JSON lines), "
+            f"or declare {array.dtype.name} with Feed(spec=...)"
         )
 
     def _has_shape(self, shape: tuple[int, ...]) -> bool:
