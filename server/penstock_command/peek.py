@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +81,7 @@ def peek(
 
     if out is not None and out.suffix.lower() != ".png":
         raise click.UsageError(f"--out writes a PNG file: its name must end in .png, got {str(out)!r}")
+    before = threading.enumerate()
     most, seconds = (256, 3.0) if samples is None else (samples, float("inf"))
     if all(format_of(name) is not None for name in what):
         bounds = data_files.BOUNDS if samples is None else replace(data_files.BOUNDS, cpu=None, wall=None)
@@ -88,6 +92,16 @@ def peek(
     else:
         seen = _read_feed(what[0], most, seconds, keys, given(param, params_file))
     show.show(seen, out, as_json=as_json)
+    _leave_threads(before)
+
+
+def _leave_threads(before: list[threading.Thread]) -> None:
+    """End the process at once if the feed's code has left threads for which Python would wait: one that puts items into
+    a queue, of which only the first were read, waits forever."""
+    if any(thread not in before and not thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _read_feed(feed: str, most: int, seconds: float, keys: str | None, params: dict[str, Any]) -> SeenFeed:

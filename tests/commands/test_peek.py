@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import textwrap
 import threading
 import tracemalloc
 from collections import Counter
@@ -774,6 +775,24 @@ def test_lists_of_whole_numbers_and_others_are_read_as_one_dtype(
     with penstock.connect(f"{tmp_path}/of_lists.py:feed", workers=0) as connection:
         (batch,) = connection.batches()
     assert sorted(batch["m"].tolist()) == [[[1, 2], [3, 4]], [[1, 2.5], [3, 0]]]
+
+
+def test_a_thread_of_the_feeds_code_that_waits_forever_does_not_keep_peek(tmp_path: Path) -> None:
+    code = """
+        import queue, threading
+        from penstock_server import Feed
+        def rows(split):
+            found = queue.Queue(2)
+            threading.Thread(target=lambda: [found.put(n) for n in range(1000)]).start()
+            for _ in range(1000):
+                yield found.get()
+        feed = Feed(rows, splits=range(4), batch_size=4)
+    """
+    (tmp_path / "threads.py").write_text(textwrap.dedent(code))
+    command = [sys.executable, "-m", "penstock_command", "peek", "threads.py:feed", "--samples", "20"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "sample: int64" in ended.stdout
 
 
 def test_whole_batches_are_taken_apart(feeds: Path) -> None:
