@@ -38,7 +38,8 @@ def error_of(feed: Feed) -> penstock.PenstockError:
 def test_an_exception_that_a_library_raises_in_a_reader_becomes_a_message(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "json", SimpleNamespace(loads=Fraction))  # raises a TypeError of its own
+    monkeypatch.setattr(reader, "_decode", Fraction)  # raises a TypeError of its own
+    monkeypatch.setattr(reader, "json", SimpleNamespace(loads=Fraction))
     feed = Feed.from_json_lines(file, batch_size=1, spec={"x": Leaf("int64", ())})
     said = told(feed)
     assert "raised TypeError: " in said

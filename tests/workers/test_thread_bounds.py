@@ -130,7 +130,7 @@ def test_a_preview_copies_a_bounded_part_of_a_batch(kind: str, monkeypatch: pyte
         return LeafPlace(0, np.dtype(dtype), (count,) if dtype != "u1" else (rows, count // rows), nbytes)
 
     text, stacked = Column(TEXT, Leaf("string", (None,))), Column(STACKED, Leaf("uint8", (None,)))
-    ragged = Column(RAGGED, Leaf("uint8", (None,)))
+    ragged = Column(RAGGED, Leaf("uint8", (None,), ragged=True))
     columns, places = {
         "wide": ([stacked] * 100, [array(16 << 20, 2)] * 100),
         "one large leaf": ([stacked], [array(100 << 20, 2)]),
