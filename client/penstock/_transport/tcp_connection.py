@@ -109,7 +109,9 @@ class TcpConnection:
                 if watch is not None:
                     raise self.broke_again() from None
                 if patience.left < _AGAIN:
-                    raise Unreachable(self._unanswered(patience)) from None
+                    closed = isinstance(error, ConnectionResetError)
+                    said = self._closed(patience) if closed else self._unanswered(patience)
+                    raise Unreachable(said) from None
                 asked = False
                 time.sleep(_AGAIN)
             except KeyRefused as error:
@@ -220,6 +222,9 @@ class TcpConnection:
             f"respond to `penstock status {self.endpoint}`?"
         )
 
+    def _closed(self, patience: Patience) -> str:
+        return f"{self._where(patience)}: connections are closed at once: the daemon may have too many; see its log"
+
     def _unheard(self, patience: Patience, error: OSError) -> str:
         where, state = self._where(patience), patience.state
         if state is not None and not state.ready:
@@ -231,5 +236,5 @@ class TcpConnection:
         if isinstance(error, socket.gaierror):
             advice = f"the host name is unknown ({error})"
         if isinstance(error, ConnectionResetError):
-            return f"{where}: connections are closed at once: the daemon may have too many; see its log"
+            return self._closed(patience)
         return f"no daemon listens at {where}: {advice}"
