@@ -29,6 +29,9 @@ LONGEST = """
 """.split()
 """The files that take more than 20 s, longest first."""
 
+LAST = "test_recipes test_other_datasets test_from_arrow test_tables".split()
+"""They import large libraries, which change what others do in the same process: dill extends pickle, for one."""
+
 TENSORFLOW = " with TensorFlow"
 """What ends the names of the groups of tests that need it."""
 
@@ -36,7 +39,8 @@ TENSORFLOW = " with TensorFlow"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         places = {name: place for place, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+        places |= {name: len(places) + 1 for name in LAST}
+        items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -183,6 +183,14 @@ def listed(values: list[Any]) -> Iterator[Any]:
         os.close(fd)
 
 
+def test_the_bytes_do_not_depend_on_dill(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = dict.fromkeys(pickle._Pickler.dispatch, lambda *_: pytest.fail("dill's"))  # type: ignore[attr-defined]
+    value = RowRange("a", 0, 5, 9)
+    wanted = names_on_disk._pickled(value)
+    monkeypatch.setattr(pickle._Pickler, "dispatch", changed)  # type: ignore[attr-defined]
+    assert names_on_disk._pickled(value) == wanted
+
+
 def test_a_list_of_splits_keeps_its_digest_when_classes_move_and_workers_can_read_it(places: Places) -> None:
     places.as_named()
     pickles = [pickle.dumps(value, protocol=5) for value in VALUES]

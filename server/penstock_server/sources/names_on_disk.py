@@ -16,7 +16,8 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, ClassVar, TypeVar
 
 from penstock_proto.spec import DictSpec, Leaf, TupleSpec
 
@@ -78,6 +79,17 @@ only for classes that have moved."""
 
 class _Pickler(_InPython):  # type: ignore[misc]
     """Writes the bytes that `pickle.dumps` would write if no class had moved."""
+
+    dispatch: ClassVar[dict[type, Any]] = {
+        kind: getattr(_InPython, f"save_{kind.__name__}")
+        for kind in (bool, float, bytes, bytearray, str, tuple, list, dict, set, frozenset, type)
+    } | {
+        type(None): _InPython.save_none,
+        int: _InPython.save_long,
+        FunctionType: _InPython.save_global,
+        pickle.PickleBuffer: _InPython.save_picklebuffer,
+    }
+    """Python's own. dill changes the table that all picklers in Python share, when it is imported."""
 
     def save_global(self, obj: Any, name: str | None = None) -> None:
         known = name_of(obj)
