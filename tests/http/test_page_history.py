@@ -106,7 +106,7 @@ def test_the_timeline_tells_generating_from_idle_and_notes_another_process() -> 
     look(0.2)
     worker.page.leave()
     look(0.4)
-    worker.page.idle(lambda: time.sleep(0.05))
+    worker.page.idle(lambda: time.sleep(1.0))  # long beside the time that this process may have to wait for a CPU
     look(0.6)
     worker.pid += 1
     look(0.8)
