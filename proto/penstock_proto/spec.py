@@ -272,7 +272,7 @@ def _flatten(spec: Spec, sample: Any, path: str, flat: list[Any]) -> None:
     else:
         if not isinstance(sample, Mapping) or sample.keys() != set(spec.keys):
             fix = "every sample of a feed needs the same structure"
-            if _is_list(sample):
+            if is_list(sample):
                 fix = "of a list of dicts, make one dict of lists, which a transform= can do too"
             raise SpecError(
                 f"sample{path} should be a dict with the keys {list(spec.keys)}, but is {shown(sample)}: {fix}"
@@ -281,7 +281,8 @@ def _flatten(spec: Spec, sample: Any, path: str, flat: list[Any]) -> None:
             _flatten(item, sample[key], f"{path}[{key!r}]", flat)
 
 
-def _is_list(value: Any) -> bool:
+def is_list(value: Any) -> bool:
+    """Return whether a value may hold lists or arrays of different lengths."""
     return isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object)
 
 

@@ -96,8 +96,8 @@ def peek(
 
 
 def _leave_threads(before: list[threading.Thread]) -> None:
-    """End the process at once if the feed's code has left threads for which Python would wait: one that puts items into
-    a queue, of which only the first were read, waits forever."""
+    """End the process at once if the feed's code has left threads that Python would wait for. A thread that fills a
+    queue waits forever once nobody reads from the queue."""
     if any(thread not in before and not thread.daemon for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

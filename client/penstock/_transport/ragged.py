@@ -17,7 +17,7 @@ class Ragged:
     `tf.RaggedTensor.from_nested_row_splits(ragged.flat_values, ragged.nested_row_splits)` is the same then.
 
     Attributes:
-        values: all rows, one after the other: an array `[sum of lengths, ...]`, or a `Ragged` with so many rows.
+        values: all rows, one after the other: an array `[sum of lengths, ...]`, or a `Ragged` of that many rows.
         row_splits: int64 `[rows + 1]`: row i is `values[row_splits[i] : row_splits[i + 1]]`.
     """
 

@@ -145,7 +145,7 @@ class SlabViews:
 
 
 def _divides(offsets: npt.NDArray[np.int64], items: int) -> bool:
-    """Return whether these offsets divide so many items: from 0 to all, and never back."""
+    """Return whether these offsets begin at 0, never decrease, and end at the number of items."""
     good = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == items
     return bool(good and (offsets[1:] >= offsets[:-1]).all())
 

@@ -242,7 +242,7 @@ def as_text(value: Any) -> npt.NDArray[Any] | None:
 
 
 def strings_of(value: list[Any]) -> list[bytes] | None:
-    """Return what `as_text` makes of a list of `str` and `bytes`, in a tenth of the time; None for any other list.
+    """Return what `as_text` makes of a list of `str` and `bytes`, but sooner; None for any other list.
 
     Raises:
         SpecError: a `str` is not valid Unicode.

@@ -221,7 +221,7 @@ def _array(value: list[Any], depth: int = 0) -> npt.NDArray[Any] | list[Any]:
         return array
     items = np.array(value, object)
     kinds = set(map(type, items.ravel()))
-    if not kinds:  # empty lists, of which nobody knows what they would hold
+    if not kinds:  # all its lists are empty, so their dtype is not known
         return value
     if kinds == {str}:
         return items

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock_proto import SpecError
 from penstock_proto.batches.inferring import strings_of
-from penstock_proto.spec import Leaf, numpy_dtype
+from penstock_proto.spec import Leaf, is_list, numpy_dtype
 from penstock_proto.value_text import shown
 
 from .leaf_check import LeafCheck, TextCheck
@@ -127,11 +127,6 @@ class _Items:
 
     def _named(self, lists: list[list[int]], number: int) -> str:
         return self._path + "".join(f"[{at}]" for at in place_of(lists, number))
-
-
-def is_list(value: Any) -> bool:
-    """Return whether a value may hold lists or arrays of different lengths."""
-    return isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object)
 
 
 def place_of(lists: Sequence[Sequence[int]], number: int) -> tuple[int, ...]:

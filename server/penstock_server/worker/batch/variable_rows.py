@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from penstock_proto import SpecError
 from penstock_proto.batches.columns import PADDED, STACKED, TEXT, Column, Columns, Sizes
-from penstock_proto.spec import Spec, leaves
+from penstock_proto.spec import Spec, is_list, leaves
 from penstock_proto.value_text import shown
 
 from .collate import Array, BadSample, Raised, Timed
 from .leaf_check import LeafCheck, TextCheck, flattener, joined
-from .nested_lists import NestedRow, dims_to_fill, filled_up, is_list, nested_fit
+from .nested_lists import NestedRow, dims_to_fill, filled_up, nested_fit
 
 Store: TypeAlias = list[Any]
 Fit: TypeAlias = Callable[[Any], Any]
