@@ -174,6 +174,75 @@ def test_values_of_each_encoding(encoding: str, data: bytes, value: Any) -> None
     assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
 
 
+@pytest.mark.parametrize(
+    "lengths", ["one length", "one sum of lengths", "another length in one sample", "many lengths"]
+)
+def test_samples_that_are_decoded_many_at_once_are_those_that_are_decoded_one_by_one(lengths: str) -> None:
+    """Most columns have values of one length, and lie at the same places if the others do. There are more samples than
+    are read at once."""
+    columns = {
+        "any": ("bytes", None),
+        "array": ("ndarray", None),
+        "half": ("float16", 2),
+        "int": ("int", 8),
+        "narrow": ("ndarray:uint16", None),
+        "shaped": ("ndarray:float64:2,1", 16),
+        "text": ("str", None),
+        "wide": ("ndarray:int32:20000", 80_000),
+    }
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(35):
+        odd = number == 17
+        any_length = {"one length": 5, "many lengths": number}.get(lengths, 5 + odd)
+        text = f"{number:02}" if odd and lengths == "one sum of lengths" else f"{number:03}"
+        rows.append(
+            {
+                "any": rng.bytes(any_length),
+                "array": array(rng.integers(0, 9, (2, 3)), "<f8"),
+                "half": rng.bytes(2),
+                "int": rng.bytes(8),
+                "narrow": array(rng.integers(0, 9, (2, 3)), "<u2")[1:],
+                "shaped": rng.bytes(16),
+                "text": text.encode(),
+                "wide": rng.bytes(80_000),
+            }
+        )
+    dataset(columns=columns, rows=rows)
+    found = read("data")
+    assert len(found) == len(rows)
+    for sample, row in zip(found, rows, strict=True):
+        for name, (encoding, _) in columns.items():
+            wanted = decoder(encoding)(row[name])
+            assert type(sample[name]) is type(wanted), name
+            assert getattr(sample[name], "dtype", None) == getattr(wanted, "dtype", None), name
+            np.testing.assert_array_equal(sample[name], wanted, name)
+
+
+@pytest.mark.parametrize("name", ["array", "shaped"])
+def test_arrays_of_one_length_and_different_shapes_keep_their_shapes(name: str) -> None:
+    columns = {"array": ("ndarray", None), "shaped": ("ndarray:uint16", None)}
+    values = [np.arange(6).reshape(shape) for shape in ((2, 3), (3, 2), (2, 3))]
+    rows = [{"array": array(one, "<u2"), "shaped": array(one, "<u2")[1:]} for one in values]
+    dataset(columns=columns, rows=rows)
+    assert [one.tolist() for one in read("data", name)] == [one.tolist() for one in values]
+
+
+def test_the_samples_before_one_that_cannot_be_decoded_are_read() -> None:
+    def decode(data: bytes) -> int:
+        return {b"row %d" % number: number for number in range(7)}[data]
+
+    rows = [{"id": bytes(8), "text": b"row %d" % number} for number in range(9)]
+    dataset(columns={"id": ("int", 8), "text": ("bytes", None)}, rows=rows)
+    feed = feed_of("data", ("id", "text"), decode={"text": decode})
+    splits: Any = feed.splits
+    generate: Any = feed.generate
+    samples, found = generate(splits()[0]), []
+    with pytest.raises(ValueError, match=r"shard\.00000\.mds sample 7: 'text' cannot be decoded: KeyError"):
+        found.extend(samples)
+    assert found == [(0, number) for number in range(7)]
+
+
 def test_a_function_decodes_a_column() -> None:
     rows = [{"image": bytes([number])} for number in range(30)]
     dataset(columns={"image": ("jpeg", None)}, rows=rows)
@@ -257,6 +326,22 @@ def test_lengths_of_columns_that_do_not_fit_are_named() -> None:
     path.write_bytes(raw)
     with pytest.raises(OSError, match=r"the columns of sample 0 are longer than the sample"):
         read("data", "id")
+
+
+def test_the_samples_before_a_damaged_one_are_read() -> None:
+    dataset(rows=[sample(number) for number in range(5)])
+    path = Path("data/shard.00000.mds")
+    raw = bytearray(path.read_bytes())
+    at = struct.unpack_from("<I", raw, 4 + 4 * 3)[0]
+    raw[at : at + 4] = struct.pack("<I", 1)
+    path.write_bytes(raw)
+    feed = feed_of("data", "id")
+    splits: Any = feed.splits
+    generate: Any = feed.generate
+    samples, found = generate(splits()[0]), []
+    with pytest.raises(OSError, match=r"the columns of sample 3 are shorter than the sample"):
+        found.extend(samples)
+    assert found == [0, 1, 2]
 
 
 def test_a_missing_column_folder_or_index_is_named(folder: Path) -> None:

@@ -234,6 +234,34 @@ def test_stacks_are_taken_in_parts_and_one_by_one() -> None:
     assert list(stacks) == []
 
 
+def test_the_rows_before_an_error_are_taken_first() -> None:
+    def values() -> Iterator[int]:
+        yield from range(7)
+        raise OSError("the disk is gone")
+
+    columns = Columns(("x", "y", "z"), "column")
+    stacks = RowStacks(iter([RowStack(columns, [np.arange(9), values(), iter("abcdefghi")], 9)]))
+    taken: list[int] = []
+    stacks.on_taken = taken.append
+    found = [stacks.take(4), stacks.take(4)]
+    assert [stack.rows for stack in found if stack is not None] == taken == [4, 3]
+    rows = [row for stack in found if stack is not None for row in stack.samples()]
+    assert rows == [(number, number, "abcdefg"[number]) for number in range(7)]
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            stacks.take(4)
+
+
+def test_an_error_of_the_first_row_is_raised_at_once() -> None:
+    def values() -> Iterator[int]:
+        yield from ()
+        raise OSError("the disk is gone")
+
+    stacks = RowStacks(iter([RowStack(Columns("x", "column"), [values()], 9)]))
+    with pytest.raises(OSError, match="the disk is gone"):
+        stacks.take(4)
+
+
 def test_columns_that_are_read_in_pieces_of_different_lengths_are_joined() -> None:
     columns = Columns(("x", "y"), "column")
 

@@ -48,14 +48,17 @@ class RowStacks(Iterator[Any]):
         self._stacks = stacks
         self._stack: RowStack | None = None
         self._taken = 0
+        self._error: Exception | None = None
         self.on_taken: Callable[[int], None] = _ignore
 
     def take(self, most: int) -> RowStack | None:
         """Return the next rows, `most` of them or fewer, or None at the end.
 
         Raises:
-            Exception: whatever the reader raises.
+            Exception: whatever the reader raises, after all rows before it were returned.
         """
+        if self._error is not None:
+            raise self._error
         while self._stack is None or self._taken == self._stack.rows:
             self._stack = None  # before the next one is read
             stack = next(self._stacks, None)
@@ -64,9 +67,26 @@ class RowStacks(Iterator[Any]):
             self._stack, self._taken = _resumable(stack), 0
         columns, parts, rows = self._stack
         start, stop = self._taken, min(rows, self._taken + most)
+        found = [self._next(part, start, stop) for part in parts]
+        if self._error is not None:
+            stop = start + min(map(len, found))
+            if stop == start:
+                raise self._error
+            found = [part[: stop - start] for part in found]
         self._taken = stop
         self.on_taken(stop - start)
-        return RowStack(columns, [_next(part, start, stop) for part in parts], stop - start)
+        return RowStack(columns, found, stop - start)
+
+    def _next(self, part: Any, start: int, stop: int) -> Array | list[Any]:
+        """Return these rows of a part. There are fewer of them if `self._error` is set."""
+        if type(part) is np.ndarray:
+            return part[start:stop]
+        values: list[Any] = []
+        try:
+            values.extend(islice(part, stop - start))
+        except Exception as error:
+            self._error = error
+        return values
 
     def __next__(self) -> Any:
         stack = self.take(1)
@@ -127,7 +147,3 @@ def _ignore(rows: int) -> None:
 
 def _resumable(stack: RowStack) -> RowStack:
     return stack._replace(parts=[part if type(part) is np.ndarray else iter(part) for part in stack.parts])
-
-
-def _next(part: Any, start: int, stop: int) -> Array | list[Any]:
-    return part[start:stop] if type(part) is np.ndarray else list(islice(part, stop - start))

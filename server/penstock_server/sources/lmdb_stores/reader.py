@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from penstock_proto.value_text import shown
 
 from .. import files as fs
-from ..bounds import check_at_once
+from ..bounds import AT_ONCE, check_at_once
 from ..names_on_disk import on_disk_as
-from ..reader import Reader
+from ..reader import StackReader
+from ..row_stacks import RowStack
 from ..structure import Columns
 from .opening import damage_of, data_file, opened
 
 _PIECES = 256
 _LEAST = 64
 """About how many splits a store is divided into, and the least number of samples in one."""
+
+_STACK = 256
+"""Samples whose keys are read at once."""
 
 KEY = "key"
 """The name of the leaf that is the key, not a value."""
@@ -61,13 +66,18 @@ class Pattern:
         before, after = text.encode(errors="surrogateescape").split(b"*")
         return cls(before, after)
 
-    def match(self, key: bytes) -> bytes | None:
-        """Return what a key has in the place of the `*`; None if it does not match. __len__ and its like never do."""
-        if not key.startswith(self.before) or not key.endswith(self.after):
-            return None
-        if len(key) < len(self.before) + len(self.after) or (key.startswith(b"__") and key.endswith(b"__")):
-            return None
-        return key[len(self.before) : len(key) - len(self.after)]
+    def matching(self, keys: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys that match, up to the first one with another beginning, and what each has in the place of the
+        `*`. __len__ and its like never match."""
+        before, after = self.before, self.after
+        first, last = len(before), len(after)
+        for key in keys:
+            if not key.startswith(before):
+                return
+            stop = len(key) - last
+            if stop < first or not key.endswith(after) or (key.startswith(b"__") and key.endswith(b"__")):
+                continue
+            yield key, key[first:stop]
 
 
 class LmdbFiles:
@@ -98,12 +108,7 @@ class LmdbFiles:
         cursor = transaction.cursor()
         if not cursor.set_range(start):
             return
-        for key in cursor.iternext(keys=True, values=False):
-            found = bytes(key)
-            if not found.startswith(self.first.before):
-                return
-            if (part := self.first.match(found)) is not None:
-                yield found, part
+        yield from self.first.matching(map(bytes, cursor.iternext(keys=True, values=False)))
 
 
 class LmdbSplits:
@@ -148,7 +153,7 @@ class LmdbSplits:
 
 
 @on_disk_as("penstock_server.sources.lmdb_stores.LmdbRows")
-class LmdbRows(Reader):
+class LmdbRows(StackReader):
     """Yields the samples of a range of keys."""
 
     def __init__(self, stores: LmdbFiles) -> None:
@@ -164,47 +169,52 @@ class LmdbRows(Reader):
         """See `Reader`."""
         return [data_file(split.file)]
 
-    def __call__(self, split: KeyRange) -> Iterator[Any]:
-        """Yield one sample for each key of the first pattern.
+    def stacks(self, split: KeyRange) -> Iterator[RowStack]:
+        """Yield a sample for each key of the first pattern; see `StackReader`.
 
         Raises:
             ImportError, OSError: the store cannot be read.
             LookupError: a value is missing.
             ValueError: a value cannot be decoded, or is too large; or the store has fewer keys than before.
         """
-        stores, left = self._stores, split.count
-        make = stores.columns.maker()
+        columns, left = self._stores.columns, split.count
         with opened(split.file) as transaction, damage_of(split.file):
-            for key, part in stores.keys(transaction, split.first):
-                yield make(
-                    [
-                        key if name == KEY else self._value(transaction, split.file, name, part)
-                        for name in stores.columns.names
-                    ]
+            keys = self._stores.keys(transaction, split.first)
+            while left and (found := list(islice(keys, min(left, _STACK)))):
+                yield RowStack(
+                    columns, [self._column(transaction, split, name, found) for name in columns.names], len(found)
                 )
-                left -= 1
-                if not left:
-                    return
-        raise ValueError(f"{split.file} has changed: it has fewer keys than when its splits were listed")
+                left -= len(found)
+        if left:
+            raise ValueError(f"{split.file} has changed: it has fewer keys than when its splits were listed")
 
-    def _value(self, transaction: Any, file: str, name: str, part: bytes) -> Any:
-        pattern = self._stores.patterns[name]
-        key = pattern.before + part + pattern.after
-        value = transaction.get(key)
-        if value is None:
-            raise LookupError(f"{file} has no key {key!r}, which {name!r} stands for: correct leaves=")
-        check_at_once(len(value), f"{file}: key {key!r}", "values")
-        function = self._stores.decode.get(name)
-        if function is None:
-            return bytes(value)
-        try:
-            return function(bytes(value))
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise ValueError(
-                f"{file}: the value of key {key!r} cannot be decoded: {type(error).__name__}: {error}"
-            ) from error
+    def _column(self, transaction: Any, split: KeyRange, name: str, keys: list[tuple[bytes, bytes]]) -> Any:
+        if name == KEY:
+            return [key for key, _ in keys]
+        return self._values(transaction, split.file, name, [part for _, part in keys])
+
+    def _values(self, transaction: Any, file: str, name: str, parts: list[bytes]) -> Iterator[Any]:
+        pattern, decode, get = self._stores.patterns[name], self._stores.decode.get(name), transaction.get
+        before, after = pattern.before, pattern.after
+        with damage_of(file):
+            for part in parts:
+                key = before + part + after
+                value = get(key)
+                if value is None:
+                    raise LookupError(f"{file} has no key {key!r}, which {name!r} stands for: correct leaves=")
+                if len(value) > AT_ONCE:
+                    check_at_once(len(value), f"{file}: key {key!r}", "values")
+                leaf = bytes(value)
+                if decode is not None:
+                    try:
+                        leaf = decode(leaf)
+                    except MemoryError:
+                        raise
+                    except Exception as error:
+                        raise ValueError(
+                            f"{file}: the value of key {key!r} cannot be decoded: {type(error).__name__}: {error}"
+                        ) from error
+                yield leaf
 
 
 def _some(transaction: Any) -> str:

@@ -13,11 +13,13 @@ import importlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock_proto import distribution
 from penstock_proto.status.figures import size
@@ -26,14 +28,18 @@ from penstock_proto.value_text import shown
 from .. import files as fs
 from ..bounds import AT_ONCE, check_at_once
 from ..names_on_disk import on_disk_as
-from ..reader import Reader
+from ..reader import StackReader
+from ..row_stacks import RowStack
 from ..splits.row_ranges import Table, checked_rows, checked_split_rows, divide
 from ..structure import Columns
 from .index import Stored, shards_of
-from .values import decoder
+from .values import decoder, stacker
 
 _HEADER = 16 << 20
 """Bytes of the description of a shard's columns, at most."""
+
+_SLAB = 1 << 20
+"""Bytes of samples that are read at once. One sample may have more."""
 
 _SAMPLES = 1 << 26
 """Samples of a shard, at most: offsets have 32 bits."""
@@ -99,7 +105,7 @@ def _units(shard: Stored) -> tuple[int, int]:
 
 
 @on_disk_as("penstock_server.sources.mds.MdsRows")
-class MdsRows(Reader):
+class MdsRows(StackReader):
     """Yields the samples of a range.
 
     Args:
@@ -123,8 +129,8 @@ class MdsRows(Reader):
         """See `Reader`."""
         return self._columns, self._decode
 
-    def __call__(self, split: ShardRange) -> Iterator[Any]:
-        """Yield the samples of a split.
+    def stacks(self, split: ShardRange) -> Iterator[RowStack]:
+        """Yield the samples of a split; see `StackReader`.
 
         Raises:
             ImportError: a package for its compression is missing.
@@ -144,20 +150,10 @@ class MdsRows(Reader):
                 self._compare(split, opened)
             shard = Shard(split.file, source, split.nbytes)
             columns = self._columns or Columns({name: name for name in shard.names}, "column")
-            read = shard.readers(columns.names, self._decode)
-            readers, make = [(name, *read[name]) for name in columns.names], columns.maker()
-            for number, values in shard.samples(split.start, split.stop):
-                row = []
-                for name, place, function in readers:
-                    try:
-                        row.append(function(values[place]))
-                    except MemoryError:
-                        raise
-                    except Exception as error:
-                        raise ValueError(
-                            f"{split.file} sample {number}: {name!r} cannot be decoded: {type(error).__name__}: {error}"
-                        ) from error
-                yield make(row)
+            readers = [shard.column(name, self._decode.get(name)) for name in columns.names]
+            for slab in shard.slabs(split.start, split.stop):
+                yield RowStack(columns, [column.values(slab) for column in readers], slab.rows)
+                del slab  # before the next one is read
 
     def _compare(self, split: ShardRange, opened: Any) -> None:
         """Compare the hashes of a file that is not compressed, once in each worker."""
@@ -170,6 +166,62 @@ class MdsRows(Reader):
             for name, made, wanted in digests:
                 _check(split, name, made.hexdigest(), wanted)
             self._compared.add(key)
+
+
+class Slab(NamedTuple):
+    """Consecutive samples.
+
+    Attributes:
+        first: the number of the first one.
+        rows: how many there are.
+        columns: the bytes of each column: uint8[rows, length] if they have one length in all samples.
+    """
+
+    first: int
+    rows: int
+    columns: Sequence[npt.NDArray[np.uint8] | list[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardColumn:
+    """A column that is served.
+
+    Attributes:
+        file, name: of the shard and the column.
+        place: its number in the shard.
+        decode: makes a leaf of the bytes of a value.
+        stack: makes leaves of the bytes of many values; see `stacker`.
+    """
+
+    file: str
+    name: str
+    place: int
+    decode: Callable[[bytes], Any]
+    stack: Callable[[npt.NDArray[np.uint8]], Any] | None
+
+    def values(self, slab: Slab) -> Any:
+        """Return the leaves of a slab, or an iterator that decodes each of them.
+
+        Raises:
+            ValueError: raised by the iterator: a value cannot be decoded.
+        """
+        data = slab.columns[self.place]
+        if isinstance(data, list):
+            return self._each(slab.first, data)
+        found = self.stack(data) if self.stack else None
+        return self._each(slab.first, (row.tobytes() for row in data)) if found is None else found
+
+    def _each(self, first: int, values: Iterable[bytes]) -> Iterator[Any]:
+        decode = self.decode
+        for number, value in enumerate(values, first):
+            try:
+                yield decode(value)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise ValueError(
+                    f"{self.file} sample {number}: {self.name!r} cannot be decoded: {type(error).__name__}: {error}"
+                ) from error
 
 
 class Shard:
@@ -209,53 +261,101 @@ class Shard:
             raise self._damaged(f"its columns cannot be read: {type(error).__name__}: {error}") from None
         if not len(self.names) == len(self.encodings) == len(self._sizes):
             raise self._damaged("it has more names than encodings")
+        self._varying = self._sizes.count(None) + self._sizes.count(0)
 
-    def readers(
-        self, names: list[str], decode: Mapping[str, Callable[[bytes], Any]]
-    ) -> dict[str, tuple[int, Callable[[bytes], Any]]]:
-        """Return the place of each of these columns, and the function that decodes its values.
+    def column(self, name: str, decode: Callable[[bytes], Any] | None) -> ShardColumn:
+        """Return a column, whose values `decode` decodes, or by default what its encoding says.
 
         Raises:
             LookupError: there is no such column.
-            TypeError: a column cannot be served.
+            TypeError: it cannot be served.
         """
-        found = {}
-        for name in names:
-            if name not in self.names:
-                raise LookupError(f"{self._file} has no column {name!r}; its columns are {', '.join(self.names)}")
-            place = self.names.index(name)
-            try:
-                found[name] = place, decode.get(name) or decoder(self.encodings[place])
-            except TypeError as error:
-                raise TypeError(f"{self._file}: {name!r} {error}") from None
-        return found
+        if name not in self.names:
+            raise LookupError(f"{self._file} has no column {name!r}; its columns are {', '.join(self.names)}")
+        place = self.names.index(name)
+        encoding = self.encodings[place]
+        if decode is not None:
+            return ShardColumn(self._file, name, place, decode, None)
+        try:
+            return ShardColumn(self._file, name, place, decoder(encoding), stacker(encoding))
+        except TypeError as error:
+            raise TypeError(f"{self._file}: {name!r} {error}") from None
 
-    def samples(self, start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield the number of each sample, and the bytes of its columns.
+    def slabs(self, start: int, stop: int) -> Iterator[Slab]:
+        """Yield samples, about 1 MiB at a time.
 
         Raises:
-            OSError: they are damaged, or there are not so many.
+            OSError: they are damaged, or there are not so many. The samples before the damage have been yielded.
         """
         if stop >= len(self._offsets):
             raise self._damaged(f"it has {len(self._offsets) - 1} samples, fewer than the index says")
-        varying = self._sizes.count(None) + self._sizes.count(0)
         self._opened.seek(int(self._offsets[start]))
-        none: Iterator[int] = iter(())
-        for number, nbytes in enumerate(np.diff(self._offsets[start : stop + 1]).tolist(), start):
-            data = self._read(nbytes)
-            lengths = none
-            if varying and nbytes >= 4 * varying:
-                lengths = iter(np.frombuffer(data[: 4 * varying], "<u4").tolist())
-            at, values = 4 * varying, []
-            for fixed in self._sizes:
-                length = fixed or next(lengths, -1)
-                if length < 0 or at + length > nbytes:
-                    raise self._damaged(f"the columns of sample {number} are longer than the sample")
-                values.append(data[at : at + length])
-                at += length
-            if at != nbytes:
-                raise self._damaged(f"the columns of sample {number} are shorter than the sample")
-            yield number, values
+        while start < stop:
+            begin = int(self._offsets[start])
+            whole = int(np.searchsorted(self._offsets, begin + _SLAB, "right")) - 1
+            end = max(start + 1, min(stop, whole))
+            data = self._read(int(self._offsets[end]) - begin)
+            slab = self._equal(start, end, data)
+            if slab is None:
+                yield from self._unequal(start, end, data)
+            else:
+                yield slab
+            del data, slab  # before the next ones are read
+            start = end
+
+    def _equal(self, start: int, end: int, data: bytes) -> Slab | None:
+        """Return these samples if they are intact, and each column has one length in all of them."""
+        sizes = np.diff(self._offsets[start : end + 1])
+        if not (sizes == sizes[0]).all():
+            return None
+        rows = np.frombuffer(data, np.uint8).reshape(end - start, int(sizes[0]))
+        head = 4 * self._varying
+        try:
+            places = self._places(data[: int(sizes[0])])
+        except ValueError:
+            return None
+        if (rows[:, :head] != rows[0, :head]).any():
+            return None
+        return Slab(start, end - start, [rows[:, low:high] for low, high in places])
+
+    def _unequal(self, start: int, end: int, data: bytes) -> Iterator[Slab]:
+        """Yield the samples up to the first damaged one.
+
+        Raises:
+            OSError: one is damaged.
+        """
+        columns: list[list[bytes]] = [[] for _ in self.names]
+        offsets = (self._offsets[start : end + 1] - self._offsets[start]).tolist()
+        for number, (low, high) in enumerate(pairwise(offsets), start):
+            sample = data[low:high]
+            try:
+                places = self._places(sample)
+            except ValueError as error:
+                if number > start:
+                    yield Slab(start, number - start, columns)
+                raise self._damaged(f"the columns of sample {number} {error}") from None
+            for column, (first, after) in zip(columns, places, strict=True):
+                column.append(sample[first:after])
+        yield Slab(start, end - start, columns)
+
+    def _places(self, sample: bytes) -> list[tuple[int, int]]:
+        """Return where each column of a sample begins and ends.
+
+        Raises:
+            ValueError: the sample is damaged.
+        """
+        at = 4 * self._varying
+        lengths = iter(np.frombuffer(sample, "<u4", self._varying).tolist() if len(sample) >= at else ())
+        places = []
+        for fixed in self._sizes:
+            length = fixed or next(lengths, -1)
+            if length < 0 or at + length > len(sample):
+                raise ValueError("are longer than the sample")
+            places.append((at, at + length))
+            at += length
+        if at != len(sample):
+            raise ValueError("are shorter than the sample")
+        return places
 
     def _read(self, count: int) -> bytes:
         data = fs.read_exactly(self._opened, count)

@@ -10,8 +10,11 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..json_lines.reader import leaf
+
+Array = npt.NDArray[Any]
 
 IMAGES = ("jpeg", "png")
 """Encodings that are files of images."""
@@ -67,6 +70,23 @@ def decoder(encoding: str) -> Callable[[bytes], Any]:
     return _DECODERS[name]
 
 
+def stacker(encoding: str) -> Callable[[Array], Array | list[Any] | None] | None:
+    """Return the function that decodes the values of many samples at once, or None if there is none.
+
+    The function takes values of one length, uint8[rows, length]. It returns what `decoder` makes of each, or None if
+    they have to be decoded one by one.
+    """
+    name, _, options = encoding.partition(":")
+    if name == "int":
+        return _integers
+    if name in _SCALARS:
+        return partial(_scalars, dtype=np.dtype(name).newbyteorder("<"))
+    if name == "ndarray":
+        dtype, _, shape = options.partition(":")
+        return partial(_arrays, dtype=dtype, shape=tuple(map(int, shape.split(","))) if shape else None)
+    return None
+
+
 def _text(data: bytes) -> str:
     return data.decode()
 
@@ -76,22 +96,50 @@ def _scalar(data: bytes, dtype: np.dtype[Any]) -> Any:
     return value if dtype.isnative else value.astype(dtype.newbyteorder("="))
 
 
+def _scalars(data: Array, dtype: np.dtype[Any]) -> Array | None:
+    return _native(data.view(dtype)[:, 0]) if data.shape[1] == dtype.itemsize else None
+
+
 def _integer(data: bytes) -> int:
     return int(_scalar(data, _INTEGER))
 
 
+def _integers(data: Array) -> list[Any] | None:
+    found = _scalars(data, _INTEGER)
+    return None if found is None else found.tolist()
+
+
 def _array(data: bytes, dtype: str, shape: tuple[int, ...] | None) -> Any:
+    kind, shape, at = _head(data, dtype, shape)
+    array = np.frombuffer(data, kind, offset=at)
+    if array.size != math.prod(shape):
+        raise ValueError(f"{array.size} numbers for an array of shape {[*shape]}")
+    return _native(array.reshape(shape))
+
+
+def _arrays(data: Array, dtype: str, shape: tuple[int, ...] | None) -> Array | None:
+    try:
+        kind, shape, at = _head(data[0].tobytes(), dtype, shape)
+    except (ValueError, IndexError, KeyError):
+        return None
+    if data.shape[1] != at + math.prod(shape) * kind.itemsize or (data[:, :at] != data[0, :at]).any():
+        return None
+    return _native(data[:, at:].view(kind).reshape(len(data), *shape))
+
+
+def _head(data: bytes, dtype: str, shape: tuple[int, ...] | None) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Return the dtype and the shape of an array, and where its numbers begin. It has what its encoding leaves out."""
     kind = _stored(dtype or _DTYPES[data[0]])
     at = int(not dtype)
     if shape is None:
         ndim, width = data[at] >> 2, 1 << (data[at] & 3)
         shape = tuple(np.frombuffer(data, f"<u{width}", ndim, at + 1).tolist())
         at += 1 + ndim * width
-    array = np.frombuffer(data, kind, offset=at)
-    if array.size != math.prod(shape):
-        raise ValueError(f"{array.size} numbers for an array of shape {[*shape]}")
-    array = array.reshape(shape)
-    return array if kind.isnative else array.astype(kind.newbyteorder("="))
+    return kind, shape, at
+
+
+def _native(array: Array) -> Array:
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 @cache

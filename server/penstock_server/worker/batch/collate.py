@@ -198,14 +198,19 @@ class Rows(Timed):
         order, end = self._order_of(stack.columns), row + stack.rows
         if order is None:
             return False
-        for target, number, check in zip(store, order, self._leaves, strict=True):
+        array_type = np.ndarray
+        for target, number, (dtype, shape, scalar, fit) in zip(store, order, self._checks, strict=True):
             part = stack.parts[number]
-            if type(part) is np.ndarray and part.dtype == check.dtype and part.shape[1:] == check.shape:
+            if type(part) is array_type and part.dtype == dtype and part.shape[1:] == shape:
                 target[row:end] = part
                 continue
             for at, value in enumerate(part, row):
+                kind = type(value)
+                if kind is scalar or (kind is array_type and value.dtype is dtype and value.shape == shape):
+                    target[at] = value
+                    continue
                 try:
-                    target[at] = check.fit(value)
+                    target[at] = fit(value)
                 except SpecError as error:
                     raise BadSample(error.message, at) from None
         return True
