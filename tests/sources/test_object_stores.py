@@ -117,6 +117,8 @@ def written(folder: Path) -> dict[str, Any]:
     table = pa.table({"ids": ids})
     parquet.write_table(table, folder / "a.parquet", row_group_size=1000)
     feather.write_feather(table, folder / "a.arrow", "uncompressed", chunksize=1000)
+    with pa.ipc.new_stream(str(folder / "stream.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
     for number in range(3):
         with tarfile.open(folder / f"{number}.tar", "w") as tar:
             for i in range(50):
@@ -133,6 +135,7 @@ def written(folder: Path) -> dict[str, Any]:
         "a.tfrecord": {"id": FixedLen((), "int64")},
         "a.parquet": None,
         "a.arrow": None,
+        "stream.arrow": None,
         "*.tar": "cls",
     }
 

@@ -21,7 +21,7 @@ def describe(file: str) -> Description:
                 columns.append(Column(field.name, field.name, f"column {field.name!r}, {field.type}"))
             else:
                 left_out[field.name] = why_not_served(field.type)
-        rows = [batch.num_rows for _, batch in arrow.batches(0, None if arrow.is_stream else arrow.count)]
+        rows = [batch.num_rows for _, batch in arrow.batches()]
     many = f"{len(rows)} record batches" if len(rows) != 1 else "1 record batch"
     span = f" of {min(rows)} to {max(rows)} rows" if rows and min(rows) < max(rows) else ""
     span = f" of {rows[0]} rows" if rows and not span else span

@@ -22,7 +22,7 @@ class Arrow(Format):
     magic = b"ARROW1"
     facts = Facts(
         splits="record batches",
-        random_access="yes, but for streams",
+        random_access="yes, but for streams with dictionaries",
         checksums="none",
         remote="by ranges",
         bounds="none: files are mapped into memory",

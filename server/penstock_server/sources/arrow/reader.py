@@ -1,7 +1,8 @@
 """Arrow files and streams, a few record batches at a time.
 
-A local file is mapped into memory, so numbers are not copied, and record batches that are passed over are not read. The
-worker imports pyarrow: its threads do not survive a fork.
+A local file is mapped into memory, so numbers are not copied. A stream has no list of its record batches. The heads of
+its messages, which each worker reads once, say where they are. A stream with dictionaries is read from its beginning.
+The worker imports pyarrow: its threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from typing import Any, BinaryIO
 
 from penstock_proto import distribution
@@ -20,11 +23,18 @@ from ..names_on_disk import on_disk_as
 from ..reader import StackReader
 from ..row_stacks import RowStack
 from ..structure import Columns
+from .stream_index import record_batches
 
 _MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _SPLITS = 256
-"""Most splits of a file. Those of a stream are found by passing over all record batches before."""
+"""Most splits of a file."""
+
+_HEADS = 4096
+"""Bytes that are read at once from a local stream while its record batches are found."""
+
+_STREAMS = 64
+"""Streams whose record batches a process has found, and remembers."""
 
 
 @on_disk_as("penstock_server.sources.arrow.reader.RecordBatches")
@@ -114,11 +124,10 @@ class OpenedArrow:
 
     Args:
         name: of the file.
-        source: a file of pyarrow.
-        is_stream: whether it is a stream, which has no list of its record batches.
+        source: a file, which can be one of pyarrow.
+        is_stream: whether it is a stream.
 
     Attributes:
-        is_stream: as given.
         schema: its columns.
     """
 
@@ -126,7 +135,9 @@ class OpenedArrow:
         from pyarrow import ipc
 
         self._name = name
-        self.is_stream = is_stream
+        self._source = source
+        self._is_stream = is_stream
+        self._places = _places(name) if is_stream else None
         with _readable(name):
             self._reader = ipc.open_stream(source) if is_stream else ipc.open_file(source)
             self.schema = self._reader.schema
@@ -134,27 +145,39 @@ class OpenedArrow:
 
     @property
     def count(self) -> int:
-        """The number of record batches. Those of a stream are read."""
-        if self.is_stream:
-            return sum(1 for _ in self.batches(0, None))
-        return int(self._reader.num_record_batches)
+        """The number of record batches. Those of a stream may have to be read, and then it cannot be read again."""
+        if not self._is_stream:
+            return int(self._reader.num_record_batches)
+        return sum(1 for _ in self._streamed()) if self._places is None else len(self._places)
 
-    def batches(self, start: int, stop: int | None) -> Iterator[tuple[int, Any]]:
+    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Any]]:
         """Yield record batches with their numbers. A stream can be read only once.
 
         Raises:
             OSError: the file is damaged.
         """
-        number = 0 if self.is_stream else start
-        while stop is None or number < stop:
-            try:
-                with _readable(self._name):
-                    batch = self._reader.read_next_batch() if self.is_stream else self._reader.get_batch(number)
-            except StopIteration:
-                return
-            if number >= start:
-                yield number, batch
-            number += 1
+        if self._is_stream and self._places is None:
+            yield from islice(enumerate(self._streamed()), start, stop)
+            return
+        for number in range(start, self.count if stop is None else min(stop, self.count)):
+            with _readable(self._name):
+                batch = self._reader.get_batch(number) if self._places is None else self._at(self._places[number])
+            yield number, batch
+
+    def _at(self, place: int) -> Any:
+        from pyarrow import ipc
+
+        self._source.seek(place)
+        return ipc.read_record_batch(ipc.read_message(self._source), self.schema)
+
+    def _streamed(self) -> Iterator[Any]:
+        while True:
+            with _readable(self._name):
+                try:
+                    batch = self._reader.read_next_batch()
+                except StopIteration:
+                    return
+            yield batch
 
 
 @contextmanager
@@ -179,6 +202,19 @@ def opened_arrow(file: str) -> Iterator[OpenedArrow]:
                 _check_end(file, stream)
             with _readable(file), pyarrow.memory_map(file) as mapped:
                 yield OpenedArrow(file, mapped, is_stream)
+
+
+def _places(file: str) -> tuple[int, ...] | None:
+    """Return where the record batches of a stream are, or None; see `record_batches`."""
+    size = fs.size_of(file)
+    return None if size is None else _remembered_places(file, size, *fs.stamp_of(file))
+
+
+@lru_cache(_STREAMS)
+def _remembered_places(file: str, size: int, stamp: Any) -> tuple[int, ...] | None:
+    with fs.open_binary(file) if fs.is_url(file) else open(file, "rb", buffering=_HEADS) as stream:
+        found = record_batches(stream, size)
+    return None if found is None else tuple(found)
 
 
 def _check_end(file: str, stream: BinaryIO) -> None:
