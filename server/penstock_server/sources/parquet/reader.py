@@ -22,7 +22,7 @@ from ..reader import StackReader
 from ..row_stacks import RowStack
 from ..structure import Columns
 
-_BATCH = 16 << 20
+_BATCH = 4 << 20
 """Bytes that are decoded at once, by the sizes in the metadata."""
 
 _FEW = 8
