@@ -11,7 +11,7 @@ import pytest
 
 from penstock_server import Feed
 from penstock_server.sources.arrow.reader import opened_arrow
-from penstock_server.sources.arrow.stream_index import record_batches
+from penstock_server.sources.arrow.stream_index import StreamIndex, index_of
 
 pa = pytest.importorskip("pyarrow")
 
@@ -32,8 +32,8 @@ def stream_of(table: Any = TABLE, rows: int = 7, **options: Any) -> bytes:
     return sink.getvalue()
 
 
-def places(data: bytes) -> list[int] | None:
-    return record_batches(io.BytesIO(data), len(data))
+def index(data: bytes) -> StreamIndex:
+    return index_of(io.BytesIO(data), len(data))
 
 
 def read(file: Path) -> list[Any]:
@@ -43,10 +43,19 @@ def read(file: Path) -> list[Any]:
     return [sample for split in reversed(splits()) for sample in reversed(list(generate(split)))][::-1]
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"compression": "lz4"}, {"allow_64bit": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compression": "zstd"},
+        {"compression": "lz4"},
+        {"allow_64bit": True},
+        {"use_legacy_format": True, "metadata_version": pa.ipc.MetadataVersion.V4},
+    ],
+)
 def test_each_record_batch_is_read_from_its_place(tmp_path: Path, options: dict[str, Any]) -> None:
     data = stream_of(**options)
-    found = places(data)
+    found = index(data).places
     assert found is not None
     assert len(found) == 9
     (tmp_path / "a.arrow").write_bytes(data)
@@ -69,14 +78,14 @@ def test_the_data_of_record_batches_are_not_read_to_find_them() -> None:
 
     data = stream_of()
     stream = Counting(data)
-    assert len(record_batches(stream, len(data)) or ()) == 9
+    assert len(index_of(stream, len(data)).places or ()) == 9
     assert stream.read_bytes < len(data) / 20
 
 
 def test_a_split_is_read_from_a_stream_whose_earlier_batches_are_damaged(tmp_path: Path) -> None:
     """So it was read without them."""
     data = stream_of()
-    found = places(data)
+    found = index(data).places
     assert found is not None
     file = tmp_path / "a.arrow"
     file.write_bytes(data)
@@ -92,7 +101,7 @@ def test_a_stream_with_dictionaries_is_read_from_its_beginning(tmp_path: Path) -
     names = pa.array([f"class {number % 3}" for number in range(60)])
     table = TABLE.append_column("class", names.dictionary_encode())
     data = stream_of(table)
-    assert places(data) is None
+    assert index(data) == StreamIndex(True, None)
     (tmp_path / "a.arrow").write_bytes(data)
     with opened_arrow(str(tmp_path / "a.arrow")) as arrow:
         found = pa.Table.from_batches([batch for _, batch in arrow.batches(2, 5)], table.schema)
@@ -102,7 +111,7 @@ def test_a_stream_with_dictionaries_is_read_from_its_beginning(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("big", [False, True])
-def test_a_big_endian_stream_is_left_to_pyarrow(big: bool) -> None:
+def test_a_big_endian_stream_is_read_from_its_beginning_where_pyarrow_swaps_bytes(big: bool) -> None:
     flatbuffers = pytest.importorskip("flatbuffers")
     builder = flatbuffers.Builder(0)
     builder.StartObject(4)
@@ -116,22 +125,38 @@ def test_a_big_endian_stream_is_left_to_pyarrow(big: bool) -> None:
     builder.Finish(builder.EndObject())
     head = bytes(builder.Output())
     data = b"\xff" * 4 + len(head).to_bytes(4, "little") + head + b"\xff" * 4 + bytes(4)
-    assert places(data) == (None if big else [])
+    assert index(data) == StreamIndex(True, None if big else ())
 
 
-def test_a_damaged_stream_is_left_to_pyarrow() -> None:
-    data = stream_of()
-    found = places(data)
+@pytest.mark.parametrize("legacy", [False, True])
+def test_damage_is_noticed(tmp_path: Path, legacy: bool) -> None:
+    """A stream of before Arrow 0.15 has no marks before the lengths of heads."""
+    data = stream_of(use_legacy_format=legacy)
+    found = index(data).places
     assert found is not None
+    mark = 0 if legacy else 4
+    damaged = [
+        b"",
+        b"\0" * 8,
+        data[: -mark - 4],
+        data[:-1],
+        data[: found[3]],
+        data[: found[3] + 10],
+        data[: found[4] - 8],
+    ]
     for at in (0, found[3]):
-        assert places(data[:at] + b"\0" + data[at + 1 :]) is None  # the mark
-        assert places(data[: at + 4] + (1 << 30).to_bytes(4, "little") + data[at + 8 :]) is None  # the head's length
-        assert places(data[: at + 8] + b"\xff" * 4 + data[at + 12 :]) is None  # where the table is
-        assert places(data[: at + 8] + bytes(40) + data[at + 48 :]) is None
-    assert places(stream_of(use_legacy_format=True)) is None
-    assert places(data[:-8]) is None
-    assert places(data[:-4]) is None
-    assert places(b"") is None
+        head = at + mark + 4
+        damaged += [
+            data[: at + mark] + (1 << 30).to_bytes(4, "little") + data[at + mark + 4 :],  # the length of the head
+            data[:head] + b"\xff" * 4 + data[head + 4 :],  # where the table is
+            data[:head] + bytes(40) + data[head + 40 :],
+        ]
+        damaged += [] if legacy else [data[:at] + b"\0" + data[at + 1 :]]  # the mark
+    for one in damaged:
+        assert index(one) == StreamIndex(False, None)
+        (tmp_path / "a.arrow").write_bytes(one)
+        with pytest.raises(OSError, match=r"a\.arrow: it is not an Arrow file, or a stream that is damaged or cut off"):
+            Feed.from_files(tmp_path / "a.arrow", batch_size=4).splits()  # type: ignore[operator]
 
 
 def test_a_stream_that_was_written_again_is_not_read_at_its_old_places(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ The worker imports pyarrow: its threads do not survive a fork.
 
 from __future__ import annotations
 
-import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any
 
 from penstock_proto import distribution
 
@@ -23,10 +23,9 @@ from ..names_on_disk import on_disk_as
 from ..reader import StackReader
 from ..row_stacks import RowStack
 from ..structure import Columns
-from .stream_index import record_batches
+from .stream_index import StreamIndex, index_of
 
 _MAGIC = b"ARROW1"
-_END = b"\xff\xff\xff\xff\0\0\0\0"
 _SPLITS = 256
 """Most splits of a file."""
 
@@ -125,19 +124,19 @@ class OpenedArrow:
     Args:
         name: of the file.
         source: a file, which can be one of pyarrow.
-        is_stream: whether it is a stream.
+        index: where the record batches of a stream are; None for a file.
 
     Attributes:
         schema: its columns.
     """
 
-    def __init__(self, name: str, source: Any, is_stream: bool) -> None:
+    def __init__(self, name: str, source: Any, index: StreamIndex | None) -> None:
         from pyarrow import ipc
 
         self._name = name
         self._source = source
-        self._is_stream = is_stream
-        self._places = _places(name) if is_stream else None
+        self._is_stream = is_stream = index is not None
+        self._places = None if index is None else index.places
         with _readable(name):
             self._reader = ipc.open_stream(source) if is_stream else ipc.open_file(source)
             self.schema = self._reader.schema
@@ -193,42 +192,25 @@ def opened_arrow(file: str) -> Iterator[OpenedArrow]:
     except ImportError:
         raise ImportError(f"Arrow files need pyarrow: {distribution.pip_install('parquet')}") from None
     with fs.open_binary(file) as stream:
-        is_stream = fs.read_exactly(stream, len(_MAGIC)) != _MAGIC
+        is_file = fs.read_exactly(stream, len(_MAGIC)) == _MAGIC
+        index = None if is_file else _remembered_index(file, fs.size_of(file), *fs.stamp_of(file))
+        if index is not None and not index.whole:  # pyarrow takes one that was cut between two record batches for whole
+            raise OSError(
+                f"{file}: it is not an Arrow file, or a stream that is damaged or cut off: copy it again, or close its "
+                "writer"
+            )
         stream.seek(0)
         if fs.is_url(file):
-            yield OpenedArrow(file, stream, is_stream)
+            yield OpenedArrow(file, stream, index)
         else:
-            if is_stream:
-                _check_end(file, stream)
             with _readable(file), pyarrow.memory_map(file) as mapped:
-                yield OpenedArrow(file, mapped, is_stream)
-
-
-def _places(file: str) -> tuple[int, ...] | None:
-    """Return where the record batches of a stream are, or None; see `record_batches`."""
-    size = fs.size_of(file)
-    return None if size is None else _remembered_places(file, size, *fs.stamp_of(file))
+                yield OpenedArrow(file, mapped, index)
 
 
 @lru_cache(_STREAMS)
-def _remembered_places(file: str, size: int, stamp: Any) -> tuple[int, ...] | None:
+def _remembered_index(file: str, size: int | None, stamp: Any) -> StreamIndex:
     with fs.open_binary(file) if fs.is_url(file) else open(file, "rb", buffering=_HEADS) as stream:
-        found = record_batches(stream, size)
-    return None if found is None else tuple(found)
-
-
-def _check_end(file: str, stream: BinaryIO) -> None:
-    """Check that a stream ends with its mark: pyarrow takes one that was cut between two record batches for whole.
-
-    Raises:
-        OSError: it does not.
-    """
-    stream.seek(-min(len(_END), stream.seek(0, io.SEEK_END)), io.SEEK_END)
-    if fs.read_exactly(stream, len(_END)) != _END:
-        raise OSError(
-            f"{file}: it is not an Arrow file, or a stream that is cut off, as the mark of its end is missing: copy it "
-            "again, or close its writer"
-        )
+        return index_of(stream, sys.maxsize if size is None else size)
 
 
 @contextmanager

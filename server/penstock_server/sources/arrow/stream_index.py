@@ -1,4 +1,4 @@
-"""Finds the record batches of an Arrow stream without reading their data.
+"""Finds the record batches of an Arrow stream, and its end, without reading their data.
 
 A stream is a series of messages: its schema, dictionaries, and record batches. The head of a message is a flatbuffer
 that says what kind it is, and how many bytes of data follow. See "Encapsulated message format" in
@@ -8,15 +8,15 @@ https://arrow.apache.org/docs/format/Columnar.html, and Message.fbs and Schema.f
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from .. import files as fs
 
 _MARK = b"\xff\xff\xff\xff"
-"""What each message begins with, since Arrow 0.15."""
+"""What comes before the length of each head since Arrow 0.15. A length of 0 ends the stream."""
 
-_LONGEST_HEAD = 16 << 20
-_SCHEMA, _RECORD_BATCH = 1, 3
+_LONGEST_HEAD = 64 << 20
+_SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 _KIND, _HEADER, _BODY_LENGTH = 1, 2, 3
 """Fields of a message: its kind, what is described, and the bytes of its data."""
 
@@ -24,42 +24,52 @@ _ENDIANNESS = 0
 """The field of a schema."""
 
 
-def record_batches(stream: BinaryIO, size: int) -> list[int] | None:
-    """Return where the record batches of a stream begin.
+class StreamIndex(NamedTuple):
+    """What the heads of a stream's messages say.
 
-    Args:
-        stream: the file.
-        size: its bytes.
-
-    Returns:
-        Their offsets. None if one cannot be read without what comes before it, as there are dictionaries or the numbers
-        are big-endian; or if the stream is old or damaged, of which pyarrow knows more.
+    Attributes:
+        whole: whether it has all its messages. If not, it is cut off or damaged.
+        places: the offset of each record batch. None if one cannot be read without what comes before it, as there are
+            dictionaries, or the numbers are big-endian.
     """
-    found: list[int] = []
-    at = 0
+
+    whole: bool
+    places: tuple[int, ...] | None
+
+
+_DAMAGED = StreamIndex(False, None)
+
+
+def index_of(stream: BinaryIO, size: int) -> StreamIndex:
+    """Read the heads of the messages of a stream, which has `size` bytes."""
+    mark = fs.read_exactly(stream, len(_MARK))
+    mark = mark if mark == _MARK else b""
+    places: list[int] = []
+    alone, at = True, 0
     while True:
         stream.seek(at)
-        start = fs.read_exactly(stream, 8)
-        length = int.from_bytes(start[4:], "little")
-        if len(start) < 8 or start[:4] != _MARK or length > _LONGEST_HEAD:
-            return None
+        start = fs.read_exactly(stream, len(mark) + 4)
+        length = int.from_bytes(start[-4:], "little")
+        if len(start) < len(mark) + 4 or not start.startswith(mark) or length > _LONGEST_HEAD:
+            return _DAMAGED
         if not length:
-            return found
+            return StreamIndex(True, tuple(places) if alone else None) if at else _DAMAGED
         try:
-            kind, body = _message(fs.read_exactly(stream, length))
+            kind, little, body = _message(fs.read_exactly(stream, length))
         except (struct.error, IndexError):
-            return None
-        if kind != (_RECORD_BATCH if at else _SCHEMA) or body < 0:
-            return None
+            return _DAMAGED
+        if body < 0 or (kind not in (_DICTIONARY, _RECORD_BATCH) if at else kind != _SCHEMA):
+            return _DAMAGED
+        alone = alone and little and kind != _DICTIONARY
         if kind == _RECORD_BATCH:
-            found.append(at)
-        at += 8 + length + body
+            places.append(at)
+        at += len(start) + length + body
         if at > size:
-            return None
+            return _DAMAGED
 
 
-def _message(head: bytes) -> tuple[int, int]:
-    """Return the kind of a message, and the bytes of its data. The kind of a big-endian schema is 0.
+def _message(head: bytes) -> tuple[int, bool, int]:
+    """Return the kind of a message, whether it may be little-endian, and the bytes of its data.
 
     Raises:
         IndexError, struct.error: it is damaged.
@@ -68,12 +78,11 @@ def _message(head: bytes) -> tuple[int, int]:
     kind_at, body_at = _field(head, table, _KIND), _field(head, table, _BODY_LENGTH)
     kind = head[kind_at] if kind_at else 0
     body = _unpack("<q", head, body_at) if body_at else 0
-    if kind == _SCHEMA:
-        header_at = _field(head, table, _HEADER)
-        endianness_at = _field(head, header_at + _unpack("<I", head, header_at), _ENDIANNESS)
-        if endianness_at and _unpack("<h", head, endianness_at):
-            kind = 0
-    return kind, body
+    if kind != _SCHEMA:
+        return kind, True, body
+    header_at = _field(head, table, _HEADER)
+    endianness_at = _field(head, header_at + _unpack("<I", head, header_at), _ENDIANNESS)
+    return kind, not (endianness_at and _unpack("<h", head, endianness_at)), body
 
 
 def _field(head: bytes, table: int, number: int) -> int:
