@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -60,4 +61,14 @@ def describe(error: BaseException) -> str:
             'trainer\'s process, with penstock.dataset("MODULE:ATTR", workers=0)'
         )
     unknown = is_of_reader(error) and not (is_explained(error) or isinstance(error, OSError | ImportError))
-    return f"raised {summary(error)}{UNKNOWN_DAMAGE if unknown else ''}"
+    return f"raised {summary(error)}{UNKNOWN_DAMAGE if unknown else ''}{_about_threads(error)}"
+
+
+def _about_threads(error: BaseException) -> str:
+    """Return what to do if code may only run on the thread that made an object, or on the main thread; or ""."""
+    if threading.get_ident() == threading.main_thread().ident or "thread" not in str(error):
+        return ""
+    return (
+        ". With workers=0 the code of a feed runs on the thread that reads the stream. With workers=1 it is imported "
+        "and runs on the main thread of a process of its own"
+    )

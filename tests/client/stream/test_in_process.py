@@ -321,6 +321,46 @@ def test_an_error_of_user_code_has_the_exception_itself_as_its_cause(write: Writ
             assert caught.value.worker is None
 
 
+def test_code_that_is_bound_to_a_thread_is_told_that_workers_run_it_on_one(write: Write) -> None:
+    """TensorFlow and others read on threads of their own."""
+    target = write("""
+        import sqlite3
+        from penstock_server import Feed
+
+        class Rows:
+            def __init__(self):
+                self.database = sqlite3.connect(":memory:")
+
+            def __call__(self, split):
+                for (number,) in self.database.execute("VALUES (1), (2), (3)"):
+                    yield number
+
+        feed = Feed(Rows(), splits=[0], batch_size=3)
+        """)
+    found: list[Any] = []
+
+    def read() -> None:
+        try:
+            found.extend(connection.batches())
+        except penstock.GeneratorError as error:
+            found.append(str(error))
+
+    with penstock.connect(target, workers=0) as connection:
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+    assert re.search(
+        r"(?s)raised ProgrammingError: SQLite objects created in a thread can only be used in that same thread\. .*"
+        r"With workers=1 it is imported and runs on the main thread of a process of its own",
+        found[0],
+    )
+    with penstock.connect(target, workers=1) as connection:
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+    assert found[1].tolist() == [1, 2, 3]
+
+
 def test_a_dataset_shows_the_traceback_of_user_code(tf: Any, write: Write) -> None:
     with pytest.raises(tf.errors.OpError, match="GeneratorError") as caught:
         list(penstock.dataset(write(FAILING), workers=0))
