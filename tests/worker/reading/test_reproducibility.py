@@ -69,6 +69,16 @@ class Honest:
     def __getitem__(self, i):
         return np.random.random(3)
 
+class Lazy:
+    "As Keras' DirectoryIterator: draws the order of its items at its first use."
+    order = None
+    def __len__(self):
+        return 9
+    def __getitem__(self, i):
+        if self.order is None:
+            self.order = np.random.permutation(9)
+        return self.order[i] + np.random.random(3)
+
 def opening(rng):
     "A game: each begins with the same board."
     yield np.zeros(3)
@@ -106,6 +116,7 @@ constant = Feed(constant, segment=40, batch_size=4)
 drawn = Feed(drawn, splits=lambda: S, batch_size=1)
 drawn_globally = Feed(drawn_globally, splits=S, batch_size=1)
 honest = Feed(Honest(), batch_size=1, shuffle=1)
+lazy = Feed(Lazy(), batch_size=1)
 opening = Feed(opening, segment=40, batch_size=4)
 coin = Feed(coin, segment=1, batch_size=1)
 numbered = Feed(numbered, segment=4, samples=40, batch_size=4)
@@ -146,7 +157,7 @@ BAD = {
     "unseeded_batches_of_items": r"item 0 gave a different first sample \(batch after batch_transform=\)",
     "constant": r"segments 0 and 1 have the same samples, .*`rng`",
 }
-HONEST = "drawn drawn_globally honest opening coin numbered empty_at_first one_breaks none".split()
+HONEST = "drawn drawn_globally honest lazy opening coin numbered empty_at_first one_breaks none".split()
 HONEST += ["transformed", "transformed_items"]
 PATIENT = {"coordinator.production.first_samples.MOST_SECONDS": 3600}  # otherwise a busy machine leaves some out
 

@@ -80,13 +80,19 @@ class ReproducibilityCheck:
         return Comparison()
 
     def _item(self, digests: bytes) -> Comparison:
-        first = self._item_digests(0)
+        used = self._feed.items.is_at(0)
+        first = before = self._item_digests(0)
+        again = self._item_after_another()
+        if again != first:  # it may draw random numbers at its first use, with which no stream begins
+            before, again = again, self._item_after_another()
+        if first != digests and not used:
+            return self._differs("item 0", [first], digests, again == before)
+        return Comparison() if again == before else self._differs("item 0", [again], before, False)
+
+    def _item_after_another(self) -> bytes:
         if self._feed.plan.length != 1:
             self._item_digests(1)
-        again = self._item_digests(0)
-        if first != digests:
-            return self._differs("item 0", [first], digests, first == again)
-        return Comparison() if again == first else self._differs("item 0", [again], digests, False)
+        return self._item_digests(0)
 
     def _item_digests(self, index: int) -> bytes:
         return self._digests(self._probe.item(index, warm=index != 0))
