@@ -19,7 +19,7 @@ from ...targets.pickled import dumps
 from ...worker_state.activity import ActivityPage
 from ..batch.sample_spec import digests_of, infer_spec, nbytes_of
 from ..failures import describe
-from ..isolation import shared_objects, shared_settings
+from ..isolation import held_locks, shared_objects, shared_settings
 from ..isolation.randomness import GlobalRandomness
 from ..items.keras_items import KerasItems
 from ..lane.lane_splits import MAX_EMPTY
@@ -88,6 +88,8 @@ class Probe:
                 try:
                     for sample in opened.first():
                         seconds = time.monotonic() - began
+                        if locks := held_locks.held_locks(feed.declared.generate):
+                            raise FeedError(held_locks.error(plan.name, locks))
                         warnings = self._shared(settings, state)
                         if once:
                             warnings += (shared_objects.read_once_warning(plan.name, once),)
