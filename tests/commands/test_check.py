@@ -55,6 +55,17 @@ def pooled(split):
 
 with_processes = Feed(pooled, **pieces)
 
+def expensive():
+    for number in range(1000):
+        time.sleep(0.002)
+        yield np.float32(number)
+
+def cheap(sample):
+    return 2 * sample
+
+whole = Feed(expensive, batch_size=4, transform=cheap)
+whole_in_one_lane = Feed(expensive, batch_size=4, transform=cheap, lanes=1)
+
 def numbers(split, least):
     yield from range(10 if split else least)
 
@@ -410,6 +421,16 @@ def test_a_feed_that_has_processes_of_its_own_leaves_none_behind(check: Check, t
     assert (checked.status, len(checked.told["findings"]), checked.told["agree"]) == (0, 1, True)
     assert "starts 2 processes of its own. In each of 16 lanes" in checked.finding("processes")["what"]
     wait_until(lambda: not running_in(tmp_path))
+
+
+def test_lanes_that_all_run_an_expensive_generator_are_named(check: Check) -> None:
+    finding = check("feeds.py:whole").finding("lanes")
+    assert (
+        "each of the 16 lanes runs the whole generator, and drops what the others keep. That takes" in finding["what"]
+    )
+    assert "give segment=N" in finding["fix"]
+    found = check("feeds.py:whole_in_one_lane").told["findings"]
+    assert not any("runs the whole generator" in one["what"] for one in found)
 
 
 def test_data_files_are_checked_as_served(check: Check, tmp_path: Path) -> None:

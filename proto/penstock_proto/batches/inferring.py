@@ -112,10 +112,11 @@ def _refuse_list_of_arrays(value: Any, path: str, advice: Advice) -> None:
     item = _first_of(value)
     if item is not value and len(getattr(item, "shape", ())):
         if len({np.shape(part) if hasattr(part, "shape") else None for part in value}) > 1:
+            alike = len({(len(getattr(part, "shape", ())), getattr(part, "dtype", None)) for part in value}) == 1
+            one_leaf = f", if they are separate leaves. If they are one leaf, {_how_to_declare(value)}" if alike else ""
             raise SpecError(
                 f"sample{path} is a list of {len(value)} arrays of different shapes: yield a tuple of them, such as "
-                f"((a, b), y), if they are separate leaves. If they are one leaf, {_how_to_declare(value)}. "
-                f"{advice(path, is_list=True)}"
+                f"((a, b), y){one_leaf}. {advice(path, is_list=True)}"
             )
         raise SpecError(
             f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), if they "

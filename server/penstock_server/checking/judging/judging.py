@@ -18,13 +18,16 @@ from .collecting import Facts
 from .culprit import HASH
 from .culprit_words import cause
 from .runs import Outcome
-from .sizes import Memory
+from .sizes import Memory, rate_text
 
 _HEAVY = 150 << 20
 """Bytes of a library from which it is worth a note."""
 
 _ENOUGH = 16
 """Samples that must be equal, over all segments, before segments count as equal."""
+
+_MOST_DROPPED = 0.5
+"""The share of the workers' time that may go into samples which other lanes keep."""
 
 _SAID_BY_REPEATING = (REPEATS, PIECES, UNEVEN)
 """What a plain loop shows of segments that repeat: the finding that they do gives the same advice."""
@@ -57,6 +60,7 @@ def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
         found += _reading(first.imported, first.done, facts.recording)
     if first.imported is not None:
         found += _carried(facts, first.imported)
+        found += _dropped(facts, first.imported)
     found += _runs(facts)
     return by_severity(found)
 
@@ -250,6 +254,26 @@ def _carried(facts: Facts, imported: Imported) -> Iterator[Finding]:
         return
     if found.kind != UNKNOWN or not (first.failed or first.skipped or first.broke):
         yield lost(found, imported.plan)
+
+
+def _dropped(facts: Facts, imported: Imported) -> Iterator[Finding]:
+    """Yield a finding if lanes take most of their time for samples that other lanes keep."""
+    done, lanes = facts.first.done, imported.plan.lanes
+    if not facts.source_seconds or done is None or not done.samples:
+        return
+    share = (lanes - 1) * facts.source_seconds * done.samples / max(done.seconds, 1e-9)
+    if share < _MOST_DROPPED:
+        return
+    unit = "batches" if imported.plan.batch_size is None else "samples"
+    yield Finding(
+        WARNING,
+        "lanes",
+        f"each of the {lanes} lanes runs the whole generator, and drops what the others keep. That takes about "
+        f"{100 * min(share, 0.99):.0f} % of the workers' time: a plain loop over the generator makes "
+        f"{rate_text(1 / facts.source_seconds)} {unit}/s, and a worker {rate_text(done.samples / done.seconds)}",
+        fix="divide the generator: give segment=N if it makes up random samples, or splits= (files, or ranges), or let "
+        "it take `shard`. Or move what takes its time to transform=. If that is cheap, give lanes=1",
+    )
 
 
 def _equal_segments(recording: Recording) -> int:

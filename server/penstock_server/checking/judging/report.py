@@ -17,7 +17,7 @@ from ...targets.file_target import shown_target
 from ..findings.findings import ERROR, Finding
 from .collecting import Facts
 from .mixing import mixing
-from .sizes import Memory, fastest, speed, useful_workers
+from .sizes import Memory, fastest, rate_text, speed, useful_workers
 
 _WIDTH = 110
 _INDENT = 10
@@ -188,9 +188,9 @@ def _speed(report: Report, plan: FeedPlan, n_splits: int) -> str:
     busy = fastest(plan, n_splits, report.workers)
     others = min(done.others, report.cpus)
     could = speed(rate, share, busy, report.cpus - others)
-    text = f"1 worker makes {_rate(rate)} {unit}/s, and takes {100 * share:.0f} % of a CPU"
+    text = f"1 worker makes {rate_text(rate)} {unit}/s, and takes {100 * share:.0f} % of a CPU"
     if report.workers > 1:
-        text += f"; {report.workers} workers could make up to {_rate(could)}"
+        text += f"; {report.workers} workers could make up to {rate_text(could)}"
         text += f" on {_number(report.cpus, 'CPU')}, one of which trainer and daemon keep busy"
     if others >= _BUSY * report.cpus:
         text += f". Other processes used {others:.1f} CPUs meanwhile: on an idle machine the feed is faster"
@@ -228,8 +228,3 @@ def _wrapped(head: str, text: str) -> Iterator[str]:
 def _number(count: int, word: str) -> str:
     plural = f"{word}es" if word.endswith("tch") else f"{word}s"
     return f"{count:,} {word if count == 1 else plural}"
-
-
-def _rate(value: float) -> str:
-    digits = 3 - len(f"{value:.0f}")
-    return f"{round(value, digits):,.0f}" if value >= 10 else f"{value:.2g}"

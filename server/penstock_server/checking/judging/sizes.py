@@ -96,3 +96,9 @@ def speed(rate: float, cpu_share: float, workers: int, cpus: float) -> float:
         cpus: CPUs of this host that others leave.
     """
     return rate * min(workers, max(1.0, max(cpus - 1, cpus / 2) / max(cpu_share, 1e-3)))
+
+
+def rate_text(value: float) -> str:
+    """Return a number of samples a second as text, with two digits or three."""
+    digits = 3 - len(f"{value:.0f}")
+    return f"{round(value, digits):,.0f}" if value >= 10 else f"{value:.2g}"

@@ -197,6 +197,8 @@ class Done(Struct, frozen=True, tag=True):
         empty: for how many splits the generator has yielded no sample.
         without_samples: the first of these splits.
         carried: what the generator carries on that the feed loses; None if nothing, or if the task was not PLAIN.
+        source_seconds: for PLAIN, how long the generator takes for a sample (or ready batch), if every lane runs all of
+            it; otherwise 0.
     """
 
     samples: int
@@ -213,6 +215,7 @@ class Done(Struct, frozen=True, tag=True):
     empty: int = 0
     without_samples: tuple[str, ...] = ()
     carried: Carried | None = None
+    source_seconds: float = 0.0
 
 
 class CauseAsked(Struct, frozen=True):

@@ -9,13 +9,13 @@ loader that shuffles its rows makes other batches of them each time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
-from ...feed.combined.feed_kinds import generator_call, kind_of
+from ...feed.combined.feed_kinds import generator_call, is_shared, kind_of
 from ...feed.combined.mixed import is_mix
 from ...feed.combined.zipped import Zipped
 from ...feed.objects.endless_items import EndlessItems
@@ -90,6 +90,27 @@ def carried(feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomnes
         return unknown(f"{loops.name} {describe(error)}")
 
 
+def source_seconds(feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomness, seconds: float) -> float:
+    """Return how long the generator of `feed` takes for a sample, if every lane runs all of it; otherwise 0.
+
+    The arguments are those of `carried`.
+    """
+    if not is_shared(feed.declared) or isinstance(feed.declared.generate, Zipped):
+        return 0.0
+    began, count = time.monotonic(), 0
+    samples = _Loops(feed, splits, randomness, began + seconds).samples()
+    try:
+        for _ in samples:
+            count += 1
+            if time.monotonic() > began + seconds:
+                break
+    except Exception:  # the first run says so
+        return 0.0
+    finally:
+        samples.close()
+    return (time.monotonic() - began) / count if count else 0.0
+
+
 @dataclass
 class _Read:
     """Samples that were read, or rows of batches.
@@ -138,6 +159,10 @@ class _Loops:
         self._as_wholes = False
         """Whether samples are compared as wholes, not leaf by leaf."""
         self.takes_split = self._call.wants.split
+
+    def samples(self) -> Generator[Any, None, None]:
+        """Yield the samples of a plain loop."""
+        yield from self._start(0, 0)()
 
     def segments(self, segment: int) -> Carried | None:
         """Compare one long run with the segments of an epoch, and the segments with each other.

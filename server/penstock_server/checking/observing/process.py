@@ -41,12 +41,15 @@ from ...worker_state.activity import ActivityPage
 from . import debugging, frames, gpu, messages, state_watch
 from .cpu_time import CpuWatch
 from .imports import ImportWatch, files_opened, open_paths, resident
-from .plain_loop import carried
+from .plain_loop import carried, source_seconds
 from .reading import Reader
 from .recording import Recorder, load
 from .sources import GLOBAL, SEEDED, Spy
 
 _REPORT_SECONDS = 0.1
+
+_SOURCE_SECONDS = 0.5
+"""How long the generator is timed alone."""
 
 _NAMED = 3
 """Splits without samples that are named."""
@@ -176,9 +179,10 @@ class Process:
         """Compare with a plain loop over the generator."""
         self._page.enter(0, 0, "a plain loop over the generator")
         found = carried(feed, splits, self._randomness, self._task.seconds)
+        each = source_seconds(feed, splits, self._randomness, _SOURCE_SECONDS)
         self._page.leave()
         orphans.kill_all(_REPORT_SECONDS)  # this process ends now, and nothing of it may go on
-        self._say(messages.Done(0, 0.0, 0.0, True, messages.Gpu(), (), carried=found))
+        self._say(messages.Done(0, 0.0, 0.0, True, messages.Gpu(), (), carried=found, source_seconds=each))
 
     def _look(self, feed: LoadedFeed) -> Any:
         """List the splits, and look at a first sample, as a worker does when the daemon starts. Return the splits."""

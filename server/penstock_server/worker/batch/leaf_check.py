@@ -99,14 +99,17 @@ class LeafCheck:
         if self._is_empty(shape):
             return _EMPTY
         if len(shape) != len(wanted):
-            return f"a leaf has the same number of dimensions in every {self._what}, here {len(wanted)}"
+            return (
+                f"a leaf has the same number of dimensions in every {self._what}, here {len(wanted)}, unless "
+                f"Feed(spec=...) has a wrong shape, instead of {shape}"
+            )
         dims = tuple(dim if dim == has else None for dim, has in zip(wanted, shape, strict=True))
         declared = f'with None for each dimension that varies, here Leaf("{self._leaf.dtype}", {dims})'
         if self._what == "batch":
             return f"give Feed(spec=...) {declared}"
         return (
-            f"if samples differ in shape, declare the leaf in Feed(spec=...) {declared}, and give "
-            'batching="pad" or batching="ragged"'
+            f"if Feed(spec=...) has a wrong shape, correct it to {shape}; if samples differ in shape, declare the leaf "
+            f'there {declared}, and give batching="pad" or batching="ragged"'
         )
 
     def _is_empty(self, shape: tuple[int, ...]) -> bool:
