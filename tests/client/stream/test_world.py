@@ -193,6 +193,17 @@ def test_a_module_that_needs_arguments_is_an_error_at_the_start_of_serve_that_na
     assert f"feeds.py:{line} reads the command line" in daemon.stderr()
 
 
+def test_a_module_that_cannot_read_the_trainers_command_line_is_an_error_that_names_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, feeds="import argparse\np = argparse.ArgumentParser()\np.parse_args()")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "3"])
+    with pytest.raises(
+        penstock.StartError, match=r"feeds\.py:3 reads the command line, but that is the command line of"
+    ):
+        penstock.connect(f"{tmp_path}/feeds.py:feed", workers=1)
+
+
 RELATIVE = """
     from penstock_server import Feed
     from ..values import VALUE

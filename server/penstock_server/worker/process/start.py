@@ -210,22 +210,25 @@ def _import(target: str, *, served: bool) -> Made:
     try:
         return load(target)
     except (SystemExit, KeyboardInterrupt) as error:
-        why = f"importing {shown_target(target)} {describe(error)}{_about_argv(error) if served else ''}"
+        why = f"importing {shown_target(target)} {describe(error)}{_about_argv(error, served)}"
         raise StartError(why, remote_traceback=user_traceback(error)) from error
     except StartError as error:
-        if served and error.__cause__ is not None:
-            error.args = (f"{error.message}{_about_argv(error.__cause__)}",)
+        if error.__cause__ is not None:
+            error.args = (f"{error.message}{_about_argv(error.__cause__, served)}",)
         raise
 
 
-def _about_argv(error: BaseException) -> str:
-    """Return what to do if a module failed because it has no arguments here, with the line; otherwise an empty text."""
+def _about_argv(error: BaseException, served: bool) -> str:
+    """Return what to do if a module failed because of its command line, with the line; otherwise an empty text."""
     line = users_line(error)
     if line is None or not ((isinstance(error, SystemExit) and line.called) or "argv" in line.text):
         return ""
+    whose = "that is the command line of the trainer here"
+    if served:
+        whose = "the modules of a daemon have no arguments (sys.argv has only the path of the module)"
     return (
-        f". {line.where} reads the command line, but the modules of a daemon have no arguments (sys.argv has only the "
-        'path of the module): read environment variables there, or under `if __name__ == "__main__":`'
+        f". {line.where} reads the command line, but {whose}: read environment variables there, or under "
+        '`if __name__ == "__main__":`'
     )
 
 
