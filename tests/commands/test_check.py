@@ -25,7 +25,7 @@ from penstock_server.checking.observing import messages
 from penstock_server.checking.observing.cpu_time import CpuWatch
 from penstock_server.checking.observing.messages import Carried, Done, Gpu, Source
 from penstock_server.checking.observing.repeats import lost_by_segments, one_pass
-from penstock_server.checking.observing.sources import SEEDED
+from penstock_server.checking.observing.sources import AT_IMPORT, SEEDED
 from tests.conftest import DaemonLauncher, wait_until
 
 FEEDS = """
@@ -963,6 +963,13 @@ def test_what_is_always_the_same_if_read_alone_may_still_depend_on_threads() -> 
     assert "or on threads or processes that your code starts" in what
     assert where == "feed.py:9 in rows"
     assert "take the results of threads and processes in a fixed order" in fix
+
+
+def test_a_library_that_starts_threads_on_its_own_is_named() -> None:
+    """As a decorator does that reads ahead: no line of the user's starts the thread."""
+    library, imported = Source("thread", "", "prefetch_generator"), Source("thread", "", AT_IMPORT)
+    found = World(Source("elsewhere"), used=(A, library, imported)).found()
+    assert found.at_once == ("prefetch_generator",)
 
 
 def test_a_source_is_found_although_there_are_threads() -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from ..observing.messages import Done, Source
 from ..observing.recording import Recording
+from ..observing.sources import AT_IMPORT
 
 HASH, BEFORE, SOURCES, UNKNOWN = "hash", "before", "sources", "unknown"
 
@@ -195,12 +196,12 @@ def _unlikely(source: Source) -> int:
 
 
 def _at_once(result: Result) -> tuple[str, ...]:
-    """Return the lines that start threads or processes in either run."""
+    """Return the lines that start threads or processes in either run, or the libraries that do so on their own."""
     found: dict[str, None] = {}
     for done in result.runs:
         for source in () if done is None else done.used:
-            if source.kind in _AT_ONCE and source.site:
-                found[source.site] = None
+            if source.kind in _AT_ONCE and (source.site or source.library != AT_IMPORT):
+                found[source.site or source.library] = None
     return tuple(found)
 
 

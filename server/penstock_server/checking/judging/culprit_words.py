@@ -15,7 +15,8 @@ _GLOBAL_TOO = (
 )
 
 _IN_ORDER = (
-    "take the results of threads and processes in a fixed order, and give each its own random numbers, from `rng`"
+    "take the results of threads and processes in a fixed order, and give each its own random numbers, from `rng` (you "
+    "need no prefetcher: workers read ahead)"
 )
 
 _FIXES = {
