@@ -16,7 +16,7 @@ from typing import Any
 from ...feed.options.used_globals import used_globals
 from .shared_objects import variables_of
 
-_LOCKS = (type(threading.Lock()), threading.Semaphore)
+_LOCKS = (type(threading.Lock()), threading.Semaphore, threading.BoundedSemaphore)
 """An RLock lets the same thread in again, and a lock of `multiprocessing` may be held by another process."""
 
 _PATIENCE = 2.0
@@ -28,7 +28,8 @@ _DEPTH = 3
 
 def held_locks(generate: Any) -> tuple[str, ...]:
     """Return the names of the locks that `generate`, whose generator has yielded, can see and nobody releases."""
-    return tuple(name for name, lock in dict(_locks(generate, _DEPTH)).items() if not _is_free(lock))
+    found = {id(lock): (name, lock) for name, lock in _locks(generate, _DEPTH)}
+    return tuple(name for name, lock in found.values() if not _is_free(lock))
 
 
 def error(feed: str, names: tuple[str, ...]) -> str:
@@ -54,14 +55,14 @@ def _locks(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
             if name in function.__globals__:
                 found[name] = function.__globals__[name]
     for name, one in found.items():
-        if isinstance(one, _LOCKS):
+        if type(one) in _LOCKS:
             yield name, one
         elif isinstance(one, FunctionType | MethodType | functools.partial):
             yield from _locks(one, depth - 1)
         elif depth > 1 and not isinstance(one, type | ModuleType):
             owned = getattr(one, "__dict__", None)
             if isinstance(owned, dict):
-                yield from ((f"{name}.{key}", lock) for key, lock in [*owned.items()] if isinstance(lock, _LOCKS))
+                yield from ((f"{name}.{key}", lock) for key, lock in [*owned.items()] if type(lock) in _LOCKS)
 
 
 def _is_free(lock: Any) -> bool:
