@@ -307,11 +307,12 @@ def test_a_ready_batch_without_rows_is_said_to_be_empty(spec: Leaf, empty: Any) 
 
 
 @pytest.mark.parametrize(("collate", "what"), [(Rows, "sample"), (partial(ReadyBatches, copy=False), "batch")])
-def test_no_spec_is_proposed_for_another_number_of_dimensions(collate: Any, what: str) -> None:
+def test_no_leaf_is_proposed_for_another_number_of_dimensions(collate: Any, what: str) -> None:
     collates = collate(Leaf("float32", (2, 3)))
     with pytest.raises(BadSample, match=f"the same number of dimensions in every {what}, here 2") as raised:
         collates.fill(collates.store(1), 0, 1, iter([IMAGE[0]]))
-    assert "Feed(spec=" not in str(raised.value)
+    assert str(raised.value).endswith("If Feed(spec=...) has a wrong shape, correct it to (3,)")
+    assert "Leaf(" not in str(raised.value)
 
 
 def test_the_leaves_of_a_ready_batch_have_one_length_unless_the_user_has_declared_them() -> None:

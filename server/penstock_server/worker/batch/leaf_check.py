@@ -100,8 +100,8 @@ class LeafCheck:
             return _EMPTY
         if len(shape) != len(wanted):
             return (
-                f"a leaf has the same number of dimensions in every {self._what}, here {len(wanted)}, unless "
-                f"Feed(spec=...) has a wrong shape, instead of {shape}"
+                f"a leaf has the same number of dimensions in every {self._what}, here {len(wanted)}. If "
+                f"Feed(spec=...) has a wrong shape, correct it to {shape}"
             )
         dims = tuple(dim if dim == has else None for dim, has in zip(wanted, shape, strict=True))
         declared = f'with None for each dimension that varies, here Leaf("{self._leaf.dtype}", {dims})'
