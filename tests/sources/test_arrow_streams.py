@@ -152,6 +152,11 @@ def test_damage_is_noticed(tmp_path: Path, legacy: bool) -> None:
             data[:head] + bytes(40) + data[head + 40 :],
         ]
         damaged += [] if legacy else [data[:at] + b"\0" + data[at + 1 :]]  # the mark
+    end = found[3] + mark + 4 + int.from_bytes(data[found[3] + mark : found[3] + mark + 4], "little")
+    length = (found[4] - end).to_bytes(8, "little")
+    assert length in data[found[3] : end]
+    endless = data[found[3] : end].replace(length, (2**63 - 1).to_bytes(8, "little"))  # no file can be read from there
+    damaged.append(data[: found[3]] + endless + data[end:])
     for one in damaged:
         assert index(one) == StreamIndex(False, None)
         (tmp_path / "a.arrow").write_bytes(one)

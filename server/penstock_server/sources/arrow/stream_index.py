@@ -18,7 +18,7 @@ _MARK = b"\xff\xff\xff\xff"
 _LONGEST_HEAD = 64 << 20
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 _KIND, _HEADER, _BODY_LENGTH = 1, 2, 3
-"""Fields of a message: its kind, what is described, and the bytes of its data."""
+"""The numbers of a message's fields: its kind, its header, and the length of its data."""
 
 _ENDIANNESS = 0
 """The field of a schema."""
@@ -29,8 +29,8 @@ class StreamIndex(NamedTuple):
 
     Attributes:
         whole: whether it has all its messages. If not, it is cut off or damaged.
-        places: the offset of each record batch. None if one cannot be read without what comes before it, as there are
-            dictionaries, or the numbers are big-endian.
+        places: the offset of each record batch. None if the stream must be read in order, because it has dictionaries
+            or is big-endian.
     """
 
     whole: bool

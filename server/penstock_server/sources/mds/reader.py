@@ -285,7 +285,7 @@ class Shard:
         """Yield samples, about 1 MiB at a time.
 
         Raises:
-            OSError: they are damaged, or there are not so many. The samples before the damage have been yielded.
+            OSError: a sample is damaged, or the shard has fewer samples. Those before the damage are yielded first.
         """
         if stop >= len(self._offsets):
             raise self._damaged(f"it has {len(self._offsets) - 1} samples, fewer than the index says")
