@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from penstock_proto.batches import layout
 from penstock_proto.batches.columns import Columns
 from penstock_proto.spec import DictSpec, TupleSpec
 from penstock_server import Feed, Pad
+from penstock_server.worker.batch import variable_rows
 from penstock_server.worker.batch.buckets import bucketed
 from penstock_server.worker.batch.collate import BadSample
 from penstock_server.worker.batch.variable_rows import VariableRows
@@ -449,6 +451,55 @@ def test_rows_that_are_written_in_parts_give_the_batch_that_is_written_at_once(
         collate.write_rows(store, start, stop - start, [leaf[0, ...] for leaf in merged], start, before)
     for one, other in zip(whole, merged, strict=True):
         assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("spec", "random"), [(SPEC, random_sample), (LISTS, random_lists)])
+def test_workers_may_write_their_rows_of_a_batch_at_the_same_time(
+    spec: DictSpec, random: Callable[[np.random.Generator], dict[str, Any]], seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    columns = Columns(spec, 16)
+    collate = VariableRows(spec, columns, pad_value=7)
+    store = collate.store(9)
+    assert collate.fill(store, 0, 9, iter([random(draw) for _ in range(9)])) == 9
+    shapes = collate.shapes(store, 9)
+    whole = layout.lay_out(columns.dtypes, shapes).leaves(np.zeros(1 << 16, np.uint8))
+    collate.write(store, 9, [leaf[0, ...] for leaf in whole])
+    sizes = [collate.sizes(store, start, 3) for start in (0, 3, 6)]
+    tracing, lines, slot = sys.gettrace(), 0, np.zeros(1 << 16, np.uint8)
+
+    def write(part: int) -> None:
+        before, arrays = columns.joined(sizes[:part]), layout.lay_out(columns.dtypes, shapes).leaves(slot)
+        collate.write_rows(store, 3 * part, 3, [leaf[0, ...] for leaf in arrays], 3 * part, before)
+
+    def meanwhile(frame: Any, event: str, arg: Any) -> Any:
+        """Let two workers write their rows before line number `until` that the worker of the middle rows executes."""
+        nonlocal lines
+        if frame.f_code.co_filename != variable_rows.__file__:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == until:
+                sys.settrace(None)
+                write(0)
+                write(2)
+                sys.settrace(meanwhile)
+        return meanwhile
+
+    for until in itertools.count(1):
+        lines = 0
+        slot[:] = 99
+        sys.settrace(meanwhile)
+        try:
+            write(1)
+        finally:
+            sys.settrace(tracing)
+        if lines < until:
+            break
+        for one, other in zip(whole, layout.lay_out(columns.dtypes, shapes).leaves(slot), strict=True):
+            assert one.tobytes() == other.tobytes(), f"interrupted at line {until}"
+    assert until > 20
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 64, 61])

@@ -283,10 +283,12 @@ def _write_nested(
 
 
 def _write_ends(offsets: Array, first: int, lengths: Sequence[int], at: int) -> None:
-    """Write where lists of these lengths end, if the first one is list `first` and begins at item `at`."""
-    offsets[first] = at
-    np.cumsum(lengths, out=offsets[first + 1 : first + 1 + len(lengths)])
-    offsets[first + 1 : first + 1 + len(lengths)] += at
+    """Write where lists of these lengths end, if the first one is list `first` and begins at item `at`.
+
+    Each number is written once. Another worker may write the rows before or behind these at the same time, and the
+    number between them is the same for both.
+    """
+    offsets[first : first + 1 + len(lengths)] = np.cumsum([at, *lengths])
 
 
 def _pads(spec: Spec, columns: Columns, pad_value: Any) -> list[Any]:
