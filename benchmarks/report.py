@@ -29,6 +29,7 @@ import pipelines
 import recovery
 import sharing
 import transport
+import undivided
 import workers
 from contestants import CONTESTANTS
 from loaders import LOADERS
@@ -204,6 +205,10 @@ def workers_text(result: dict[str, Any]) -> str:
     return code([workers.table(result["cases"])])
 
 
+def undivided_text(result: dict[str, Any]) -> str:
+    return code([undivided.table(result["rounds"])])
+
+
 def cache_text(result: dict[str, Any]) -> str:
     return code([cache.table(result["rounds"])])
 
@@ -307,6 +312,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "workers": (workers_text, None, ""),
     "gil": (gil_text, None, ""),
     "cache": (cache_text, None, ""),
+    "undivided": (undivided_text, None, ""),
     "formats": (formats_text, None, ""),
     "stages": (stages_text, None, ""),
     "page": (page_text, None, ""),

@@ -20,7 +20,7 @@ import pytest
 
 from penstock_server.checking.judging import culprit, culprit_words, runs
 from penstock_server.checking.judging.culprit import Culprit, Result, Trial
-from penstock_server.checking.judging.sizes import speed
+from penstock_server.checking.judging.sizes import Pace, speed
 from penstock_server.checking.observing import messages
 from penstock_server.checking.observing.cpu_time import CpuWatch
 from penstock_server.checking.observing.messages import Carried, Done, Gpu, Source
@@ -64,6 +64,8 @@ def cheap(sample):
     return 2 * sample
 
 whole = Feed(expensive, batch_size=4, transform=cheap)
+whole_of_sets = Feed(lambda: ({number} for number in expensive()), batch_size=4, transform=max)
+whole_with_work = Feed(expensive, batch_size=4, transform=lambda sample: time.sleep(0.03) or sample)
 whole_in_one_lane = Feed(expensive, batch_size=4, transform=cheap, lanes=1)
 
 def numbers(split, least):
@@ -423,14 +425,26 @@ def test_a_feed_that_has_processes_of_its_own_leaves_none_behind(check: Check, t
     wait_until(lambda: not running_in(tmp_path))
 
 
-def test_lanes_that_all_run_an_expensive_generator_are_named(check: Check) -> None:
-    finding = check("feeds.py:whole").finding("lanes")
-    assert (
-        "each of the 16 lanes runs the whole generator, and drops what the others keep. That takes" in finding["what"]
-    )
+def test_an_expensive_generator_that_cannot_be_divided_is_named(check: Check) -> None:
+    finding = check("feeds.py:whole", "--workers", "4").finding("lanes")
+    assert "each worker runs the whole generator, and they share only the work of transform=" in finding["what"]
+    rates = re.fullmatch(r".* makes (\d+) samples/s, so 4 workers make (\d+), and one makes (\d+)", finding["what"])
+    assert rates is not None
+    assert int(rates[1]) >= int(rates[2]) >= int(rates[3]) > 0
     assert "give segment=N" in finding["fix"]
-    found = check("feeds.py:whole_in_one_lane").told["findings"]
-    assert not any("runs the whole generator" in one["what"] for one in found)
+    for few in (("feeds.py:whole_in_one_lane", "--workers", "4"), ("feeds.py:whole", "--workers", "1")):
+        assert not any("runs the whole generator" in one["what"] for one in check(*few).told["findings"])
+
+
+def test_a_generator_that_each_lane_runs_is_named_with_what_cannot_be_kept_for_other_lanes(check: Check) -> None:
+    finding = check("feeds.py:whole_of_sets", "--workers", "4").finding("lanes")
+    assert "each of the 16 lanes runs the whole generator, and drops what the others keep" in finding["what"]
+    assert "its samples have a value of type set, which cannot be kept for other lanes" in finding["what"]
+    assert "yield arrays, numbers and text only" in finding["fix"]
+
+
+def test_an_expensive_transform_of_a_generator_that_cannot_be_divided_is_fine(check: Check) -> None:
+    assert check("feeds.py:whole_with_work", "--workers", "4").told["findings"] == []
 
 
 def test_data_files_are_checked_as_served(check: Check, tmp_path: Path) -> None:
@@ -780,7 +794,14 @@ def test_segments_lose_an_order_if_they_repeat_samples_sooner_than_a_plain_loop(
 )
 def test_a_forecast_leaves_a_cpu_to_the_trainer_and_counts_helpers(share: float, cpus: float, times: float) -> None:
     """`share`: CPUs that one worker keeps busy, with its helpers. `cpus`: what others leave."""
-    assert speed(100, share, 8, cpus) == pytest.approx(100 * times)
+    assert speed(Pace(0.0, 0.01), share, 8, cpus) == pytest.approx(100 * times)
+
+
+def test_workers_share_only_what_is_divided() -> None:
+    pace = Pace(0.01, 0.04)
+    assert pace.rate(1) == pytest.approx(20)
+    assert pace.rate(4) == pytest.approx(50)
+    assert speed(pace, 0.5, 4, 8) == pytest.approx(50)
 
 
 def test_the_cpu_time_of_processes_that_user_code_starts_is_counted() -> None:

@@ -30,7 +30,7 @@ FEEDS = """
     import time
 
     import numpy as np
-    from penstock_server import Feed, Leaf
+    from penstock_server import Feed, Leaf, Pad
 
     SIZES = [7, 0, 31, 1, 16, 64, 5, 12]
 
@@ -94,6 +94,13 @@ FEEDS = """
     def to_tuple(sample):
         return (sample["x"].astype("float32"), sample["picked"]), {"id": sample["id"], "drawn": sample["drawn"]}
 
+    def sized(sample, rng):
+        return {"id": sample["id"], "x": rng.random(rng.integers(1, 12))}
+
+    def some(sample, rng):
+        for _ in range(rng.integers(0, 3)):
+            yield {**sample, "drawn": rng.random()}
+
     def of_batch(batch, rng):
         return batch[:, 0], rng.random((len(batch), 3))
 
@@ -113,6 +120,18 @@ FEEDS = """
     undivided_striped = Feed(whole, transform=[drawn, to_tuple], batch_size=8, lanes=5)
     undivided_globally = Feed(whole_globally, transform=drawn_globally, batch_size=8, lanes=4, turn=3)
     undivided_shuffled = Feed(whole_globally, transform=drawn, batch_size=8, lanes=4, shuffle=60, turn=1)
+    pad = Pad(buckets=[3, 8], too_long="drop")
+    undivided_padded = Feed(whole, transform=sized, batching=pad, batch_size=4, lanes=5, shuffle=60)
+    undivided_some = Feed(whole, transform=some, batch_size=8, lanes=5)
+    undivided_some_shuffled = Feed(whole, transform=some, batch_size=8, lanes=5, shuffle=60)
+    first, second = Feed(whole, batch_size=8), Feed(whole_globally, batch_size=8)
+    both = {"a": first, "b": second}
+    undivided_pairs = Feed.zip(both, transform=lambda s: {**s, "id": s["a"]["id"]}, batch_size=8, lanes=5)
+    parts = {
+        "a": Feed(whole, transform=drawn, batch_size=8),
+        "b": Feed(whole_globally, transform=[drawn_globally, drawn], batch_size=8),
+    }
+    undivided_mix = Feed.mix(parts, batch_size=8, lanes=4, seed=3)
     undivided_batches = Feed(batches, transform=of_batch, batch_size=None, lanes=3)
     table = Feed(Table(), transform=drawn, batch_size=8, shuffle=1, turn=1)
     table_globally = Feed(Table(), transform=[drawn_globally, to_tuple], batch_size=8, turn=2)
@@ -127,9 +146,20 @@ FEEDS = """
     one_lane = Feed(whole_globally, transform=drawn_globally, batch_size=8, lanes=1)
     fast = Feed(whole, transform=drawn, batch_size=8, lanes=4, order="fast", samples=203)
     many_lanes = Feed(whole_globally, transform=drawn_globally, batch_size=8, lanes=16)
+
+    def made(rng):
+        for sample in whole(rng):
+            note(f"{os.getpid()} {sample['id']}")
+            time.sleep(0.003)
+            yield sample
+
+    once = Feed(made, transform=lambda s: s["x"], batch_size=4, epochs=1, spec=Leaf("float64", (3,)))
+    once_shuffled = Feed(made, transform=lambda s: s["x"], batch_size=4, shuffle=60, epochs=1, spec=once.spec)
     counted = Feed(whole, transform=noted, batch_size=4, lanes=4, turn=1, epochs=1, spec=Leaf("int64", ()))
 """
-NAMES = re.findall(r"^    (\w+) = Feed\(", FEEDS.partition("    S = ")[2].partition("    def forever")[0], re.MULTILINE)
+NAMES = re.findall(
+    r"^    (\w+) = Feed[.a-z]*\(", FEEDS.partition("    S = ")[2].partition("    def forever")[0], re.MULTILINE
+)
 
 
 def digest(connection: penstock.Connection, batch: Any) -> str:
@@ -249,6 +279,38 @@ def test_transforms_run_in_all_workers_once_a_sample_and_not_for_samples_that_ar
     with penstock.connect(daemon.url, state=state) as connection:
         assert [batch.tolist() for batch in connection.batches()] == seen[30:]
     assert sorted(int(line.split()[1]) for line in log.read_text().splitlines()) == list(range(120, 203))
+
+
+SHARED: dict[str, object] = {"worker.reading.passes.MEASURED": 0.0}
+"""Lanes share even a generator that is cheaper than copying its samples."""
+
+LITTLE = SHARED | {"worker.reading.passes.MOST_KEPT": 1500}
+"""A pass keeps a few samples. So lanes leave it, and begin others."""
+
+
+@pytest.mark.parametrize(("name", "most"), [("once", 1), ("once_shuffled", 4)])  # late lanes run it again
+def test_a_worker_runs_a_generator_that_cannot_be_divided_once_for_all_its_lanes(
+    serve: Serve, tmp_path: Path, name: str, most: int
+) -> None:
+    log = tmp_path / "made"
+    daemon = serve(FEEDS, name, workers=2, env={"MADE": str(log)}, patched=UNCHECKED | SHARED)
+    while not all(worker.ready for worker in control.status(daemon.url, 60).workers):
+        time.sleep(0.02)
+    with penstock.connect(daemon.url) as connection:
+        assert sum(len(batch) for batch in connection.batches()) == 203
+    made = Counter(log.read_text().splitlines())
+    assert len({line.split()[0] for line in made}) == 2
+    assert len(made) == 2 * 203
+    assert max(made.values()) <= most
+
+
+def test_the_stream_is_the_same_if_lanes_run_their_generator_apart(serve: Serve) -> None:
+    names = [name for name in NAMES if name.startswith("undivided")]
+    streams = []
+    for patched in (UNCHECKED, SHARED, LITTLE):
+        daemon = serve(FEEDS, *names, workers=2, patched=patched)
+        streams.append([read(daemon, name) for name in names])
+    assert streams[0] == streams[1] == streams[2]
 
 
 @pytest.mark.parametrize(("run", "count"), [(1, 1), (1, 3), (4, 3), (5, 2), (100, 2)])

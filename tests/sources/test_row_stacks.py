@@ -18,7 +18,7 @@ from penstock_server import Feed
 from penstock_server.sources.reader import StackReader
 from penstock_server.sources.row_stacks import RowStack, RowStacks, joined
 from penstock_server.sources.structure import Columns
-from penstock_server.worker.reading import first_split, splits
+from penstock_server.worker.reading import first_split, open_split
 
 zarr.config.set({"threading.max_workers": 1})
 zarr.create_array(store={}, shape=(1,), dtype="i4")[:] = 1  # starts its threads, which last as long as the process
@@ -179,7 +179,7 @@ def test_a_split_whose_first_sample_took_long_goes_on_behind_it(
     feed = numpy_feed(tmp_path, batch_size=13, name="rows")
     whole = stream(feed)
     monkeypatch.setattr(first_split, "SLOW", -1.0)
-    monkeypatch.setattr(splits.OpenSplit, "check", lambda self, spot: None)  # a spot is read one by one
+    monkeypatch.setattr(open_split.OpenSplit, "check", lambda self, spot: None)  # a spot is read one by one
     for batches in range(3):
         with penstock.connect(feed, workers=0) as connection:
             read = connection.batches()

@@ -102,7 +102,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     `length` would be, if items may be left out. Then parts of the order are the feed's splits, and `length` is None;
     `permuted` says whether that order is a permutation. `classes`: the names of the source's classes. `contents`: a
     digest of what each worker reads when it imports an indexable feed (a table, or the names in a folder); "" if it
-    reads nothing.
+    reads nothing. `undivided`: each worker runs the whole generator, and transforms the samples of its lanes.
     """
 
     name: Name
@@ -135,6 +135,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     permuted: bool = False
     classes: Classes = ()
     contents: Annotated[str, Meta(pattern="^[0-9a-f]{0,32}$")] = ""
+    undivided: bool = False
 
     def __post_init__(self) -> None:
         check_size(self.spec)

@@ -94,6 +94,9 @@ class Feed(Struct, frozen=True, kw_only=True):
     turn: Annotated[int, figure("Batches that a lane gives in a row, at most.")]
     stripe: Annotated[int, figure("Batches of several lanes or ranges that share a slot; 1 if each turn has one.")]
     lanes: Annotated[int, figure("Lanes of an epoch.")]
+    undivided: Annotated[
+        bool, figure("Whether each worker runs the whole generator, and transforms the samples of its lanes.")
+    ] = False
     order: Annotated[str, figure("`exact` or `fast`.")]
     splits: Annotated[int | None, figure("Splits of an epoch. None if each epoch lists its own, or has no end.")]
     segment: Annotated[int | None, figure("Samples of a segment, if the feed has segments.")]

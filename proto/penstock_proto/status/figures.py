@@ -92,6 +92,7 @@ class Figures:
         jobs: how many jobs shared the stream at the end.
         cached: batches/s of the same consumer from memory, if that was measured.
         machine: the CPUs of the daemon's host; None if unknown.
+        undivided: whether each worker runs the whole generator, and transforms the samples of its lanes.
         fast: whether the feed has `order="fast"`.
         whole_batches: whether the feed has `batch_size=None`.
         bytes_only: whether all dtypes of the feed have one byte.
@@ -143,6 +144,7 @@ class Figures:
     lanes: int | None
     others: int = 0
     jobs: int = 1
+    undivided: bool = False
     cached: float | None = None
     machine: CpuUse | None = None
     fast: bool = False

@@ -148,11 +148,18 @@ def order(seen: Figures) -> Cause:
 
 def generator(seen: Figures) -> Cause:
     """Workers are busy with user code."""
-    filling = " Splits are written to the cache meanwhile, and later epochs read them." if seen.cache_filling else ""
+    more = ""
+    if seen.undivided:
+        more = (
+            " But each worker runs the whole generator, and they share only the work of transform=: `penstock check` "
+            "shows how much that is."
+        )
+    if seen.cache_filling:
+        more += " Splits are written to the cache meanwhile, and later epochs read them."
     return Cause(
         "generator",
         _busy(seen),
-        f"The generator is the limit: {_each(seen)}. {_more_workers(seen)}{filling}",
+        f"The generator is the limit: {_each(seen)}. {_more_workers(seen)}{more}",
         _add_workers(seen),
         _with_more(seen),
     )

@@ -200,6 +200,7 @@ def figures_of(span: Span, key: Key, least: float = LEAST) -> Figures | None:
         others=len(last.streams) + last.more_streams - 1,
         jobs=stream.jobs,
         machine=span.cpu_use(first.machine, last.machine, last.cpus),
+        undivided=feed.undivided,
         fast=feed.order == "fast",
         whole_batches=feed.batch_size is None,
         bytes_only=set(re.findall(r"\b([a-z]+[0-9]*)\[", feed.spec)) <= {"bool", "int8", "uint8"},

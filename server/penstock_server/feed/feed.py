@@ -36,7 +36,7 @@ SEGMENTS_OPEN = 4
 so more would gain little, and each one keeps an object of the user's in memory."""
 
 SHARED_TURN = 4
-"""Default of `turn` if every lane runs the whole generator, and the feed shuffles or has fast order. Each lane must
+"""Default of `turn` if every worker runs the whole generator, and the feed shuffles or has fast order. Each lane must
 skip the turns of all others."""
 
 
@@ -70,7 +70,7 @@ class Feed(FeedOptions, FromFiles, Combining):
     constructed.
 
     With `transform`, a function turns each sample that the source yields into the sample to serve. It runs in the
-    workers, in parallel even if the generator itself cannot be divided. In that case every lane runs the whole
+    workers, in parallel even if the generator itself cannot be divided. In that case every worker runs the whole
     generator, which should be cheap, and transforms its share of the samples. Without `shuffle` the stream of such a
     feed keeps the generator's order.
 
@@ -141,9 +141,9 @@ class Feed(FeedOptions, FromFiles, Combining):
         turn: batches that the order takes from one lane before it goes to the next. By default one, and small batches
             of several lanes share their memory. In fast order, about 4 MiB of batches, at most 256. If lanes are
             shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes do not mix their samples. If
-            every lane runs the whole generator, 4 in fast order and with `shuffle`. For an indexable object it does not
-            change the stream: it is how many batches a worker makes in a row. By default as many as take about 0.1 s,
-            but at most 4 MiB, 256 batches and a 64th of the epoch.
+            every worker runs the whole generator, 4 in fast order and with `shuffle`. For an indexable object it does
+            not change the stream: it is how many batches a worker makes in a row. By default as many as take about
+            0.1 s, but at most 4 MiB, 256 batches and a 64th of the epoch.
         order: "exact", the same order with any number of workers, or "fast", the batches that are ready first. An
             indexable object always has the exact order: any worker can make any batch, so none waits long for another.
         env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
@@ -301,4 +301,5 @@ class Feed(FeedOptions, FromFiles, Combining):
             classes=() if isinstance(self.generate, type) else classes_of(self.generate),
             permuted=in_parts and Shuffle.of(self.shuffle).samples > 0,
             contents=self.generate.contents if isinstance(self.generate, ReadAtImport) else "",
+            undivided=is_shared(self),
         )

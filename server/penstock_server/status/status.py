@@ -162,6 +162,7 @@ def of_feed(
         turn=feed.info.turn,
         stripe=feed.turn if feed.ranges_vary else feed.info.stripe,
         lanes=feed.info.lanes,
+        undivided=feed.plan.undivided,
         order=feed.info.order,
         splits=feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
         segment=feed.plan.segment,

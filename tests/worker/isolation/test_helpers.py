@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock_server.to_daemon import control
-from tests.conftest import Serve, runs
+from tests.conftest import UNCHECKED, Serve, runs
 
 SECONDS = 2.0
 """Nothing that a worker has started is alive this long after it. (A busy machine gets more.)"""
@@ -223,6 +223,33 @@ def test_the_helpers_of_a_generator_end_with_it(serve: Serve, starts: str) -> No
     until(lambda: not alive(pids(daemon.folder, "helpers")))
     assert daemon.workers()[0].pid == worker, "the worker goes on"
     assert "Traceback" not in daemon.stderr()
+
+
+def test_the_helpers_of_a_generator_that_lanes_share_end_with_it(serve: Serve) -> None:
+    starts = ENDING["a process in a reference cycle"]
+    daemon = serve(
+        HEAD
+        + f"""
+    def samples():
+        {starts}
+        for n in range(100):
+            time.sleep(0.001)
+            assert int(get()) == n
+            yield np.int64(n)
+
+    feed = Feed(samples, transform=lambda sample: sample, batch_size=2, lanes=4)
+    """.replace("\n        \n", "\n"),
+        workers=1,
+        patched=UNCHECKED,
+    )
+    with penstock.connect(daemon.url) as connection:
+        epoch = connection.batches()
+        assert [int(n) for batch in epoch for n in batch] == [*range(100)]
+        worker = daemon.workers()[0].pid
+        del epoch
+    until(lambda: not alive(pids(daemon.folder, "helpers")))
+    assert len(pids(daemon.folder, "helpers")) <= 4, "for the first sample, the epoch, and the next epochs"
+    assert daemon.workers()[0].pid == worker, "the worker goes on"
 
 
 @pytest.mark.parametrize("module", KEPT.values(), ids=KEPT)

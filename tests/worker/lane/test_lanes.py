@@ -28,7 +28,7 @@ from penstock_server.worker.items.items import items_of
 from penstock_server.worker.lane.lane import LaneRun
 from penstock_server.worker.lane.restart_record import MAX_SKIPPED
 from penstock_server.worker.reading.indexed import IndexRun
-from penstock_server.worker.reading.splits import SplitOpener
+from penstock_server.worker.reading.split_opener import SplitOpener
 from penstock_server.worker_state.activity import ActivityPage
 
 SPEC = TupleSpec((Leaf("int64", (2,)), Leaf("float64", ())))

@@ -124,3 +124,27 @@ def test_the_jobs_of_a_run_that_is_dropped_are_returned_in_order() -> None:
     assert [job.ticket for job in world.scheduler.drop(other)] == [0, 2]
     assert world.scheduler.next() is None
     assert world.scheduler.drop(run) == []
+
+
+def test_a_run_makes_its_batches_in_order_though_it_may_stop_waiting_at_any_moment() -> None:
+    looks = iter([True, False, False])
+    scheduler = Scheduler[Run](lambda run: run.stream, lambda run: run.waits and next(looks))
+    waiting, other = Run(1, waits=True), Run(1)
+    jobs = [Job(run, ticket, fills=True) for ticket, run in enumerate((waiting, waiting, other))]
+    for job in jobs:
+        scheduler.add(job)
+    assert scheduler.next() is jobs[2]
+    assert scheduler.next() is jobs[0]
+
+
+def test_urgent_runs_come_first_in_their_stream_if_they_have_a_job_that_can_be_done() -> None:
+    scheduler = Scheduler[Run](lambda run: run.stream, lambda run: run.waits)
+    runs = [Run(1), Run(1), Run(1, waits=True), Run(1), Run(2)]
+    jobs = [Job(run, ticket, fills=True) for ticket, run in enumerate([*runs[:4], runs[1], runs[4]])]
+    for job in jobs:
+        scheduler.add(job)
+    assert scheduler.next(lambda run: run is runs[1]) is jobs[1]
+    assert scheduler.next(lambda run: run is runs[0]) is jobs[0]
+    assert scheduler.next(lambda run: run is runs[2]) is jobs[0], "it waits"
+    assert scheduler.next(lambda run: run is runs[4]) is jobs[0], "it is of another stream"
+    assert scheduler.next(lambda run: run not in runs) is jobs[0]

@@ -71,7 +71,7 @@ class Facts:
         hashes: the facts of two runs with different PYTHONHASHSEEDs, if only that makes the runs differ. Then all other
             facts are about two runs with the same PYTHONHASHSEED.
         carried: what the generator carries on that the feed loses, or None.
-        source_seconds: how long the generator takes for a sample, if every lane runs all of it; otherwise 0.
+        undivided: what is known of a generator that cannot be divided; None if it can be.
     """
 
     first: Outcome
@@ -83,7 +83,7 @@ class Facts:
     recording: Recording | None = None
     hashes: Facts | None = None
     carried: messages.Carried | None = None
-    source_seconds: float = 0.0
+    undivided: messages.Undivided | None = None
 
     @property
     def differ(self) -> bool:
@@ -123,12 +123,12 @@ class _Collector:
         recording = self._load("first")
         if recording is None or first.done is None or first.looked is None or not recording.samples:
             return Facts(first, recording=recording)
-        found, each = self._carried(first)
-        facts = replace(self._compared(first, recording, "1"), carried=found, source_seconds=each)
+        found, whole = self._carried(first)
+        facts = replace(self._compared(first, recording, "1"), carried=found, undivided=whole)
         if facts.culprit is None or facts.culprit.kind != culprit.HASH:
             return facts
         # All workers have the same PYTHONHASHSEED, so find out whether anything else differs.
-        return replace(self._compared(first, recording, "0"), hashes=facts, carried=found, source_seconds=each)
+        return replace(self._compared(first, recording, "0"), hashes=facts, carried=found, undivided=whole)
 
     def cause_of(self, place: int, number: int) -> Culprit | None:
         """See the function of this name."""
@@ -184,12 +184,12 @@ class _Collector:
         (outcome,) = finish(self._run(task, hash_seed, heard))
         return outcome
 
-    def _carried(self, first: Outcome) -> tuple[messages.Carried | None, float]:
-        """Compare the feed with a plain loop over its generator. Return `carried` and `source_seconds`."""
+    def _carried(self, first: Outcome) -> tuple[messages.Carried | None, messages.Undivided | None]:
+        """Compare the feed with a plain loop over its generator. Return `carried` and `undivided`."""
         assert first.imported is not None
         assert first.looked is not None
         if first.imported.plan.length is not None:
-            return None, 0.0
+            return None, None
         self._tell("importing again", 0.9)
         task = self._task("plain", order=messages.PLAIN, seconds=_PLAIN_SECONDS, spec=first.looked.spec)
 
@@ -199,10 +199,10 @@ class _Collector:
 
         (outcome,) = finish(self._run(task, "0", heard))
         if outcome.done is not None:
-            return outcome.done.carried, outcome.done.source_seconds
+            return outcome.done.carried, outcome.done.undivided
         error = outcome.failed.error.message if outcome.failed is not None else ""
         why = error or (f"the process {outcome.ended}" if outcome.ended else "nothing happened any longer")
-        return unknown(why), 0.0
+        return unknown(why), None
 
     def _finish(self, task: messages.Task) -> Outcome:
         def heard(report: messages.Report) -> None:

@@ -18,7 +18,7 @@ from .collecting import Facts
 from .culprit import HASH
 from .culprit_words import cause
 from .runs import Outcome
-from .sizes import Memory, rate_text
+from .sizes import Memory, fastest, pace_of, rate_text
 
 _HEAVY = 150 << 20
 """Bytes of a library from which it is worth a note."""
@@ -27,7 +27,7 @@ _ENOUGH = 16
 """Samples that must be equal, over all segments, before segments count as equal."""
 
 _MOST_DROPPED = 0.5
-"""The share of the workers' time that may go into samples which other lanes keep."""
+"""The share of the workers' time that may go into samples which other workers or lanes keep."""
 
 _SAID_BY_REPEATING = (REPEATS, PIECES, UNEVEN)
 """What a plain loop shows of segments that repeat: the finding that they do gives the same advice."""
@@ -57,10 +57,10 @@ def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
             )
         )
     if first.imported is not None and first.done is not None:
-        found += _reading(first.imported, first.done, facts.recording)
+        found += _reading(first.imported, first.done, facts, workers)
     if first.imported is not None:
         found += _carried(facts, first.imported)
-        found += _dropped(facts, first.imported)
+        found += _undivided(facts, first.imported, workers)
     found += _runs(facts)
     return by_severity(found)
 
@@ -171,8 +171,8 @@ def _plan(imported: Imported, looked: Looked, workers: int) -> Iterator[Finding]
                 yield Finding(WARNING if about == "mixing" else NOTE, about, warning)
 
 
-def _reading(imported: Imported, done: Done, recording: Recording | None) -> Iterator[Finding]:
-    plan = imported.plan
+def _reading(imported: Imported, done: Done, facts: Facts, workers: int) -> Iterator[Finding]:
+    plan, recording = imported.plan, facts.recording
     for path in done.gpu.files[:1]:
         yield Finding(
             WARNING,
@@ -196,11 +196,13 @@ def _reading(imported: Imported, done: Done, recording: Recording | None) -> Ite
             fix="end them in the generator, in a finally block, or start them once, at the top of the module",
         )
     elif done.started and plan.lanes > 1:
+        once = facts.undivided is not None and not facts.undivided.uncopied
+        count, places = (workers, "workers") if once else (plan.lanes, "lanes")
         yield Finding(
             NOTE,
             "processes",
-            f"a generator starts {done.started} process{'es' * (done.started > 1)} of its own. In each of {plan.lanes} "
-            f"lanes a generator is open, so up to {done.started * plan.lanes} such processes run beside the workers",
+            f"a generator starts {done.started} process{'es' * (done.started > 1)} of its own. In each of {count} "
+            f"{places} a generator is open, so up to {done.started * count} such processes run beside the workers",
             fix="let the generator make its samples itself: workers run in parallel anyway. Or give fewer lanes=",
         )
     for library in done.late:
@@ -256,24 +258,40 @@ def _carried(facts: Facts, imported: Imported) -> Iterator[Finding]:
         yield lost(found, imported.plan)
 
 
-def _dropped(facts: Facts, imported: Imported) -> Iterator[Finding]:
-    """Yield a finding if lanes take most of their time for samples that other lanes keep."""
-    done, lanes = facts.first.done, imported.plan.lanes
-    if not facts.source_seconds or done is None or not done.samples:
+def _undivided(facts: Facts, imported: Imported, workers: int) -> Iterator[Finding]:
+    """Yield a finding if most of the workers' time goes into samples that others keep."""
+    done, whole, plan = facts.first.done, facts.undivided, imported.plan
+    if whole is None or done is None or not done.samples:
         return
-    share = (lanes - 1) * facts.source_seconds * done.samples / max(done.seconds, 1e-9)
-    if share < _MOST_DROPPED:
-        return
-    unit = "batches" if imported.plan.batch_size is None else "samples"
-    yield Finding(
-        WARNING,
-        "lanes",
-        f"each of the {lanes} lanes runs the whole generator, and drops what the others keep. That takes about "
-        f"{100 * min(share, 0.99):.0f} % of the workers' time: a plain loop over the generator makes "
-        f"{rate_text(1 / facts.source_seconds)} {unit}/s, and a worker {rate_text(done.samples / done.seconds)}",
-        fix="divide the generator: give segment=N if it makes up random samples, or splits= (files, or ranges), or let "
-        "it take `shard`. Or move what takes its time to transform=. If that is cheap, give lanes=1",
+    pace = pace_of(plan, done, whole)
+    unit = "batches" if plan.batch_size is None else "samples"
+    fix = (
+        "divide the generator: give segment=N if it makes up random samples, or splits= (files, or ranges), or let it "
+        "take `shard`. Or move what takes its time to transform="
     )
+    if whole.uncopied:
+        share = (plan.lanes - 1) * whole.seconds / pace.divided
+        if share >= _MOST_DROPPED:
+            yield Finding(
+                WARNING,
+                "lanes",
+                f"each of the {plan.lanes} lanes runs the whole generator, and drops what the others keep. That takes "
+                f"about {100 * min(share, 0.99):.0f} % of the workers' time: a plain loop over the generator makes "
+                f"{rate_text(1 / whole.seconds)} {unit}/s, and a worker {rate_text(pace.rate(1))}. A worker would run "
+                f"it once for all lanes, but its samples have {whole.uncopied}, which cannot be kept for other lanes",
+                fix=f"{fix}. Or yield arrays, numbers and text only, in tuples, lists and dicts",
+            )
+        return
+    busy = fastest(plan, plan.lanes, workers)
+    if busy > 1 and whole.seconds * pace.rate(busy) >= _MOST_DROPPED:
+        yield Finding(
+            WARNING,
+            "lanes",
+            f"each worker runs the whole generator, and they share only the work of transform=. The generator makes "
+            f"{rate_text(1 / whole.seconds)} {unit}/s, so {busy} workers make {rate_text(pace.rate(busy))}, and one "
+            f"makes {rate_text(pace.rate(1))}",
+            fix=fix,
+        )
 
 
 def _equal_segments(recording: Recording) -> int:

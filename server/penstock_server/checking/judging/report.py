@@ -17,7 +17,7 @@ from ...targets.file_target import shown_target
 from ..findings.findings import ERROR, Finding
 from .collecting import Facts
 from .mixing import mixing
-from .sizes import Memory, fastest, rate_text, speed, useful_workers
+from .sizes import Memory, fastest, pace_of, rate_text, speed, useful_workers
 
 _WIDTH = 110
 _INDENT = 10
@@ -183,12 +183,12 @@ def _speed(report: Report, plan: FeedPlan, n_splits: int) -> str:
     done = report.facts.first.done
     assert done is not None
     seconds = max(done.seconds, 1e-9)
-    rate, share = done.samples / seconds, done.cpu_seconds / seconds
+    pace, share = pace_of(plan, done, report.facts.undivided), done.cpu_seconds / seconds
     unit = "samples" if plan.batch_size is not None else "batches"
     busy = fastest(plan, n_splits, report.workers)
     others = min(done.others, report.cpus)
-    could = speed(rate, share, busy, report.cpus - others)
-    text = f"1 worker makes {rate_text(rate)} {unit}/s, and takes {100 * share:.0f} % of a CPU"
+    could = speed(pace, share, busy, report.cpus - others)
+    text = f"1 worker makes {rate_text(pace.rate(1))} {unit}/s, and takes {100 * share:.0f} % of a CPU"
     if report.workers > 1:
         text += f"; {report.workers} workers could make up to {rate_text(could)}"
         text += f" on {_number(report.cpus, 'CPU')}, one of which trainer and daemon keep busy"

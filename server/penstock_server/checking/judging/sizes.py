@@ -13,6 +13,7 @@ from penstock_proto.spec import Spec
 from ...coordinator.model.feeds import ServedFeed
 from ...coordinator.model.known_lists import SplitsInfo
 from ...coordinator.model.memory import share
+from ..observing.messages import Done, Undivided
 
 _CREDIT, _QUOTA = 4, 8
 """Slots that a consumer on the same host asks for."""
@@ -86,16 +87,43 @@ def fastest(plan: FeedPlan, n_splits: int, workers: int) -> int:
     return workers if useful is None else max(number for number in useful if number <= workers)
 
 
-def speed(rate: float, cpu_share: float, workers: int, cpus: float) -> float:
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long workers take for a sample.
+
+    Attributes:
+        whole: seconds of work that each of them does, such as running a generator that cannot be divided.
+        divided: seconds of work that they share.
+    """
+
+    whole: float
+    divided: float
+
+    def rate(self, workers: float) -> float:
+        """Return the samples per second of so many workers."""
+        return 1 / max(self.whole + self.divided / workers, 1e-9)
+
+
+def pace_of(plan: FeedPlan, done: Done, undivided: Undivided | None) -> Pace:
+    """Return the pace of workers, from a run that has read each lane apart."""
+    if undivided is None:
+        return Pace(0.0, done.seconds / done.samples)
+    divided = max(0.0, done.seconds - done.undivided_seconds) / done.samples
+    if undivided.uncopied:  # each lane runs the generator, and lanes are divided among workers
+        return Pace(0.0, plan.lanes * undivided.seconds + divided)
+    return Pace(undivided.seconds, divided)
+
+
+def speed(pace: Pace, cpu_share: float, workers: int, cpus: float) -> float:
     """Return the samples per second of `workers` busy workers, if trainer and daemon keep one CPU busy.
 
     Args:
-        rate: samples per second of one worker.
+        pace: how long they take for a sample.
         cpu_share: how many CPUs one worker keeps busy, with the processes of its user code.
         workers: how many workers are busy at the same time.
         cpus: CPUs of this host that others leave.
     """
-    return rate * min(workers, max(1.0, max(cpus - 1, cpus / 2) / max(cpu_share, 1e-3)))
+    return pace.rate(min(workers, max(1.0, max(cpus - 1, cpus / 2) / max(cpu_share, 1e-3))))
 
 
 def rate_text(value: float) -> str:

@@ -179,6 +179,18 @@ class Carried(Struct, frozen=True):
     why: str = ""
 
 
+class Undivided(Struct, frozen=True):
+    """A generator that cannot be divided: each worker runs all of it, or even each lane does.
+
+    Attributes:
+        seconds: how long it takes for a sample, or for a ready batch.
+        uncopied: the type of a value in its samples that cannot be copied, so that each lane runs it; otherwise empty.
+    """
+
+    seconds: float
+    uncopied: str = ""
+
+
 class Done(Struct, frozen=True, tag=True):
     """The reading has ended: the task is done, its time is up, or user code failed.
 
@@ -197,8 +209,8 @@ class Done(Struct, frozen=True, tag=True):
         empty: for how many splits the generator has yielded no sample.
         without_samples: the first of these splits.
         carried: what the generator carries on that the feed loses; None if nothing, or if the task was not PLAIN.
-        source_seconds: for PLAIN, how long the generator takes for a sample (or ready batch), if every lane runs all of
-            it; otherwise 0.
+        undivided_seconds: how long of that a generator has run that cannot be divided. Each lane has run all of it.
+        undivided: for PLAIN, what is known of a generator that cannot be divided; None if it can be.
     """
 
     samples: int
@@ -215,7 +227,8 @@ class Done(Struct, frozen=True, tag=True):
     empty: int = 0
     without_samples: tuple[str, ...] = ()
     carried: Carried | None = None
-    source_seconds: float = 0.0
+    undivided_seconds: float = 0.0
+    undivided: Undivided | None = None
 
 
 class CauseAsked(Struct, frozen=True):

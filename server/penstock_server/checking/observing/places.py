@@ -17,7 +17,9 @@ from ...worker.isolation.randomness import GlobalRandomness
 from ...worker.reading.first_sample import Probe
 from ...worker.reading.indexed import IndexRun
 from ...worker.reading.loaded_feed import LoadedFeed
-from ...worker.reading.splits import OpenSplit, SplitOpener
+from ...worker.reading.open_split import OpenSplit
+from ...worker.reading.passes import Passes
+from ...worker.reading.split_opener import SplitOpener
 from ...worker.reading.transforming import transform_of
 from ...worker_state.activity import ActivityPage
 
@@ -48,6 +50,7 @@ class SplitPlaces:
     ) -> None:
         self._feed = feed
         self._splits = splits
+        passes = Passes(shared=False)
         self._opener = SplitOpener(
             feed.declared,
             feed.plan,
@@ -58,8 +61,10 @@ class SplitPlaces:
             drops=feed.drops,
             items=feed.items if is_indexable(feed.declared.generate) else None,
             on_uneven=lambda _, place, samples, why: on_uneven(place, samples, why),
+            passes=passes,
         )
         self._open: dict[int, OpenSplit] = {}
+        self._passes = passes
         self.rows = _rows_of_a_store(feed)
 
     def store(self) -> Any:
@@ -81,6 +86,11 @@ class SplitPlaces:
         if split is None:
             split = self._open[place] = self._opener.open(self._splits[place], place, 0)
         return split.read(self._feed.sample_collate, store, 0, rows)
+
+    @property
+    def undivided_seconds(self) -> float:
+        """How long a generator has run that cannot be divided. Each lane runs all of it."""
+        return self._passes.seconds
 
     def taken(self, place: int) -> int:
         """Return how many samples of a split were read; 0 if it is not open."""
@@ -107,6 +117,7 @@ class BatchPlaces:
     """The batches of an indexable feed, in the order of its items. Attributes: as SplitPlaces."""
 
     in_batches = True
+    undivided_seconds = 0.0
 
     def __init__(self, feed: LoadedFeed, randomness: GlobalRandomness, page: ActivityPage) -> None:
         plan = _unshuffled(feed)

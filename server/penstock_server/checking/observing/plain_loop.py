@@ -23,7 +23,8 @@ from ...feed.objects.torch_iterable import TorchIterable
 from ...worker.failures import describe
 from ...worker.isolation.randomness import GlobalRandomness, GlobalState, generator, seeds
 from ...worker.reading.loaded_feed import LoadedFeed
-from .messages import Carried
+from ...worker.reading.sample_copies import NotCopied, SampleCopy
+from .messages import Carried, Undivided
 from .raw_samples import NotComparable, digests_of_raw, digests_of_rows
 from .repeats import (
     ENDLESS,
@@ -90,25 +91,38 @@ def carried(feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomnes
         return unknown(f"{loops.name} {describe(error)}")
 
 
-def source_seconds(feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomness, seconds: float) -> float:
-    """Return how long the generator of `feed` takes for a sample, if every lane runs all of it; otherwise 0.
+def undivided(
+    feed: LoadedFeed, splits: Sequence[Any], randomness: GlobalRandomness, seconds: float
+) -> Undivided | None:
+    """Return what is known of the generator of `feed`, if it cannot be divided.
 
     The arguments are those of `carried`.
     """
     if not is_shared(feed.declared) or isinstance(feed.declared.generate, Zipped):
-        return 0.0
-    began, count = time.monotonic(), 0
+        return None
+    began, count, uncopied = time.monotonic(), 0, ""
     samples = _Loops(feed, splits, randomness, began + seconds).samples()
     try:
-        for _ in samples:
+        for sample in samples:
+            if not count:
+                uncopied = _uncopied(sample)
             count += 1
             if time.monotonic() > began + seconds:
                 break
     except Exception:  # the first run says so
-        return 0.0
+        return None
     finally:
         samples.close()
-    return (time.monotonic() - began) / count if count else 0.0
+    return Undivided((time.monotonic() - began) / count, uncopied) if count else None
+
+
+def _uncopied(sample: Any) -> str:
+    """Return the type of a value that cannot be copied; empty if all can be."""
+    try:
+        SampleCopy(sample)
+    except NotCopied as error:
+        return error.what
+    return ""
 
 
 @dataclass

@@ -41,7 +41,7 @@ from ...worker_state.activity import ActivityPage
 from . import debugging, frames, gpu, messages, state_watch
 from .cpu_time import CpuWatch
 from .imports import ImportWatch, files_opened, open_paths, resident
-from .plain_loop import carried, source_seconds
+from .plain_loop import carried, undivided
 from .reading import Reader
 from .recording import Recorder, load
 from .sources import GLOBAL, SEEDED, Spy
@@ -161,6 +161,7 @@ class Process:
             messages.Done(
                 samples=reader.recording.samples,
                 seconds=reader.seconds,
+                undivided_seconds=reader.undivided_seconds,
                 cpu_seconds=reader.cpu_seconds + used_cpus.helpers,
                 others=used_cpus.others,
                 whole=reader.whole and failure is None,
@@ -179,10 +180,10 @@ class Process:
         """Compare with a plain loop over the generator."""
         self._page.enter(0, 0, "a plain loop over the generator")
         found = carried(feed, splits, self._randomness, self._task.seconds)
-        each = source_seconds(feed, splits, self._randomness, _SOURCE_SECONDS)
+        whole = undivided(feed, splits, self._randomness, _SOURCE_SECONDS)
         self._page.leave()
         orphans.kill_all(_REPORT_SECONDS)  # this process ends now, and nothing of it may go on
-        self._say(messages.Done(0, 0.0, 0.0, True, messages.Gpu(), (), carried=found, source_seconds=each))
+        self._say(messages.Done(0, 0.0, 0.0, True, messages.Gpu(), (), carried=found, undivided=whole))
 
     def _look(self, feed: LoadedFeed) -> Any:
         """List the splits, and look at a first sample, as a worker does when the daemon starts. Return the splits."""

@@ -81,6 +81,11 @@ class Reader:
         return self._recorder.recording
 
     @property
+    def undivided_seconds(self) -> float:
+        """How long a generator has run that cannot be divided. Each lane runs all of it."""
+        return self._places.undivided_seconds
+
+    @property
     def generator(self) -> Any:
         """The user's generator that was read last, or None."""
         return None if isinstance(self._places, BatchPlaces) else self._places.generator(self.place)

@@ -63,6 +63,11 @@ class TransformedPlaces:
                 self._put(place, store, count)
         return count
 
+    @property
+    def undivided_seconds(self) -> float:
+        """See SplitPlaces."""
+        return self._places.undivided_seconds
+
     def taken(self, place: int) -> int:
         """See SplitPlaces."""
         return self._places.taken(place)

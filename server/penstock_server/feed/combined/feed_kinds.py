@@ -51,8 +51,8 @@ def wants_of(feed: FeedOptions) -> Wants:
 
 
 def is_shared(feed: FeedOptions) -> bool:
-    """Return whether every lane runs the whole generator of `feed` and keeps its share of the samples, because the
-    generator cannot be divided, but the `transform` runs in parallel."""
+    """Return whether every lane keeps its share of the samples of the whole generator of `feed`, because the generator
+    cannot be divided, but the `transform` runs in parallel."""
     return (
         _is_transformed(feed)
         and not is_mix(feed)

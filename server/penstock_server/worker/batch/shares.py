@@ -1,4 +1,4 @@
-"""The share of a lane in a generator that cannot be divided: every lane runs all of it, and keeps some of its samples.
+"""The share of a lane in a generator that cannot be divided: every lane keeps some of its samples.
 
 A share is made of stretches of consecutive samples. Without shuffling a stretch is a turn, so the stream, which takes
 turns from the lanes one after another, is in the generator's order. With shuffling it is a single sample, so that a
@@ -23,33 +23,38 @@ class Share:
     """Every `count`-th stretch of `stretch` samples, from stretch `index` on."""
 
     def __init__(self, index: int, count: int, stretch: int) -> None:
-        self._index = index
-        self._count = count
-        self._stretch = stretch
+        self.index = index
+        self.count = count
+        self.stretch = stretch
+
+    @property
+    def round(self) -> int:
+        """The number of samples after which it has its next stretch."""
+        return self.count * self.stretch
 
     def of(self, samples: Iterator[Any]) -> Iterator[Any]:
         """Yield the samples of this share. Take the others from `samples` too, and drop them."""
-        dropped = self._index * self._stretch
+        dropped = self.index * self.stretch
         while True:
             if dropped and next(islice(samples, dropped - 1, dropped), _END) is _END:
                 return
-            for _ in range(self._stretch):
+            for _ in range(self.stretch):
                 sample = next(samples, _END)
                 if sample is _END:
                     return
                 yield sample
                 del sample  # it may be large, and the generator runs on
-            dropped = (self._count - 1) * self._stretch
+            dropped = (self.count - 1) * self.stretch
 
     def place_of(self, number: int) -> int:
         """Return the number, in the generator, of the share's sample `number`."""
-        before, within = divmod(number, self._stretch)
-        return (before * self._count + self._index) * self._stretch + within
+        before, within = divmod(number, self.stretch)
+        return (before * self.count + self.index) * self.stretch + within
 
     def size_of(self, samples: int) -> int:
         """Return how many of a generator's `samples` this share has."""
-        rounds, rest = divmod(samples, self._count * self._stretch)
-        return rounds * self._stretch + min(self._stretch, max(0, rest - self._index * self._stretch))
+        rounds, rest = divmod(samples, self.round)
+        return rounds * self.stretch + min(self.stretch, max(0, rest - self.index * self.stretch))
 
 
 def stretch_of_share(plan: FeedPlan, layout: SlotLayout | None) -> int:

@@ -123,7 +123,7 @@ class GlobalRandomness:
         """
         self.use_settings(state)
         if state is not self._random:
-            self._leave_random()
+            self.leave_random()
             if state is not None:
                 state._put_random(neutral=self._neutral)
                 self._random = state
@@ -158,10 +158,11 @@ class GlobalRandomness:
     def seed_for_call(self, sequence: np.random.SeedSequence) -> None:
         """Save the random states of the present owner, and seed them for a call that ends before the owner's generator
         continues."""
-        self._leave_random()
+        self.leave_random()
         seed_all(sequence)
 
-    def _leave_random(self) -> None:
+    def leave_random(self) -> None:
+        """Save the random states of the present owner, which draws no more until its generator continues."""
         if self._random is not None:
             self._neutral = not self._random._take_random()
             self._random = None

@@ -154,6 +154,18 @@ class LaneRun:
         return self._splits.all_dropped if self.ended else self._record.all_dropped
 
     @property
+    def first_open(self) -> tuple[int, int] | None:
+        """The index, in the list, of the split that it reads first, and how many of its source's samples were read
+        before; None if it has no more splits. (If several are open, that is one of them.)"""
+        assert isinstance(self._splits, LaneSplits)
+        return self._splits.first_open(self._record)
+
+    @property
+    def helped_seconds(self) -> float:
+        """How long its generators have run for other lanes, if they run for several."""
+        return self._splits.helped_seconds
+
+    @property
     def read_again(self) -> int:
         """The number of samples that a worker reads again that takes over after the last full batch. Counts all of a
         block, however much of it is read."""

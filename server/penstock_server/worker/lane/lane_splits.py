@@ -52,6 +52,10 @@ class Split(Protocol):
         """Drop samples, for about `seconds`, until `until` samples were read in all, which is at this place of the
         source (None: it has given one sample for each). Return whether they were."""
 
+    @property
+    def helped_seconds(self) -> float:
+        """How long its generator has run for other lanes, if it runs for several."""
+
     def close(self) -> None:
         """End the generator."""
 
@@ -68,6 +72,8 @@ class _Ended:
 
     def skip(self, until: int, seconds: float, place: SourcePlace | None = None) -> bool:
         return True
+
+    helped_seconds = 0.0
 
     def close(self) -> None:
         pass
@@ -160,6 +166,19 @@ class LaneSplits:
                 places = tuple(None if other is None else other[1].source_place for other in self._seats)
                 break
         return RestartRecord(seats, self.next, self.done, block, 0, index, places=places, dropped=self.dropped)
+
+    def first_open(self, record: RestartRecord) -> tuple[int, int] | None:
+        """Return the index of the split that is read first after `record`, and how many of its source's samples were
+        read before; None if there is none."""
+        for seat, place in zip(record.seats, record.places or record.seats, strict=True):
+            if seat is not None and place is not None:
+                return self.index_of(seat[0]), place.read if isinstance(place, SourcePlace) else seat[1]
+        return (self.index_of(record.next), 0) if record.next < self.count else None
+
+    @property
+    def helped_seconds(self) -> float:
+        """How long the generators of the open splits have run for other lanes, if they run for several."""
+        return sum(seat[1].helped_seconds for seat in self._seats if seat is not None)
 
     @property
     def all_dropped(self) -> int:

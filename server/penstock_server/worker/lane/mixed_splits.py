@@ -265,6 +265,11 @@ class MixedSplits:
         skipped = self.skipped
         return msgspec.structs.replace(record, skipped=tuple(skipped.items())) if skipped else record
 
+    @property
+    def helped_seconds(self) -> float:
+        """As in `LaneSplits`."""
+        return sum(part.helped_seconds for part in self._parts)
+
     def close(self) -> None:
         """End the generators."""
         for part in self._parts:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .splits import OpenSplit
+from .open_split import OpenSplit
 
 SLOW = 0.25
 """Seconds that a first sample must take for its split to stay open. Quick samples are made twice."""

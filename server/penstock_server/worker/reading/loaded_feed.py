@@ -29,6 +29,7 @@ from ..cache.split_cache import SplitCache
 from ..items.items import Items, items_of
 from ..items.keras_items import KerasItems
 from .first_split import FirstSplit
+from .passes import Passes
 
 if TYPE_CHECKING:
     from ..verification.transform_checks import TransformChecks
@@ -51,6 +52,7 @@ class LoadedFeed:
         first: a report on the first sample, if this process has read it, or None.
         cache: the cache of its splits, or None.
         first_split: the split whose first sample this process has made, if it is kept open.
+        passes: its generator, running for several lanes.
         transform_checks: decides which batches its `batch_transform` transforms twice; None: none of them.
     """
 
@@ -70,6 +72,7 @@ class LoadedFeed:
             reader = declared.generate
             self.cache = SplitCache(plan.cache, reader.stamp if isinstance(reader, Reader) else None)
         self.first_split = FirstSplit()
+        self.passes = Passes()
         self.transform_checks: TransformChecks | None = None
         self._items: Items | None = None
         self._collate: Collate | None = None

@@ -14,10 +14,11 @@ from ...feed.combined.own_object import with_own_object
 from ...feed.objects.indexables import is_indexable
 from ...worker_state.activity import ActivityPage
 from ..isolation.randomness import GlobalRandomness
-from ..verification.spot_checks import SpotOf
+from ..verification.spot_checks import SAMPLES, SpotOf
 from .loaded_feed import LoadedFeed
+from .open_split import OpenSplit
 from .split_list import SplitSequence
-from .splits import OpenSplit, SplitOpener
+from .split_opener import SplitOpener
 
 
 def opener_of(
@@ -30,11 +31,11 @@ def opener_of(
     drops: Callable[[Any], bool] | None = None,
     fills_cache: bool = False,
     on_uneven: Callable[[int, int, int, str], None] = lambda *_: None,
-    takes_over: bool = False,
+    shared: bool = False,
     beside: bool = False,
 ) -> SplitOpener:
-    """Return an opener for the splits of a feed, or of a component of a mix; see `SplitOpener`. `takes_over`: it goes
-    on with the feed's `first_split`. `beside`: its generators may run beside those of a stream."""
+    """Return an opener for the splits of a feed, or of a component of a mix; see `SplitOpener`. `shared`: it goes on
+    with the feed's `first_split`, and reads its `passes`. `beside`: its generators may run beside those of a stream."""
     return SplitOpener(
         with_own_object(feed.declared) if beside else feed.declared,
         feed.plan,
@@ -46,7 +47,8 @@ def opener_of(
         cache=feed.cache,
         fills_cache=fills_cache,
         on_uneven=on_uneven,
-        taken_over=feed.first_split.take if takes_over else lambda *_: None,
+        taken_over=feed.first_split.take if shared else lambda *_: None,
+        passes=feed.passes if shared else None,
         component=feed.component,
         also=feed.also,
         items=feed.items if is_indexable(feed.declared.generate) else None,
@@ -101,8 +103,23 @@ class RunSplits:
             drops=drops,
             fills_cache=True,
             on_uneven=self._on_uneven,
-            takes_over=True,
+            shared=True,
         )
+
+    def expect(self, index: int, first: int) -> None:
+        """Say that the split with this index in the list will be opened, and that its samples from number `first` on
+        are needed."""
+        if not isinstance(self._splits, range):
+            self._opener.expect(self._splits[index], self._epoch, first)
+
+    @property
+    def begins_pass(self) -> bool:
+        """Whether the generator will start for several lanes that need samples from its beginning."""
+        return self._opener.begins_pass
+
+    def close(self) -> None:
+        """Say that no split will be opened any more."""
+        self._opener.close()
 
     def open(self, number: int, index: int) -> OpenSplit:
         """Start to read the split with this number within the lane and this index in the list.
@@ -120,7 +137,8 @@ class RunSplits:
         opened = self._opener.open(split, index, self._epoch, number)
         if check is not None:
             opened.on_end = check
-        spot = None if opened.held else self._spot_of(index, time.monotonic() - began)
+        seconds = time.monotonic() - began + opened.seconds_to(SAMPLES - 1)
+        spot = None if opened.held else self._spot_of(index, seconds)
         if spot is not None:
             opened.check(spot)
         return opened

@@ -238,7 +238,7 @@ class TransformedSamples(Iterator[Any]):
         epoch: from 0.
         split: index of the split.
         place_of: turns a sample's number in this iterator into its number in the source.
-        state: the global state of the source.
+        state: the global state of the source; None if the source puts it in force itself.
         randomness: the random numbers of this process.
         first: how many of the first samples are transformed already.
         leaves_out: called with the number of a sample in this iterator and the error if its transform fails. Returns
@@ -257,7 +257,7 @@ class TransformedSamples(Iterator[Any]):
         epoch: int,
         split: int,
         place_of: Callable[[int], int],
-        state: GlobalState,
+        state: GlobalState | None,
         randomness: GlobalRandomness,
         first: int = 0,
         leaves_out: Callable[[int, TransformFailed], bool] = lambda number, error: False,
@@ -299,7 +299,8 @@ class TransformedSamples(Iterator[Any]):
         while True:
             if self._several:
                 return self._next_of_several()
-            self._randomness.use(self._state)
+            if self._state is not None:
+                self._randomness.use(self._state)
             sample = next(self._samples)
             number = self._place_of(self.number)
             self.number += 1

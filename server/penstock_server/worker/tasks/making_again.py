@@ -27,7 +27,7 @@ from ..reading.indexed import IndexRun
 from ..reading.loaded_feed import LoadedFeed
 from ..reading.opening import opener_of
 from ..reading.split_list import SharedSplits, SplitSequence
-from ..reading.splits import SplitOpener
+from ..reading.split_opener import SplitOpener
 from ..reading.transforming import transform_of
 from .mixed_feed import lists_of_parts
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,8 @@ class Run:
         held: that batch: a store, and how many of the store's rows it has.
         seconds: how long its finished steps took.
         began: when its present step began, in monotonic seconds.
+        sources: its splits, those of each feed of a mix.
+        starts: when its first step may be taken, in monotonic seconds.
     """
 
     number: int
@@ -65,12 +67,20 @@ class Run:
     held: tuple[Any, int] | None = None
     seconds: float = 0.0
     began: float = field(default_factory=time.monotonic)
+    sources: Sequence[RunSplits] = ()
+    starts: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether no step can be taken now."""
+        return self.waiting is not None or (self.starts > 0 and self.starts > time.monotonic())
 
     @property
     def replay_ms(self) -> int:
         """About how many milliseconds another worker would take to get to the end of the last full batch."""
         again, read = self.batches.read_again, self.batches.samples_read
-        return math.ceil(1000 * self.worked * again / max(1, again, read))
+        helped = self.batches.helped_seconds if isinstance(self.batches, LaneRun) else 0.0
+        return math.ceil(1000 * (self.worked + helped) * again / max(1, again, read))
 
     @property
     def worked(self) -> float:
@@ -83,6 +93,8 @@ class Run:
         self.waiting = None
         self.held = None
         self.batches.close()
+        for source in self.sources:
+            source.close()
 
 
 class RunOpener:
@@ -123,6 +135,7 @@ class RunOpener:
             feed.learn(message.spec, message.sample_spec)
         batches: LaneRun | IndexRun
         transforms = None
+        sources: Sequence[RunSplits] = ()
         if feed.plan.length is not None:
             batches = IndexRun(
                 feed.plan,
@@ -138,15 +151,18 @@ class RunOpener:
                 spot_of=self._spots.of_run(message),
             )
         else:
-            batches = self._lane(message, feed)
+            batches, sources = self._lane(message, feed)
             if feed.has_lane_batches and not feed.has_pools:
                 transforms = LaneBatches(feed, self._randomness, self._page, message.run)
         careful = message.careful
         if feed.first is not None and feed.first.seconds > SLOW and not message.record and not message.ahead:
             careful = max(careful, 1)  # so the lane's first batch does not wait for the next slow sample
-        return Run(message.run, feed, message.epoch, message.lane, batches, transforms, batches.index + careful)
+        run = Run(message.run, feed, message.epoch, message.lane, batches, transforms, batches.index + careful)
+        run.sources = sources
+        return run
 
-    def _lane(self, message: m.StartRun, feed: LoadedFeed) -> LaneRun:
+    def _lane(self, message: m.StartRun, feed: LoadedFeed) -> tuple[LaneRun, Sequence[RunSplits]]:
+        """Return a lane, and the splits of each of its feeds."""
         segmented = feed.plan.segment is not None and not feed.parts
         splits = range(segment_count(feed.plan)) if segmented else self._lists.get(message.splits)
         if splits is None:
@@ -154,7 +170,7 @@ class RunOpener:
         if isinstance(splits, SharedSplits) and feed.parts:
             return self._mixed_lane(message, feed, splits)
         source = self._splits_of(message, feed, feed, splits)
-        return LaneRun(
+        lane = LaneRun(
             feed.plan,
             epoch=message.epoch,
             lane=message.lane,
@@ -167,14 +183,20 @@ class RunOpener:
             on_skip=source.on_skip,
             in_slots=_in_slots(feed, min(feed.plan.lanes, len(splits))),
         )
+        if lane.first_open is not None:
+            source.expect(*lane.first_open)
+        return lane, [source]
 
-    def _mixed_lane(self, message: m.StartRun, feed: LoadedFeed, splits: SharedSplits) -> MixedLane:
-        mixed, components = feed.mixed, []
+    def _mixed_lane(
+        self, message: m.StartRun, feed: LoadedFeed, splits: SharedSplits
+    ) -> tuple[MixedLane, Sequence[RunSplits]]:
+        mixed, components, sources = feed.mixed, [], []
         for (label, part), listed in zip(feed.parts.items(), lists_of_parts(feed, splits), strict=True):
             source = self._splits_of(message, feed, part, listed)
             weight = mixed.weights[label]
+            sources.append(source)
             components.append(Component(part.plan, weight, len(listed), source.open, source.on_skip))
-        return MixedLane(
+        lane = MixedLane(
             feed.plan,
             components,
             stop_first=mixed.stop == "first",
@@ -186,6 +208,7 @@ class RunOpener:
             skip=message.skip,
             in_slots=_in_slots(feed, live_lanes(feed.plan, [component.n_splits for component in components])),
         )
+        return lane, sources
 
     def _splits_of(self, message: m.StartRun, feed: LoadedFeed, part: LoadedFeed, splits: SplitSequence) -> RunSplits:
         """Return the splits of `part`, which is a component of `feed`, or `feed` itself."""

@@ -9,7 +9,7 @@ This file knows nothing of messages or clocks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -69,9 +69,29 @@ class Scheduler(Generic[R]):
             place -= 1
         jobs.insert(place, job)
 
-    def next(self) -> Job[R] | None:
-        """Return the job to continue with. Pass over the jobs of a waiting run, which keep their places."""
-        return next((job for jobs in self._jobs.values() for job in jobs if not self._waits(job.run)), None)
+    def next(self, is_urgent: Callable[[R], bool] | None = None) -> Job[R] | None:
+        """Return the job to continue with. Pass over the jobs of a waiting run, which keep their places. `is_urgent`
+        says which runs come first in their stream."""
+        for jobs in self._jobs.values():
+            ready = self._ready(jobs)
+            first = next(ready, None)
+            if first is not None:
+                if is_urgent is None or is_urgent(first.run):
+                    return first
+                return next((job for job in ready if is_urgent(job.run)), first)
+        return None
+
+    def _ready(self, jobs: Iterable[Job[R]]) -> Iterator[Job[R]]:
+        """Yield the jobs whose runs do not wait. If a job is passed over, so are the later ones of its run, even if it
+        waits no longer then: a run makes its batches in order."""
+        waiting: list[R] = []
+        for job in jobs:
+            if any(job.run is run for run in waiting):
+                continue
+            if self._waits(job.run):
+                waiting.append(job.run)
+            else:
+                yield job
 
     def on_step(self, job: Job[R], began: float, now: float) -> None:
         """Note that a step of the job was done from `began` until `now`. A stream that has used up its time goes

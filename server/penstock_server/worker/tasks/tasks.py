@@ -37,6 +37,10 @@ from .pooling import pool_rows, transform_rows
 from .run import Run, RunOpener
 from .scheduler import Job, Scheduler
 
+GATHERING = 0.005
+"""Seconds that a shuffled lane waits before a generator starts that runs for several lanes. The daemon starts the lanes
+one after another, and each needs samples from the beginning."""
+
 TELL_AGAIN = 1.0
 """Seconds between a busy worker's reports on the use of caches."""
 
@@ -83,12 +87,13 @@ class Tasks:
         self._revoked: set[int] = set()
         """The runs whose DropRun was read, but not carried out yet."""
         each = [one for feed in feeds.values() for one in (feed, *feed.parts.values())]
+        self._passes = [feed.passes for feed in each]
         self._first_splits = [feed.first_split for feed in each]
         self._cached = [feed for feed in each if feed.cache is not None]
         self._told_of_caches = 0.0
-        self._scheduler = Scheduler[Run](
-            lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waiting is not None
-        )
+        self._gathering = 0.0
+        """When the last lane that waits for others starts."""
+        self._scheduler = Scheduler[Run](lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waits)
         self.randomness = GlobalRandomness()
         self._spots = SpotChecks(daemon.send)
         for name, feed in feeds.items():
@@ -99,7 +104,8 @@ class Tasks:
 
     def step(self) -> bool:
         """Take the next step. Return False if there is nothing to do."""
-        job = self._scheduler.next()
+        urgent = next((run for passes in self._passes if (run := passes.urgent) is not None), None)
+        job = self._scheduler.next(None if urgent is None else lambda run: run.number == urgent)
         if self._cached and (job is None or time.monotonic() > self._told_of_caches + TELL_AGAIN):
             self._tell_of_caches()
         helpers.of_this_process.settle(now=job is None)
@@ -155,8 +161,11 @@ class Tasks:
 
     @property
     def patience(self) -> float | None:
-        """Seconds after which a worker without work calls `tidy`; None: never."""
-        return min((left for split in self._first_splits if (left := split.left) is not None), default=None)
+        """Seconds after which a worker without work calls `tidy`, and has work perhaps; None: never."""
+        times = [left for split in self._first_splits if (left := split.left) is not None]
+        if (left := self._gathering - time.monotonic()) > 0:
+            times.append(left)
+        return min(times, default=None)
 
     def tidy(self) -> None:
         """End the generators that were kept for lanes, and that no lane of this worker has read in time."""
@@ -167,7 +176,7 @@ class Tasks:
     def close(self) -> None:
         """Close all runs: end their generators."""
         for run in self._runs.values():
-            run.batches.close()
+            run.close()
         for split in self._first_splits:
             split.drop()
         self._tell_of_caches()
@@ -188,7 +197,7 @@ class Tasks:
             case m.MeasureRows() | m.WriteRows():
                 self._leftover(message)
             case m.StartRun():
-                self._runs[message.run] = self._opener.open(message, self._feeds[message.feed])
+                self._start_run(message)
             case m.DropRun():
                 self._drop(message.run)
             case m.PoolRows():
@@ -214,6 +223,11 @@ class Tasks:
                 self._memfds.add(message.memfd, message.nbytes, _needed(fd, message))
             case m.Unmap():
                 self._memfds.remove(message.memfd)
+
+    def _start_run(self, message: m.StartRun) -> None:
+        run = self._runs[message.run] = self._opener.open(message, self._feeds[message.feed])
+        if self._number is not None and any(source.begins_pass for source in run.sources):
+            run.starts = self._gathering = time.monotonic() + GATHERING
 
     def _pool_rows(self, message: m.PoolRows) -> None:
         feed = self._feeds[message.feed]
