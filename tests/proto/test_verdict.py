@@ -129,6 +129,7 @@ SITUATIONS: list[tuple[str, dict[str, Any], str, str]] = [
         "use more workers than CPUs. The consumer could be up to 3.0",
     ),
     ("as many workers as lanes", {"lanes": 2}, "generator", "More workers need more splits and Feed(lanes=): it has 2"),
+    ("a generator that cannot be divided", {"undivided": True}, "generator", "share only the work of transform=:"),
     ("cold cache", {"cache_filling": True}, "generator", "Splits are written to the cache meanwhile, and later epochs"),
     ("slow copies", {"workers": (worker(0, 0.2),) * 2, "lanes": 2}, "collating", "Yield few, large NumPy arrays"),
     ("samples one by one", {"workers": (worker(0, 0.2),) * 2}, "collating", "or whole batches with batch_size=None"),
