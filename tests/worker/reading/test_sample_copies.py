@@ -81,6 +81,15 @@ def test_values_that_never_change_are_not_copied() -> None:
         assert SampleCopy(value).sample is value
 
 
+def test_a_tensor_is_not_copied(tf: Any) -> None:
+    tensor = tf.zeros((3, 4))
+    copied = SampleCopy((tensor, tf.constant(2, tf.int64)))
+    assert copied.sample[0] is tensor
+    assert copied.nbytes >= 56
+    with pytest.raises(NotCopied):  # nobody knows its size
+        SampleCopy(tf.constant("text"))
+
+
 def test_a_picture_in_memory_is_copied_and_one_in_a_file_is_not(tmp_path: pathlib.Path) -> None:
     image = Image.new("RGB", (4, 3), (1, 2, 3))
     copy = SampleCopy((image, 1)).sample[0]

@@ -107,6 +107,9 @@ class SampleCopy:
             copy = kind._make([self._copy(one) for one in value])
         elif isinstance(value, np.generic) and kind.__module__ == "numpy" and not isinstance(value, np.void):
             return value
+        elif _is_tensor(kind) and value.dtype.is_numpy_compatible and value.dtype.name != "string":  # it never changes
+            self.nbytes += value.dtype.size * value.shape.num_elements()
+            return value
         elif kind is getattr(sys.modules.get("PIL.Image"), "Image", None):  # not one that is still in its file
             copy = self._image(value)
         else:
@@ -137,6 +140,11 @@ class SampleCopy:
             raise NotCopied("an image with further attributes")
         self.nbytes += 4 * image.width * image.height
         return copy
+
+
+def _is_tensor(kind: type) -> bool:
+    """Whether this is TensorFlow's type of tensors, which is not imported here."""
+    return kind.__name__ == "EagerTensor" and kind.__module__.startswith("tensorflow.")
 
 
 def _with_gaps(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
