@@ -151,7 +151,7 @@ def of_lanes(known: Known, variant: int, cuts: Cuts, got: Epoch, where: str) -> 
     """Compare an epoch in fast order: each batch comes from one lane, or is made of lanes' leftover rows."""
     case, size = known.case, known.case.batch_size or 1
     whole: set[Batch] = set()
-    for lane in lanes_of(case, variant, cuts):
+    for lane in lanes_of(case, known.turn, variant, cuts):
         few = list(islice(lane, sum(map(len, got)) + size))
         whole |= {tuple(few[at : at + size]) for at in range(0, len(few) - size + 1, size)}
     inside = {sample for batch in whole for sample in batch}

@@ -86,14 +86,23 @@ class Source:
             return {"payload": body, "draw": draw, "id": identity}
         return {"x": (body, {"draw": draw.astype(np.float64)}), "id": identity, "odd": identity[..., 3] % 2 == 1}
 
+    def parts(self, sample):
+        if self.case["structure"] == "tuple":
+            return sample
+        if self.case["structure"] == "dict":
+            return sample["payload"], sample["draw"], sample["id"]
+        return sample["x"][0], sample["x"][1]["draw"], sample["id"]
+
+    def finished(self, sample):
+        """Return a sample of an undivided generator with its right checksum: it is transformed once."""
+        body, draw, identity = self.parts(sample)
+        right = checksum(body, draw)
+        assert identity[4] == right + 1, f"{identity[4]} instead of {right + 1}"
+        return self.shaped(body, draw, np.array([*identity[:4], right]))
+
     def transformed(self, batch, rng):
         """Return the batch with its rows reversed, and perhaps with other numbers."""
-        if self.case["structure"] == "tuple":
-            body, draw, identity = batch
-        elif self.case["structure"] == "dict":
-            body, draw, identity = batch["payload"], batch["draw"], batch["id"]
-        else:
-            body, draw, identity = batch["x"][0], batch["x"][1]["draw"], batch["id"]
+        body, draw, identity = self.parts(batch)
         body, draw, identity = body[::-1], draw[::-1].copy(), identity[::-1].copy()
         if self.case["transforms"] == "draw":
             draw += rng.random(draw.shape)
@@ -108,6 +117,17 @@ class Source:
                 yield self.one(epoch, split, number, rng)
                 held.check()
             self.meet(epoch, split, size)  # a split may fail at its end, too
+
+    def unfinished(self, samples):
+        """Yield samples with a wrong checksum, all in the same arrays."""
+        kept = None
+        for sample in samples:
+            made = self.parts(sample)
+            kept = kept or [np.empty_like(part) for part in made]
+            for part, new in zip(kept, made, strict=True):
+                part[...] = new
+            kept[2][4] += 1
+            yield self.shaped(*kept)
 
 
 class Indexed:
@@ -132,6 +152,12 @@ def _with_signature(source, first, sizes_of):
     def body(what, epoch, rng):
         split, size = sizes_of(what)
         return source.many(epoch, split, size, rng)
+
+    if source.case["kind"] == "whole":
+        inner = body
+
+        def body(what, epoch, rng):
+            return source.unfinished(inner(what, epoch, rng))
 
     parameters = ", ".join([*([first] if first else []), *(["epoch"] * takes_epoch), *(["rng"] * takes_rng)])
     text = (
@@ -185,7 +211,9 @@ def declared(case, folder):
         names = ("payload", "draw", "id")
         leaves = names if case["structure"] == "tuple" else {name: name for name in names}
         return Feed.from_files(files, leaves, **options)
-    if kind == "plain":
+    if kind in ("plain", "whole"):
+        if kind == "whole":
+            options["transform"] = source.finished
         return Feed(_with_signature(source, "", lambda _: (0, sizes[0][0])), **options)
     if kind == "shard":
         return Feed(_with_signature(source, "shard", lambda shard: (shard[0], sizes[0][shard[0]])), **options)

@@ -31,9 +31,17 @@ def splits_of(case: FeedCase, variant: int) -> Iterator[tuple[int, int]]:
     return ((1000 * variant + number, size) for number, size in enumerate(case.sizes[variant]))
 
 
-def lanes_of(case: FeedCase, variant: int = 0, cuts: Cuts | None = None) -> list[Iterator[Sample]]:
-    """Return the samples of each lane if nothing is shuffled: split i belongs to lane i mod C."""
+def lanes_of(case: FeedCase, turn: int = 1, variant: int = 0, cuts: Cuts | None = None) -> list[Iterator[Sample]]:
+    """Return the samples of each lane if nothing is shuffled: split i belongs to lane i mod C. Of an undivided
+    generator, each lane has every C-th turn, or every C-th sample for shuffling."""
     cuts = cuts or {}
+    if case.kind == "whole":
+        stretch = 1 if case.shuffle else turn * (case.batch_size or 1)
+        numbers = range(case.sizes[0][0])
+        return [
+            iter([(0, number) for number in numbers if number // stretch % case.lanes == lane])
+            for lane in range(case.lanes)
+        ]
     if case.kind == "endless":
         lanes = case.lanes
     elif case.kind == "plain":
@@ -64,7 +72,7 @@ def batches(case: FeedCase, turn: int, variant: int = 0, cuts: Cuts | None = Non
             if len(batch) == size or not case.drop_remainder:
                 yield ready(case, batch)
         return
-    live = lanes_of(case, variant, cuts)
+    live = lanes_of(case, turn, variant, cuts)
     size = case.batch_size or 1
     over: list[Sample] = []
     while live:
@@ -131,7 +139,7 @@ def rows(case: FeedCase, variant: int = 0, cuts: Cuts | None = None) -> set[Samp
     if case.indexable:
         samples: Iterator[Sample] = ((0, number) for number in range(case.sizes[0][0]))
     else:
-        samples = chain.from_iterable(lanes_of(case, variant, cuts))
+        samples = chain.from_iterable(lanes_of(case, 1, variant, cuts))
     return set(chain.from_iterable(ready(case, (sample,)) for sample in samples))
 
 

@@ -30,9 +30,9 @@ class Failure:
 class FeedCase:
     """A feed. `sizes` has the number of samples of each split. The kind "function" has several such lists.
 
-    `kind`: "list" (of splits), "function" (which picks one of several lists), "shard", "plain" (one generator),
-    "segment" (with samples=), "endless", "index" (an object with __getitem__), "items" (a list of samples) or "file"
-    (a file for each split, of `format`: "h5", "npz" or "parquet").
+    `kind`: "list" (of splits), "function" (which picks one of several lists), "shard", "plain" (one generator), "whole"
+    (one generator, whose samples lanes transform), "segment" (with samples=), "endless", "index" (an object with
+    __getitem__), "items" (a list of samples) or "file" (a file for each split, of `format`: "h5", "npz" or "parquet").
 
     `holds`: the settings that its generator holds while it yields (held.py).
     `leaves`: how its generator starts a process that it leaves behind (leaving.py); "" if it starts none.
@@ -375,7 +375,16 @@ def _with_more(chance: random.Random, case: FeedCase, mode: str) -> FeedCase:
             case = replace(case, weights=weights, tells_samples=None, transforms="")
     if mode == "single" and case.kind in ("list", "function", "shard", "plain") and chance.random() < 0.2:
         case = replace(case, cache=True, takes_epoch=False, draws="none" if case.draws == "rng" else case.draws)
-    return case
+    return _undivided(random.Random(f"whole {case.tag}"), case, mode)
+
+
+def _undivided(chance: random.Random, case: FeedCase, mode: str) -> FeedCase:
+    """Let some generators be undivided, although lanes transform their samples."""
+    fits = mode == "single" and case.kind in ("list", "plain") and case.batch_size is not None
+    if not fits or case.rebatches or case.weights or chance.random() > 0.3:
+        return case
+    on_error = "retry" if case.on_error == "skip" else case.on_error
+    return replace(case, kind="whole", sizes=((sum(case.sizes[0]),),), tells_samples=None, on_error=on_error)
 
 
 def _failures(chance: random.Random, case: FeedCase) -> tuple[Failure, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime
 import decimal
 import pathlib
@@ -79,6 +80,33 @@ def test_a_structure_is_copied_with_all_that_may_change() -> None:
 def test_values_that_never_change_are_not_copied() -> None:
     for value in (1 << 80, "text", b"bytes", 2.5, decimal.Decimal(1), pathlib.Path("a"), np.datetime64("2020"), None):
         assert SampleCopy(value).sample is value
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+    y: int = 2
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: Any
+
+
+@pytest.mark.parametrize("kind", [Frozen, Slotted])
+def test_a_dataclass_is_copied_with_its_fields(kind: type) -> None:
+    x = np.arange(3)
+    copy = SampleCopy(kind(x)).sample
+    x += 1
+    assert type(copy) is kind
+    assert copy.x.tolist() == [0, 1, 2]
+    assert getattr(copy, "y", 2) == 2
+    other = Frozen(x)
+    other.__dict__["more"] = 1
+    with pytest.raises(NotCopied, match="further attributes"):
+        SampleCopy(other)
+    with pytest.raises(NotCopied, match="of type object"):
+        SampleCopy(kind(object()))
 
 
 def test_a_tensor_is_not_copied(tf: Any) -> None:

@@ -279,7 +279,7 @@ def _undivided(facts: Facts, imported: Imported, workers: int) -> Iterator[Findi
                 f"about {100 * min(share, 0.99):.0f} % of the workers' time: a plain loop over the generator makes "
                 f"{rate_text(1 / whole.seconds)} {unit}/s, and a worker {rate_text(pace.rate(1))}. A worker would run "
                 f"it once for all lanes, but its samples have {whole.uncopied}, which cannot be kept for other lanes",
-                fix=f"{fix}. Or yield arrays, numbers and text only, in tuples, lists and dicts",
+                fix=f"{fix}. Or yield arrays, numbers and text only, in tuples, lists, dicts and dataclasses",
             )
         return
     busy = fastest(plan, plan.lanes, workers)

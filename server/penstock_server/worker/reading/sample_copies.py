@@ -7,6 +7,7 @@ that share memory within a sample.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import fractions
@@ -110,6 +111,8 @@ class SampleCopy:
         elif _is_tensor(kind) and value.dtype.is_numpy_compatible and value.dtype.name != "string":  # it never changes
             self.nbytes += value.dtype.size * value.shape.num_elements()
             return value
+        elif dataclasses.is_dataclass(kind) and kind.__new__ is object.__new__:
+            copy = self._dataclass(value)
         elif kind is getattr(sys.modules.get("PIL.Image"), "Image", None):  # not one that is still in its file
             copy = self._image(value)
         else:
@@ -132,6 +135,16 @@ class SampleCopy:
             copy = _with_gaps(array)
         copy.flags.writeable = array.flags.writeable
         self.nbytes += array.nbytes
+        return copy
+
+    def _dataclass(self, value: Any) -> Any:
+        names = [field.name for field in dataclasses.fields(value)]
+        if getattr(value, "__dict__", {}).keys() - set(names):
+            raise NotCopied(f"a {type(value).__qualname__} with further attributes")
+        copy = self._copied[id(value)] = object.__new__(type(value))
+        for name in names:
+            if hasattr(value, name):
+                object.__setattr__(copy, name, self._copy(getattr(value, name)))
         return copy
 
     def _image(self, image: Any) -> Any:
