@@ -143,6 +143,11 @@ FEEDS = """
             yield {"id": i, "x": rng.normal(size=3)}
 
     forever = Feed(forever, transform=drawn_globally, batch_size=8, lanes=4, turn=2)
+    def untidy(sample, rng):
+        return {**sample, "lost": 0 * (random.random() + np.random.random())}
+
+    tidy = Feed(whole_globally, transform=lambda s: {**s, "lost": 0.0}, batch_size=8, lanes=4)
+    untidy = Feed(whole_globally, transform=untidy, batch_size=8, lanes=4)
     one_lane = Feed(whole_globally, transform=drawn_globally, batch_size=8, lanes=1)
     fast = Feed(whole, transform=drawn, batch_size=8, lanes=4, order="fast", samples=203)
     many_lanes = Feed(whole_globally, transform=drawn_globally, batch_size=8, lanes=16)
@@ -311,6 +316,11 @@ def test_the_stream_is_the_same_if_lanes_run_their_generator_apart(serve: Serve)
         daemon = serve(FEEDS, *names, workers=2, patched=patched)
         streams.append([read(daemon, name) for name in names])
     assert streams[0] == streams[1] == streams[2]
+
+
+def test_what_a_transform_draws_does_not_change_the_generator_that_lanes_share(serve: Serve) -> None:
+    daemon = serve(FEEDS, "tidy", "untidy", workers=2, patched=UNCHECKED | SHARED)
+    assert read(daemon, "untidy") == read(daemon, "tidy")
 
 
 @pytest.mark.parametrize(("run", "count"), [(1, 1), (1, 3), (4, 3), (5, 2), (100, 2)])

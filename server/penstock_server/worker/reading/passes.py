@@ -207,11 +207,10 @@ class Pass:
         self._look()
 
     def comes_to(self, ahead: Pass) -> bool:
-        """Whether it soon comes to the place of another pass, and has not passed what that one's readers need."""
-        if not 0 <= ahead.next - self.next <= _NEAR * self._readers[0].share.round:
-            return False
-        fits = self.kept + ahead.kept <= MOST_KEPT
-        return fits and all(reader.following >= self.next for reader in ahead._readers)
+        """Whether it soon comes to the place of another pass, and may keep for that one's readers, too. (What they need
+        before that place is kept already.)"""
+        is_near = 0 <= ahead.next - self.next <= _NEAR * self._readers[0].share.round
+        return is_near and self.kept + ahead.kept <= MOST_KEPT
 
     def move_to(self, behind: Pass) -> None:
         """Let all readers go on with another pass, and end this one."""
