@@ -127,7 +127,7 @@ def test_the_jobs_of_a_run_that_is_dropped_are_returned_in_order() -> None:
 
 
 def test_a_run_makes_its_batches_in_order_though_it_may_stop_waiting_at_any_moment() -> None:
-    looks = iter([True, False, False])
+    looks = iter([True, True, False, False])
     scheduler = Scheduler[Run](lambda run: run.stream, lambda run: run.waits and next(looks))
     waiting, other = Run(1, waits=True), Run(1)
     jobs = [Job(run, ticket, fills=True) for ticket, run in enumerate((waiting, waiting, other))]

@@ -73,6 +73,8 @@ class Scheduler(Generic[R]):
         """Return the job to continue with. Pass over the jobs of a waiting run, which keep their places. `is_urgent`
         says which runs come first in their stream."""
         for jobs in self._jobs.values():
+            if is_urgent is None and not self._waits(jobs[0].run):
+                return jobs[0]
             ready = self._ready(jobs)
             first = next(ready, None)
             if first is not None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
 
+from ...feed.combined.feed_kinds import is_shared
 from ...feed.options.plan_sizes import segment_count
 from ...worker_state.activity import ActivityPage
 from ..failures import describe, memory_advice
@@ -87,7 +89,7 @@ class Tasks:
         self._revoked: set[int] = set()
         """The runs whose DropRun was read, but not carried out yet."""
         each = [one for feed in feeds.values() for one in (feed, *feed.parts.values())]
-        self._passes = [feed.passes for feed in each]
+        self._passes = [feed.passes for feed in each if is_shared(feed.declared)]
         self._first_splits = [feed.first_split for feed in each]
         self._cached = [feed for feed in each if feed.cache is not None]
         self._told_of_caches = 0.0
@@ -104,8 +106,7 @@ class Tasks:
 
     def step(self) -> bool:
         """Take the next step. Return False if there is nothing to do."""
-        urgent = next((run for passes in self._passes if (run := passes.urgent) is not None), None)
-        job = self._scheduler.next(None if urgent is None else lambda run: run.number == urgent)
+        job = self._scheduler.next(self._urgent())
         if self._cached and (job is None or time.monotonic() > self._told_of_caches + TELL_AGAIN):
             self._tell_of_caches()
         helpers.of_this_process.settle(now=job is None)
@@ -125,6 +126,13 @@ class Tasks:
         self._scheduler.on_step(job, began, ended)
         self._page.works_on(-1)
         return True
+
+    def _urgent(self) -> Callable[[Run], bool] | None:
+        """Return which run goes on first, if a pass keeps much for it."""
+        for passes in self._passes:
+            if (number := passes.urgent) is not None:
+                return lambda run: run.number == number
+        return None
 
     def take(self, message: m.ToWorker, fd: int | None = None) -> None:
         """Carry out `message`. Take over `fd`."""
