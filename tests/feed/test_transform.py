@@ -315,6 +315,12 @@ def test_the_stream_is_the_same_if_lanes_run_their_generator_apart(serve: Serve)
     for patched in (UNCHECKED, SHARED, LITTLE):
         daemon = serve(FEEDS, *names, workers=2, patched=patched)
         streams.append([read(daemon, name) for name in names])
+        for name, (first, _) in zip(names, streams[0], strict=True):
+            with penstock.connect(daemon.urls[name]) as connection:
+                read_before = len(list(itertools.islice(connection.batches(), len(first) // 2)))
+                state = connection.state_dict()
+            with penstock.connect(daemon.urls[name], state=state) as connection:
+                assert [digest(connection, batch) for batch in connection.batches()] == first[read_before:], name
     assert streams[0] == streams[1] == streams[2]
 
 

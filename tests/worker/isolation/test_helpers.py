@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -225,7 +226,8 @@ def test_the_helpers_of_a_generator_end_with_it(serve: Serve, starts: str) -> No
     assert "Traceback" not in daemon.stderr()
 
 
-def test_the_helpers_of_a_generator_that_lanes_share_end_with_it(serve: Serve) -> None:
+@pytest.mark.parametrize("batches", [50, 1])
+def test_the_helpers_of_a_generator_that_lanes_share_end_with_it(serve: Serve, batches: int) -> None:
     starts = ENDING["a process in a reference cycle"]
     daemon = serve(
         HEAD
@@ -244,7 +246,7 @@ def test_the_helpers_of_a_generator_that_lanes_share_end_with_it(serve: Serve) -
     )
     with penstock.connect(daemon.url) as connection:
         epoch = connection.batches()
-        assert [int(n) for batch in epoch for n in batch] == [*range(100)]
+        assert [int(n) for batch in islice(epoch, batches) for n in batch] == [*range(2 * batches)]
         worker = daemon.workers()[0].pid
         del epoch
     until(lambda: not alive(pids(daemon.folder, "helpers")))
