@@ -25,7 +25,7 @@ from ..lane.restart_record import SourcePlace
 from ..verification.spot_checks import Spot
 from .generators import CallFailed
 from .item_splits import ItemSamples
-from .passes import Pass, ShareSamples
+from .passes import ShareSamples
 from .transforming import TransformedSamples, TransformFailed, Transforms
 
 
@@ -242,7 +242,6 @@ class OpenSplit:
         """End the generator, and the processes that it has left behind; an error in its clean-up is only logged."""
         if self._spot is not None:
             self._spot.close()
-        helper = self.helper
         if hasattr(self._generator, "close"):
             self._enter()
             try:
@@ -256,8 +255,7 @@ class OpenSplit:
         self._transformed = self._seekable = self._items = self._stacks = self._of_pass = None
         self.variables = Context()
         self._run_code = self.variables.run
-        if helper is self or (isinstance(helper, Pass) and helper.closed):
-            helpers.of_this_process.end_of(helper)
+        helpers.of_this_process.end_of(self)
 
     def _drop(self, until: int, deadline: float) -> bool:
         """Drop samples until `until` samples were read in all, or the split has ended. Return whether the deadline came

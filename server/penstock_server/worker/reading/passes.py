@@ -141,7 +141,6 @@ class Pass:
         next: the number of the generator's next sample.
         over: whether the generator has ended or raised.
         ended: whether it has ended.
-        closed: whether it was ended, as nobody reads it any longer.
         seconds: how long it has run.
         kept: bytes of the samples that it keeps.
         generator: the iterator that the user's function returned, while it runs.
@@ -155,7 +154,7 @@ class Pass:
     def __init__(self, passes: Passes, key: Hashable) -> None:
         self.key = key
         self.next = 0
-        self.over = self.ended = self.closed = False
+        self.over = self.ended = False
         self.seconds = 0.0
         self.kept = 0
         self.held: str | None = None
@@ -220,7 +219,6 @@ class Pass:
             behind.kept += reader.nbytes
             behind.add(reader)
         self.close()
-        helpers.of_this_process.end_of(self)
 
     def stay(self, taker: ShareSamples) -> None:
         """Leave this pass to `taker`, if that reads it, or else to another reader."""
@@ -269,14 +267,17 @@ class Pass:
         """End the generator, if nobody reads it or is expected to."""
         if self._readers:
             return
-        self.closed = True
         self._passes.on_closed(self)
         close, variables = getattr(self.generator, "close", None), self._variables
         self.generator = self._samples = iter(())
         self._variables = Context()
-        if close is not None:
-            self._randomness.use(self._state)
-            variables.run(close)
+        try:
+            if close is not None:
+                self._randomness.use(self._state)
+                variables.run(close)
+        finally:
+            del close, variables
+            helpers.of_this_process.end_of(self)
 
     def _look(self) -> None:
         """Look which shares are read."""
@@ -446,14 +447,11 @@ class ShareSamples(Iterator[Any]):
 
     def _reads_on(self) -> Pass:
         """Return the pass that has the next sample; begin one if need be."""
-        before = self.reads
-        if before is not None and before.over and not before.ended:
+        if self.reads is not None and self.reads.over and not self.reads.ended:
             self._leave()
         if self.reads is None and not self._passes.join(self):
             self._passes.begin(self, self._start)
         assert self.reads is not None
-        if before is not None and before.closed:
-            helpers.of_this_process.pass_on(before, self.reads)
         return self.reads
 
     def _leave(self) -> None:
