@@ -142,7 +142,7 @@ def test_busy_loops_run_beside_scenarios_and_end_with_them() -> None:
 def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     found = [scenario.scenario(seed) for seed in range(3000)]
     jobs = [job for one in found for job in one.jobs]
-    assert len({job.feed.kind for job in jobs}) == 9
+    assert len({job.feed.kind for job in jobs}) == 10
     assert {job.feed.format for job in jobs} == {"", "h5", "npz", "parquet"}
     assert len({consumer.how for job in jobs for consumer in job.consumers}) == 6
     assert {job.together for job in jobs} == {"", "drop", "pad", "group"}
