@@ -52,7 +52,7 @@ def for_feed(position: Position, info: FeedInfo, made: str) -> Position:
 
     Args:
         position: made with a feed that must give the same stream.
-        info: the feed that the daemon serves now.
+        info: the feed that is served now.
         made: the beginning of the error message, which says where the position comes from.
 
     Raises:
@@ -60,9 +60,11 @@ def for_feed(position: Position, info: FeedInfo, made: str) -> Position:
     """
     found = "; ".join(differences(position.feed, info))
     if found:
+        renamed = msgspec.structs.replace(position.feed, name=info.name)
+        advice = f". If only the variable was renamed, give the Feed name={position.feed.name!r}"
         raise StateMismatch(
-            f"{made} a different feed than the daemon serves now: {found}. A stream can only continue with the feed "
-            "that it began with",
+            f"{made} a different feed than the one that is served now: {found}. A stream can only continue with the "
+            f"feed that it began with{'' if any(differences(renamed, info)) else advice}",
             feed=info.name,
         )
     return msgspec.structs.replace(position, feed=info)

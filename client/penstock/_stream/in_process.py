@@ -66,7 +66,7 @@ class InProcessConnector:
         Raises:
             StartError: the server package is not installed, or the feed cannot be imported.
         """
-        self.url = shown_call(feed) if isinstance(feed, str) else f"the feed {feed.name or 'feed'}"
+        self.url = shown_call(feed) if isinstance(feed, str) else "the Feed"
         self.identity = Identity()
         self.keys = None
         self._memory = memory
@@ -74,6 +74,8 @@ class InProcessConnector:
         server_package.check_installed(f"workers=0, which runs {self.url} in this process, needs the server package")
         imports = server_package.load("in_process.own_import")
         self._feed: LoadedFeed = imports.load(feed) if isinstance(feed, str) else imports.serve(feed)
+        if not isinstance(feed, str):
+            self.url = f"the feed {self._feed.plan.name}"
 
     def __str__(self) -> str:
         return self.url

@@ -13,6 +13,7 @@ from penstock_proto import PenstockError, StartError
 
 from ..feed.feed import Feed
 from ..targets.place import is_same_file, place_of
+from ..targets.targets import name_of
 from ..worker.isolation.randomness import put_states, seeds, take_states
 from ..worker.process.start import load_feeds, plan_of
 from ..worker.reading.loaded_feed import LoadedFeed
@@ -52,13 +53,13 @@ def load(target: str) -> LoadedFeed:
 
 
 def serve(feed: Feed) -> LoadedFeed:
-    """Return the feed of this object, ready for the workers' code.
+    """Return the feed of this object, ready for the workers' code, under the name that it has in a daemon.
 
     Raises:
         StartError: it cannot be served.
     """
     try:
-        return LoadedFeed(feed, plan_of(feed.plan, feed.name or "feed"))
+        return LoadedFeed(feed, plan_of(feed.plan, name_of(feed)))
     except StartError as error:
         raise _as_it_was_raised(error) from error.__cause__
 

@@ -36,7 +36,7 @@ def target_of(feed: Feed) -> Target:
     file = getattr(owner, "__file__", None)  # with `python -m`, __main__ has a spec
     in_script = owner is sys.modules.get("__main__") and file is not None and _only_in_the_script(file, attribute)
     if module is None or file is None or not file.endswith(".py") or not Path(file).is_file() or in_script:
-        name = pickled.target_for(attribute or feed.name or "feed")
+        name = pickled.target_for(attribute or feed.name or "feed")  # as `name_of`: a feed's own name comes first
         return Target(name, carried=pickled.pack(feed, loaded_files()))
     path = Path(os.path.abspath(file))  # not resolved: `__file__` must be the same in workers
     package = path.name == "__init__.py"
@@ -44,6 +44,11 @@ def target_of(feed: Feed) -> Target:
         return Target(f"{path}:{attribute}")
     depth = module.count(".") + package
     return Target(f"{module}:{attribute}", str(path.parents[depth]))
+
+
+def name_of(feed: Feed) -> str:
+    """Return the name under which `feed` is served: its own, or that of the variable that has it, or "feed"."""
+    return feed.name or _place(feed)[1] or "feed"
 
 
 def _only_in_the_script(file: str, name: str) -> bool:

@@ -359,8 +359,13 @@ def test_a_state_of_another_feed_is_refused_with_all_that_differs() -> None:
         state = connection.state_dict()
     other: FeedInfo = msgspec.structs.replace(info, seed=5, lanes=8)
     with FakeDaemon(other, epoch) as daemon:
-        with pytest.raises(penstock.StateMismatch, match=r"seed was 0 and is 5 now; lanes was 4 and is 8 now"):
+        says = r"seed was 0 and is 5 now; lanes was 4 and is 8 now.*began with\n"
+        with pytest.raises(penstock.StateMismatch, match=says):
             penstock.connect(daemon.url, state=state)
+    other = msgspec.structs.replace(info, name="other")
+    says = rf"name was {info.name} and is other now.*If only the variable was renamed, give the Feed name='{info.name}'"
+    with FakeDaemon(other, epoch) as daemon, pytest.raises(penstock.StateMismatch, match=says):
+        penstock.connect(daemon.url.replace(info.name, "other"), state=state)
 
 
 def test_other_splits_than_those_of_the_state_are_refused() -> None:

@@ -561,6 +561,33 @@ def test_workers_import_a_feed_that_is_given_as_an_object(tmp_path: Path) -> Non
     assert len({*lines}) == 1
 
 
+def test_a_feed_without_a_name_has_the_same_one_with_and_without_workers(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(COUNTING.replace("feed =", "numbers ="))
+    main = """
+        import penstock
+        from penstock import Feed
+        from plain import numbers
+
+        def generate(split):
+            yield from range(100 * split, 100 * split + 10)
+
+        if __name__ == "__main__":
+            own = Feed(generate, splits=[0, 1, 2], batch_size=4, lanes=2, turn=1)
+            for feed in (numbers, own):
+                for first, then in ((0, 1), (1, 0)):
+                    with penstock.connect(feed, workers=first) as connection:
+                        next(connection.batches())
+                        state = connection.state_dict()
+                    with penstock.connect(feed, workers=then, state=state) as connection:
+                        print(connection.info.name, [batch.tolist() for batch in connection.batches()])
+    """
+    ended = script(tmp_path / "train.py", main)
+    assert ended.returncode == 0, ended.stderr
+    lines = [line.partition(" ") for line in ended.stdout.splitlines()]
+    assert [name for name, _, _ in lines] == ["numbers", "numbers", "own", "own"]
+    assert len({rest for _, _, rest in lines}) == 1
+
+
 def test_a_feed_that_workers_cannot_import_is_refused_with_the_fix(tmp_path: Path) -> None:
     unguarded = COUNTING + "import penstock\npenstock.connect(feed, workers=1)\n"
     ended = script(tmp_path / "train.py", unguarded)
