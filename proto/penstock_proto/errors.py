@@ -26,7 +26,7 @@ An error crosses the wire as an `ErrorReport` (see messages/base.py) and is rais
 
 from __future__ import annotations
 
-from .text import printable
+from .text import named_split, printable
 
 
 class PenstockError(Exception):
@@ -64,7 +64,7 @@ class PenstockError(Exception):
             f"{word} {value}" for word, value in (("feed", self.feed), ("worker", self.worker)) if value is not None
         ]
         if self.split is not None:
-            place.append(self.split if self.split.startswith("segment ") else f"split {self.split}")
+            place.append(named_split(self.split))
         text = self.message
         if place:
             text += f"\n  in {', '.join(place)}"

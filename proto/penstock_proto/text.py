@@ -13,6 +13,9 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 """C0 and C1 controls except newline and tab; separators and overrides of Unicode's two directions; lone surrogates,
 which undecodable file names contain."""
 
+_NAMED = ("segment ", "share ", "shard ", "part ", "item ", "items ", "batch ")
+"""How the texts of splits begin that say what they are."""
+
 
 def printable(text: str) -> str:
     r"""Return `text` with each unsafe character as its escape, such as `\x1b`. Newlines and tabs stay."""
@@ -22,6 +25,12 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return `text` as `printable` does, with newlines and tabs as spaces."""
     return printable(text).replace("\n", " ").replace("\t", " ")
+
+
+def named_split(split: str) -> str:
+    """Return the text of a split for the middle of a sentence. Those that say what they are, such as "segment 3" or
+    "share 3 of 16", stay as they are; to all others it adds "split"."""
+    return split if split.startswith(_NAMED) else f"split {split}"
 
 
 def both_ends(text: str, most: int) -> str:

@@ -142,6 +142,72 @@ def test_lines_of_libraries_bugs_and_odd_texts_are_json_too() -> None:
     assert place.items() <= said.items()
 
 
+def test_the_same_traceback_is_written_once_a_minute() -> None:
+    formatter = log_format.TextFormatter("%(message)s")
+    trace, other = "Traceback\n  x\nValueError: x\n", "Traceback\n  y\nValueError: y\n"
+
+    def line(at: float, text: str, **fields: object) -> str:
+        values = (fields["error"],) if "error" in fields else ()
+        record = logging.LogRecord("penstock", logging.ERROR, "x.py", 1, text, values, None)
+        record.__dict__.update(fields)
+        record.created = 1e9 + at
+        return formatter.format(record)
+
+    def raised(lane: int) -> GeneratorError:
+        return GeneratorError("it raised", feed="train", split=f"share {lane} of 16", remote_traceback=trace)
+
+    first = "it raised\n  in feed train, share 0 of 16\nTraceback\n  x\nValueError: x"
+    assert line(0, "%s", error=raised(0)) == first
+    same = r"it raised\n  in feed train, share 1 of 16 \(the traceback is the same as at \d\d:\d\d:\d\d\)"
+    assert re.fullmatch(same, line(1, "%s", error=raised(1)))
+    assert line(2, "left out", traceback=other) == f"left out\n{other.rstrip()}"
+    assert re.fullmatch(r"left out \(the traceback is the same as at .*\)", line(3, "left out", traceback=trace))
+    assert line(60, "%s", error=raised(0)) == first
+    assert line(61, "it says %s, and more", error=raised(0)).endswith("ValueError: x, and more")
+    for number in range(20):
+        line(62, "left out", traceback=f"Traceback\n  {number}")
+    assert line(63, "%s", error=raised(0)) == first
+
+
+def test_a_failure_of_all_shares_of_a_generator_is_logged_with_one_traceback(serve: Serve) -> None:
+    source = """
+        from penstock_server import Feed
+
+        def rows():
+            for i in range(400):
+                if i == 50:
+                    raise ValueError("row 50")
+                yield i
+
+        def whole():
+            yield from range(400)
+
+        def checked(row):
+            if row == 77:
+                raise ValueError("row 77")
+            return row
+
+        shared = Feed(rows, transform=checked, batch_size=4, on_error="skip", epochs=1)
+        transformed = Feed(whole, transform=checked, batch_size=4, on_error="skip", epochs=1)
+    """
+    daemon = serve(source, "shared", "transformed")
+    for name, rows in (("shared", 50), ("transformed", 377)):
+        with penstock.connect(daemon.urls[name]) as connection:
+            assert sum(len(batch) for batch in connection.batches()) == rows
+    daemon.stop()
+    log = daemon.stderr()
+    shared = [line for line in log.splitlines() if "feed shared: the rest of share" in line]
+    assert len(shared) == 16
+    assert sum("rows raised ValueError: row 50 (the traceback is the same" in line for line in shared) == 15
+    assert log.count("Traceback (most recent call last):") == 2
+    says = (
+        "feed transformed: the rest of share 3 of 16 is left out after 5 samples: transform checked raised "
+        "ValueError: row 77 (sample 77 of whole, from 0); a transform that returns penstock.DROP instead leaves out "
+        "only that sample"
+    )
+    assert says in log
+
+
 def test_a_flood_of_lines_is_cut_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     log = RateLimitedLog(logging.getLogger("flood"))
     with caplog.at_level(logging.INFO, "flood"):

@@ -12,7 +12,7 @@ from penstock_proto.status.sharing import what_is_shared
 from penstock_proto.status.status_shape import Status
 from penstock_proto.status.stream_status import Stream
 from penstock_proto.status.worker_status import Worker
-from penstock_proto.text import one_line
+from penstock_proto.text import named_split, one_line
 
 
 def status_lines(state: Status) -> Iterator[str]:
@@ -59,10 +59,8 @@ def status_lines(state: Status) -> Iterator[str]:
         if feed.dropped:
             yield f"dropped  {feed.name}: {count(feed.dropped, 'sample')}"
         for split in feed.skipped:
-            name = _word(split.split)
             yield (
-                f"skipped  {feed.name}, epoch {split.epoch}: "
-                f"{name if name.startswith(('segment ', 'part ')) else f'split {name}'} after "
+                f"skipped  {feed.name}, epoch {split.epoch}: {named_split(_word(split.split))} after "
                 f"{count(split.samples, 'sample')}: {_word(split.why)}"
             )
         more = feed.skipped_count - len(feed.skipped)
@@ -134,7 +132,7 @@ def _worker(worker: Worker) -> str:
         words.append(_doing(doing))
     else:
         samples = count(doing.samples, "sample")
-        words.append(f"split {_word(doing.split)}: {samples} as of {doing.seconds:.1f} s ago")
+        words.append(f"{named_split(_word(doing.split))}: {samples} as of {doing.seconds:.1f} s ago")
     return ", ".join(words)
 
 

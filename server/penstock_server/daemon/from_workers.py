@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from penstock_proto import PenstockError, ProtocolError, StartError
 from penstock_proto import messages as m
+from penstock_proto.text import named_split
 from penstock_proto.transport import codec
 
 from ..consumers.starting_feeds import StartingFeeds
@@ -168,13 +169,11 @@ class FromWorkers:
 
     def skipped(self, said: do.ReportSkipped) -> None:
         """Log that the rest of a split, or some of its items, are left out."""
-        plan = self._coordinator.feeds[said.feed].plan
-        split = said.split if plan.segment is not None else f"split {said.split}"
         text = "feed %s: the rest of %s is left out after %d samples: %s"
-        if plan.items is not None:
-            split, text = said.split, "feed %s, %s, %d samples: %s"
+        if self._coordinator.feeds[said.feed].plan.items is not None:
+            text = "feed %s, %s, %d samples: %s"
         fields = {"event": "split_skipped", "split": said.split, "traceback": said.traceback, **self._place(said.run)}
-        log.warning(text, said.feed, split, said.samples, said.why, extra=fields)
+        log.warning(text, said.feed, named_split(said.split), said.samples, said.why, extra=fields)
 
     def look_at_the_clock(self, now: float) -> None:
         """Let the log say how many lines it left out. Called once a second."""

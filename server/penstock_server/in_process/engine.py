@@ -27,6 +27,7 @@ import numpy.typing as npt
 from penstock_proto import FeedError, GeneratorError, MemoryBound, PenstockError
 from penstock_proto import messages as m
 from penstock_proto.batches.position import Position
+from penstock_proto.text import named_split
 
 from ..coordinator import Coordinator, worker_messages
 from ..coordinator.model import commands as do
@@ -80,7 +81,6 @@ class InProcess:
         memory: int | None = None,
     ) -> None:
         self._name = feed.plan.name
-        self._piece = "split " if feed.plan.segment is None and feed.plan.items is None else ""
         self._retries = feed.plan.on_error == "retry"
         self._room = room
         self._memfds = Memfds()
@@ -306,10 +306,10 @@ class InProcess:
                 if command.splits and (text := mixing_warning(feed.plan, command.splits, feed.info.pool)):
                     _warn_once(text)
             case do.ReportSkipped():
-                text = "feed %s: the rest of %s%s is left out after %d samples: %s"
+                text = "feed %s: the rest of %s is left out after %d samples: %s"
                 if self._coordinator.feeds[self._name].plan.items is not None:
-                    text = "feed %s, %s%s, %d samples: %s"
-                log.warning(text, command.feed, self._piece, command.split, command.samples, command.why)
+                    text = "feed %s, %s, %d samples: %s"
+                log.warning(text, command.feed, named_split(command.split), command.samples, command.why)
             case do.ReportBug():
                 log.error("penstock failed: please report this as a bug", exc_info=command.error)
             case do.AcceptWorker() | do.Compare():

@@ -21,6 +21,11 @@ FIELDS = ("event", "feed", "epoch", "lane", "split", "worker", "consumer")
 """The fields of `extra`, besides `traceback` (a text) and `error` (a PenstockError, which knows its feed, worker and
 split)."""
 
+MINUTE = 60.0
+"""How long the same traceback is not written again, in seconds."""
+
+_TRACEBACKS = 16
+
 TEXT = "%(asctime)s %(levelname)-7s penstock: %(message)s"
 
 
@@ -56,13 +61,39 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Writes a record as a line for people, followed by the traceback of user code, if there is one. Names and messages
-    of others are in it, so it is made safe to print."""
+    """Writes a record as a line for people, followed by the traceback of user code, if there is one, unless the same
+    was written in the last `MINUTE` seconds: one exception may stop all lanes of a feed. Names and messages of others
+    are in it, so it is made safe to print."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__(form)
+        self._written: dict[str, float] = {}
+        """When a traceback was written, by its text, oldest first. The latest `_TRACEBACKS` are kept."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         traceback = record.__dict__.get("traceback")
-        return printable(f"{text}\n{traceback.rstrip()}" if traceback else text)
+        error = record.__dict__.get("error")
+        if (
+            isinstance(error, PenstockError) and error.remote_traceback
+        ):  # the text ends with its place and its traceback
+            ends_with = error.remote_traceback.rstrip()
+            if text.endswith(ends_with):
+                traceback, text = ends_with, text.removesuffix(ends_with).rstrip("\n")
+        if traceback:
+            text += self._of(traceback.rstrip(), record.created)
+        return printable(text)
+
+    def _of(self, traceback: str, now: float) -> str:
+        """Return the traceback as lines, or when it was written."""
+        before = self._written.get(traceback)
+        if before is not None and 0 <= now - before < MINUTE:
+            return f" (the traceback is the same as at {time.strftime('%H:%M:%S', time.localtime(before))})"
+        self._written.pop(traceback, None)
+        self._written[traceback] = now
+        while len(self._written) > _TRACEBACKS:
+            del self._written[next(iter(self._written))]
+        return f"\n{traceback}"
 
 
 def configure(level: str, form: str) -> logging.Handler:

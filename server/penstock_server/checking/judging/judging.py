@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock_proto.status.figures import size
+from penstock_proto.text import named_split
 
 from ...coordinator.stream.budget import enough
 from ...feed.feed_warnings import mixing_warning, workers_warning
@@ -105,16 +106,12 @@ def _doing(first: Outcome) -> str:
         return f" while {first.doing}"
     looked, plan = first.looked, None if first.imported is None else first.imported.plan
     is_split = looked is not None and looked.splits > 1 and plan is not None and plan.length is None
-    return f" while it read {_named(first.doing) if is_split else first.doing}"
-
-
-def _named(split: str) -> str:
-    return split if split.startswith(("segment ", "share ", "shard ", "item", "batch ")) else f"split {split}"
+    return f" while it read {named_split(first.doing) if is_split else first.doing}"
 
 
 def _failure(failed: Failed) -> Finding:
     error = failed.error
-    split = f" ({_named(error.split)})" if error.split else ""
+    split = f" ({named_split(error.split)})" if error.split else ""
     about = {"importing": "import", "listing": "splits", "looking": "first sample"}.get(failed.doing, "sample")
     return Finding(ERROR, about, f"{error.message}{split}", failed.site, traceback=error.remote_traceback or "")
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from penstock_proto import FeedError, GeneratorError
 from penstock_proto import messages as m
 
@@ -19,6 +21,9 @@ from .loaded_feed import LoadedFeed
 from .open_split import OpenSplit
 from .split_list import SplitSequence
 from .split_opener import SplitOpener
+from .transforming import TransformFailed
+
+_ONLY_THE_SAMPLE = "; a transform that returns penstock.DROP instead leaves out only that sample"
 
 
 def opener_of(
@@ -149,6 +154,8 @@ class RunSplits:
         if error is not None:
             error.feed, error.worker = self._feed.plan.name, self._worker
             report = m.ErrorReport.of(error)
+            if isinstance(error.__cause__, TransformFailed):
+                report = msgspec.structs.replace(report, message=f"{report.message}{_ONLY_THE_SAMPLE}")
         try:
             text = self._opener.show(self._item(number, index))
         except FeedError:  # it cannot be unpickled
