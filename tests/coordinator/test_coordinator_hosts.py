@@ -270,6 +270,34 @@ class TestTheStart:
         assert [command.worker for command in of(do.Compare, coordinator.handle(listed, 0.0))] == [1]
 
 
+@pytest.mark.parametrize(
+    ("order", "compares", "after"),
+    [
+        ((0, 1, 2), 1, 1),
+        ((0, 2, 1), 2, 1),
+        ((2, 0, 1), 1, 2),  # not worker 0 as soon as it is ready
+        ((1, 2, 0), 2, 1),
+        ((1, 0, 2), 2, 2),
+        ((1, 0), 0, 1),
+        ((0, 1), 1, 1),
+        ((0,), 0, 0),
+    ],
+)
+def test_a_first_sample_is_compared_beside_the_worker_that_makes_the_first_batches(
+    order: tuple[int, ...], compares: int, after: int
+) -> None:
+    coordinator = Coordinator(workers=len(order), memory=1 << 30)
+    first = m.FirstSample(index=0, digests=(b"d",), seconds=0.0)
+    listed = on.SplitsListed(0, SplitsInfo(1, 4, bytes(32)), Leaf("int64", ()), 8, first)
+    asked = []
+    for place, worker in enumerate(order):
+        commands = coordinator.handle(on.Imported(worker, (PLAN,)), 0.0)
+        if place == 0:
+            commands += coordinator.handle(listed, 0.0)
+        asked += [(command.worker, place) for command in of(do.Compare, commands)]
+    assert asked == [(compares, after)]
+
+
 class TestOwnWork:
     @pytest.mark.parametrize("idle", [True, False])
     def test_lists_of_splits_are_made_by_the_daemons_own_workers(self, idle: bool) -> None:

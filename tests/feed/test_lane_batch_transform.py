@@ -211,9 +211,9 @@ def test_a_declared_spec_is_that_of_the_result() -> None:
 
 
 WHERE = [
-    ({}, 0, r"split batch 0 of lane 0"),
+    ({}, 0, r", batch 0 of lane 0"),
     ({}, MERGED, r"split merged batch 0"),
-    ({"shuffle": 30}, 0, r"split batch \d"),
+    ({"shuffle": 30}, 0, r", batch \d"),
 ]
 """Options of a feed, a sample, and how errors name the batch with this sample."""
 

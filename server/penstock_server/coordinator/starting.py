@@ -177,4 +177,4 @@ class Starting:
 
     def _check_samples(self) -> None:
         if self.feeds and not self._listings:
-            self.checks.begin(len(self._workers.own))
+            self.checks.begin(self._workers.own)

@@ -264,14 +264,14 @@ def test_another_worker_is_asked_as_soon_as_there_is_one_and_the_splits_are_kept
     comparisons = FirstSampleChecks(asked.append)
     comparisons.on_worker_ready(0)
     seen(comparisons)
-    comparisons.begin(3)
+    comparisons.begin(range(3))
     assert asked == []
     comparisons.on_worker_ready(1)
     comparisons.on_worker_ready(2)
     comparisons.on_worker_away(2)
-    comparisons.begin(3)
+    comparisons.begin(range(3))
     assert asked == [do.Compare(1, 0, "train", 7, 2, b"d" * 8)]
-    comparisons.begin(3)
+    comparisons.begin(range(3))
     assert len(asked) == 1, "the comparison is made once"
     assert comparisons.of_hosts == {"train": do.Compare(-1, 0, "train", 7, 2, b"d" * 8)}
 
@@ -280,7 +280,7 @@ def test_the_only_worker_is_asked_itself(asked: list[do.Command]) -> None:
     comparisons = FirstSampleChecks(asked.append)
     comparisons.on_worker_ready(0)
     seen(comparisons, forget=False)
-    comparisons.begin(1)
+    comparisons.begin(range(1))
     assert asked == [do.Compare(0, 0, "train", 7, 2, b"d" * 8)]
 
 
@@ -290,7 +290,7 @@ def test_what_was_not_seen_is_not_made_again(asked: list[do.Command], first: Fir
     for worker in range(2):
         comparisons.on_worker_ready(worker)
     seen(comparisons, first=first)
-    comparisons.begin(2)
+    comparisons.begin(range(2))
     assert asked == [do.ForgetSplits(7)]
     assert comparisons.of_hosts == {}
 
@@ -300,6 +300,6 @@ def test_what_takes_long_is_made_again_only_by_hosts_that_join(asked: list[do.Co
     for worker in range(2):
         comparisons.on_worker_ready(worker)
     seen(comparisons, first=FirstSample(2, b"d" * 8, MOST_SECONDS * 1.1))
-    comparisons.begin(2)
+    comparisons.begin(range(2))
     assert asked == []
     assert comparisons.of_hosts == {"train": do.Compare(-1, 0, "train", 7, 2, b"d" * 8)}

@@ -5,7 +5,7 @@ This happens once all feeds are ready, so it does not delay the start. Feeds who
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from msgspec import structs
 
@@ -50,13 +50,17 @@ class FirstSampleChecks:
         """Note that the worker has died or left."""
         self._ready.discard(worker)
 
-    def begin(self, workers: int) -> None:
-        """Have samples compared as far as possible, now that all feeds are ready. `workers`: the number of the
-        daemon's own workers."""
+    def begin(self, own: Collection[int]) -> None:
+        """Have samples compared as far as possible, now that all feeds are ready. `own`: the daemon's own workers.
+
+        The first one of them makes the first batches, and a sample of another split may take long. So it compares only
+        if there is no other one, and none to wait for.
+        """
         waiting, self._waiting = self._waiting, []
         for seen_by, command in waiting:
-            others = self._ready - {seen_by} if workers > 1 else self._ready
-            if not others:
+            others = self._ready - {seen_by} if len(own) > 1 else self._ready
+            others_come = set(own) - self._ready - {seen_by}
+            if not others or (others_come and max(others) == min(own)):
                 self._waiting.append((seen_by, command))
                 continue
             self._do(structs.replace(command, worker=max(others)))  # its lanes are visited last
