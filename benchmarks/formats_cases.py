@@ -26,7 +26,8 @@ SHARDS = 16
 """Files of the formats that cannot be divided."""
 
 TIMES = 40
-"""How often Penstock's feeds read the same files in an epoch, so that splits are as large as those of several GB."""
+"""How often Penstock's feeds read the same files in an epoch, so that splits are as large as those of several GB. (An
+LMDB store cannot be read several times in an epoch, so it is larger.)"""
 
 
 @dataclass(frozen=True)
@@ -526,6 +527,10 @@ def write_mds(folder: Path, rows: int) -> None:
         raw = {"basename": name, "bytes": len(data), "hashes": {}}
         shards.append({**config, "samples": count, "compression": None, "raw_data": raw, "zip_data": None})
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    for time in range(1, TIMES):  # an index that is named twice is read once
+        (folder / f"again{time}").mkdir()
+        for name in ("index.json", *(shard["raw_data"]["basename"] for shard in shards)):
+            (folder / f"again{time}" / name).symlink_to(f"../{name}")
 
 
 def read_mds(folder: Path) -> Batches:
@@ -543,7 +548,8 @@ def read_mds(folder: Path) -> Batches:
 
 
 def feed_mds(folder: str) -> Feed:
-    return Feed.from_files([f"{folder}/index.json"] * TIMES, ("image", "label"), batch_size=64, format="MDS")
+    stores = [f"{folder}/index.json", *(f"{folder}/again{time}/index.json" for time in range(1, TIMES))]
+    return Feed.from_files(stores, ("image", "label"), batch_size=64, format="MDS")
 
 
 PICTURES = f"uint8[{SIDE}, {SIDE}, 3] and a label"
@@ -555,7 +561,7 @@ CASES = {
     "npz": Case(".npz", 8192, 64, "numpy", write_npz, read_npz, feed_npz),
     "zarr": Case("Zarr, zstd chunks", 8192, 64, "zarr", write_zarr, read_zarr, feed_zarr, ("zarr",)),
     "tfrecord": Case("TFRecord", 8192, 64, "tf.data", write_tfrecord, read_tfrecord, feed_tfrecord, ("tensorflow",)),
-    "lmdb": Case("LMDB", 16_384, 64, "lmdb", write_lmdb, read_lmdb, feed_lmdb, ("lmdb",)),
+    "lmdb": Case("LMDB", 131_072, 64, "lmdb", write_lmdb, read_lmdb, feed_lmdb, ("lmdb",)),
     "mds": Case("MDS", 8192, 64, "plain Python", write_mds, read_mds, feed_mds),
     "tar": Case(f"tar: {PHOTOS}", 2048, 32, "webdataset", write_tar, read_tar, feed_tar, ("webdataset", "PIL")),
     "folder": Case("folder of images: the same", 2048, 32, "Pillow", write_folder, read_folder, feed_folder, ("PIL",)),

@@ -6,10 +6,10 @@ place of the `*`: the values of all patterns with that in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from penstock_proto.value_text import shown
 
@@ -27,6 +27,9 @@ _LEAST = 64
 
 _STACK = 256
 """Samples whose keys are read at once."""
+
+Buffer: TypeAlias = bytes | memoryview
+Value = TypeVar("Value")
 
 KEY = "key"
 """The name of the leaf that is the key, not a value."""
@@ -66,18 +69,21 @@ class Pattern:
         before, after = text.encode(errors="surrogateescape").split(b"*")
         return cls(before, after)
 
-    def matching(self, keys: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys that match, up to the first one with another beginning, and what each has in the place of the
-        `*`. __len__ and its like never match."""
+    def matching(self, entries: Iterator[tuple[Buffer, Value]]) -> Iterator[tuple[bytes, Value]]:
+        """Yield the entries whose keys match, up to the first one whose key begins otherwise. __len__ and its like
+        never match."""
         before, after = self.before, self.after
-        first, last = len(before), len(after)
-        for key in keys:
+        least = len(before) + len(after)
+        for buffer, value in entries:
+            key = bytes(buffer)
             if not key.startswith(before):
                 return
-            stop = len(key) - last
-            if stop < first or not key.endswith(after) or (key.startswith(b"__") and key.endswith(b"__")):
-                continue
-            yield key, key[first:stop]
+            if len(key) >= least and key.endswith(after) and not (key.startswith(b"__") and key.endswith(b"__")):
+                yield key, value
+
+    def part(self, key: bytes) -> bytes:
+        """Return what a key that matches has in the place of the `*`."""
+        return key[len(self.before) : len(key) - len(self.after)]
 
 
 class LmdbFiles:
@@ -103,12 +109,11 @@ class LmdbFiles:
             raise ValueError(f"leaves must name a pattern of keys besides {KEY!r}, such as 'image-*', or '*' for all")
         self.first = next(iter(self.patterns.values()))
 
-    def keys(self, transaction: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys of the first pattern from `start` on, and what each has in the place of the `*`."""
+    def entries(self, transaction: Any, start: bytes) -> Iterator[tuple[bytes, Buffer]]:
+        """Yield the keys of the first pattern from `start` on, with their values."""
         cursor = transaction.cursor()
-        if not cursor.set_range(start):
-            return
-        yield from self.first.matching(map(bytes, cursor.iternext(keys=True, values=False)))
+        if cursor.set_range(start):
+            yield from self.first.matching(cursor.iternext())
 
 
 class LmdbSplits:
@@ -137,7 +142,7 @@ class LmdbSplits:
         with opened(file) as transaction:
             step = max(_LEAST, -(-transaction.stat()["entries"] // (_PIECES * len(self._stores.patterns))))
             first, count = b"", 0
-            for key, _ in self._stores.keys(transaction, self._stores.first.before):
+            for key, _ in self._stores.entries(transaction, self._stores.first.before):
                 if count == step:
                     found.append(KeyRange(file, first, count))
                     count = 0
@@ -179,27 +184,28 @@ class LmdbRows(StackReader):
         """
         columns, left = self._stores.columns, split.count
         with opened(split.file) as transaction, damage_of(split.file):
-            keys = self._stores.keys(transaction, split.first)
-            while left and (found := list(islice(keys, min(left, _STACK)))):
-                yield RowStack(
-                    columns, [self._column(transaction, split, name, found) for name in columns.names], len(found)
-                )
+            entries = self._stores.entries(transaction, split.first)
+            while left and (found := list(islice(entries, min(left, _STACK)))):
+                parts = [self._column(transaction, split.file, name, found) for name in columns.names]
+                yield RowStack(columns, parts, len(found))
                 left -= len(found)
         if left:
             raise ValueError(f"{split.file} has changed: it has fewer keys than when its splits were listed")
 
-    def _column(self, transaction: Any, split: KeyRange, name: str, keys: list[tuple[bytes, bytes]]) -> Any:
+    def _column(self, transaction: Any, file: str, name: str, found: list[tuple[bytes, Buffer]]) -> Any:
         if name == KEY:
-            return [key for key, _ in keys]
-        return self._values(transaction, split.file, name, [part for _, part in keys])
+            return [key for key, _ in found]
+        pattern, first = self._stores.patterns[name], self._stores.first
+        if pattern == first:
+            return self._decoded(file, name, found)
+        keys = [pattern.before + first.part(key) + pattern.after for key, _ in found]
+        return self._decoded(file, name, zip(keys, map(transaction.get, keys), strict=True))
 
-    def _values(self, transaction: Any, file: str, name: str, parts: list[bytes]) -> Iterator[Any]:
-        pattern, decode, get = self._stores.patterns[name], self._stores.decode.get(name), transaction.get
-        before, after = pattern.before, pattern.after
+    def _decoded(self, file: str, name: str, entries: Iterable[tuple[bytes, Buffer | None]]) -> Iterator[Any]:
+        """Yield the leaf of each entry: its value, decoded. A value of None is missing."""
+        decode = self._stores.decode.get(name)
         with damage_of(file):
-            for part in parts:
-                key = before + part + after
-                value = get(key)
+            for key, value in entries:
                 if value is None:
                     raise LookupError(f"{file} has no key {key!r}, which {name!r} stands for: correct leaves=")
                 if len(value) > AT_ONCE:
