@@ -106,6 +106,60 @@ def test_equal_samples_have_equal_digests_and_others_do_not() -> None:
     assert len(list(digests_of_rows((np.arange(3), np.arange(4))))) == 1  # nodes and edges have no common rows
 
 
+@pytest.mark.parametrize("beside", [[], None, 0.5, {}, np.zeros((0, 4))], ids=range(5))
+def test_what_has_no_rows_does_not_hinder_the_comparison_of_rows(beside: Any) -> None:
+    rows = list(digests_of_rows(([np.arange(6).reshape(3, 2), np.arange(3)], beside)))
+    assert rows == list(digests_of_rows((np.arange(6).reshape(3, 2), np.arange(3))))
+    assert len(set(rows)) == 3
+
+    def shuffled_at_each_pass() -> Iterator[Any]:
+        ids, at = np.arange(24), 0
+        while True:
+            if at % 24 == 0:
+                np.random.shuffle(ids)
+            part = ids[at % 24 : at % 24 + 2].copy()
+            at += 2
+            yield [np.stack([part, part]).T, part], beside
+
+    found = found_in(Feed(shuffled_at_each_pass, segment=5, batch_size=None, transform=lambda batch: tuple(batch[0])))
+    assert found is not None
+    assert (found.kind, found.one_pass) == ("segments", 12)
+
+
+def shuffles(*, first: bool, noise: bool = True) -> Any:
+    def generate() -> Iterator[Any]:
+        ids = np.arange(40)
+        if first:
+            np.random.shuffle(ids)
+        while True:
+            for start in range(0, 40, 8):
+                part = ids[start : start + 8].copy()
+                yield part[:, None] + noise * np.random.rand(8, 1) / 1000, part
+            np.random.shuffle(ids)
+
+    return generate
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_a_generator_that_shuffles_only_after_a_pass_begins_each_segment_alike(noise: bool) -> None:
+    after, before = shuffles(first=False, noise=noise), shuffles(first=True, noise=noise)
+    feed = Feed(after, segment=10, samples=40, batch_size=None)
+    found = found_in(feed)
+    assert found is not None
+    assert (found.kind, found.compared, found.one_pass) == ("begins", 40, 5)
+    finding = lost(found, feed.plan("feed"))
+    assert finding.what.endswith("A plain loop has that order once, the feed in one of 2 passes")
+    assert kind_in(Feed(before, segment=10, samples=40, batch_size=None)) == ""
+    whole = Feed(after, segment=5, samples=40, batch_size=None)
+    found = found_in(whole)
+    assert found is not None
+    if noise:
+        assert lost(found, whole.plan("feed")).what.endswith("once, the feed in each pass")
+    else:
+        assert found.kind == "repeats"
+    assert kind_in(Feed(after, segment=7, samples=42, batch_size=None)) in ("uneven", "segments")
+
+
 class OwnSeed:
     def __init__(self, count: int, batch: int) -> None:
         self.count, self.batch, self.random = count, batch, np.random.RandomState(1)

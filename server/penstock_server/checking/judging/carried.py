@@ -6,7 +6,7 @@ from penstock_proto.messages import FeedPlan
 
 from ..findings.findings import NOTE, WARNING, Finding
 from ..observing.messages import Carried
-from ..observing.repeats import ENDLESS, PIECES, REPEATS, RESTARTS, SEGMENTS, UNEVEN, UNKNOWN
+from ..observing.repeats import BEGINS, ENDLESS, PIECES, REPEATS, RESTARTS, SEGMENTS, UNEVEN, UNKNOWN
 
 _SEVERAL = 10
 """Passes of an epoch in the advice."""
@@ -28,6 +28,8 @@ def lost(carried: Carried, plan: FeedPlan) -> Finding:
         return repeating("0 and 1", carried)
     if carried.kind == RESTARTS:
         return _restarts(carried, plan.segment)
+    if carried.kind == BEGINS:
+        return _begins(carried, plan.segment or 0)
     if carried.kind == UNKNOWN:
         return _unknown(carried)
     return _epochs(carried)
@@ -89,6 +91,18 @@ def _uneven(carried: Carried) -> Finding:
         f"{_again(carried)}. Each segment starts it again and ends within a pass, so the first {carried.unit} of a "
         "pass come more often than the others",
         fix=f"give {_passes(carried)}",
+    )
+
+
+def _begins(carried: Carried, segment: int) -> Finding:
+    passes = segment // carried.one_pass
+    return Finding(
+        WARNING,
+        "segments",
+        f"each segment begins with the same {carried.compared} {carried.unit} in the same order, as the generator "
+        "shuffles after a pass over its data, not before the first one. A plain loop has that order once, the feed in "
+        f"{'each pass' if passes == 1 else f'one of {passes} passes'}",
+        fix="shuffle before each pass, so before the first one, too",
     )
 
 

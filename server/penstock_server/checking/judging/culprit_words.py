@@ -176,6 +176,6 @@ def _unknown(culprit: Culprit) -> tuple[str, str, str]:
     return (
         text,
         "",
-        "look for id() and sets of objects, whose order depends on memory addresses, for threads and processes that a "
-        "library starts, and for random numbers of C libraries",
+        "look for arrays of np.empty() that are not filled, for id() and sets of objects, whose order depends on "
+        "memory addresses, for threads and processes that a library starts, and for random numbers of C libraries",
     )

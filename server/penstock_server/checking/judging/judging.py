@@ -194,7 +194,8 @@ def _reading(imported: Imported, done: Done, facts: Facts, workers: int) -> Iter
         )
     elif done.started and plan.lanes > 1:
         once = facts.undivided is not None and not facts.undivided.uncopied
-        count, places = (workers, "workers") if once else (plan.lanes, "lanes")
+        splits = 0 if facts.first.looked is None else facts.first.looked.splits
+        count, places = (workers, "workers") if once else (min(plan.lanes, splits or plan.lanes), "lanes")
         yield Finding(
             NOTE,
             "processes",

@@ -160,7 +160,7 @@ class Carried(Struct, frozen=True):
             "endless": the generator goes through its data again and again, and the feed has no `segment=`. "pieces":
             segments are whole passes, but the stream is made of several at a time. "repeats": all segments of an epoch
             are the same. "restarts": the epochs have one segment, and are the same, while a plain loop goes on to other
-            samples. "unknown": the comparison failed.
+            samples. "begins": segments of whole passes begin with the same one. "unknown": the comparison failed.
         compared: how many samples were compared, or rows of batches.
         different: how many of them came twice in the segments (or came again), or differed in a second pass of the
             plain loop.

@@ -27,6 +27,7 @@ from ...worker.reading.sample_copies import NotCopied, SampleCopy
 from .messages import Carried, Undivided
 from .raw_samples import NotComparable, digests_of_raw, digests_of_rows
 from .repeats import (
+    BEGINS,
     ENDLESS,
     EPOCHS,
     FEWEST,
@@ -42,6 +43,7 @@ from .repeats import (
     lost_by_epochs,
     lost_by_segments,
     one_pass,
+    reordered,
     tiny_pass,
     unknown,
 )
@@ -185,7 +187,8 @@ class _Loops:
             segment: the feed's `segment=`.
         """
         plain = self._plain(self._start(0, 0), self._part_of_time(2))
-        found = self._lost_order(plain, segment) or self._repeats(plain, segment) or self._parts(plain, segment)
+        found = self._lost_order(plain, segment) or self._repeats(plain, segment)
+        found = found or self._begins(plain, segment) or self._parts(plain, segment)
         return found or (self._restarts(plain, segment) if len(self._splits) == 1 else None)
 
     def epochs(self) -> Carried | None:
@@ -293,6 +296,26 @@ class _Loops:
         if not count or not self._is_certain(plain, leaves, count, agree, until):
             return None
         return self._found(REPEATS, count, 0, self._counted(self._rows_of_a_pass(plain), plain), plain)
+
+    def _begins(self, plain: _Read, segment: int) -> Carried | None:
+        """Return a report if segments of whole passes begin with the same one, and a plain loop has its order once: the
+        generator shuffles after a pass, not before the first."""
+        rows = self._rows_of_a_pass(plain)
+        counted = self._counted(rows, plain)
+        leaves = reordered(plain.samples, rows)
+        if not counted or segment % counted or len(self._splits) < 2 or not leaves:
+            return None
+        until = self._part_of_time(2)
+        most = min(rows, _OF_A_SEGMENT)
+
+        def agree(epoch: int, most: int = min(most, _OF_A_START)) -> int:
+            one, other = (self._segment(number, epoch, segment, until, most)[:most] for number in (0, 1))
+            return min(len(one), len(other)) if leaves <= agreeing(one, other) else 0
+
+        count = agree(0, most)
+        if not count or not self._is_certain(plain, leaves, count, agree, until):
+            return None
+        return self._found(BEGINS, rows, 0, counted, plain)
 
     def _parts(self, plain: _Read, segment: int) -> Carried | None:
         """Return a report if segments are not whole passes over the data, or if the stream mixes several of them."""

@@ -36,18 +36,20 @@ def digests_of_raw(sample: Any) -> bytes:
 
 
 def digests_of_rows(batch: Any) -> Iterator[bytes]:
-    """Yield the digests of each row of a batch. A batch without rows is compared as a whole.
+    """Yield the digests of each row of a batch. Leaves without rows, such as an empty list or a number, are left out. A
+    batch is compared as a whole if no leaf has rows, or if leaves have different numbers of them.
 
     Raises:
         NotComparable: see `digests_of_raw`.
     """
-    arrays = [_array(leaf) for leaf in _leaves(batch, [])]
-    lengths = {len(array) if array is not None and array.ndim else -1 for array in arrays}
-    if len(lengths) != 1 or -1 in lengths:
+    found = [_array(leaf) for leaf in _leaves(batch, [])]
+    arrays = [array for array in found if array is not None and array.ndim and len(array)]
+    lengths = {*map(len, arrays)}
+    if len(lengths) != 1:
         yield digests_of_raw(batch)
         return
     for row in range(lengths.pop()):
-        yield b"".join(digests_of(array[row]) for array in arrays if array is not None)
+        yield b"".join(digests_of(array[row]) for array in arrays)
 
 
 def _leaves(sample: Any, keys: list[str]) -> Iterator[Any]:

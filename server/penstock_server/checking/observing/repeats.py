@@ -14,7 +14,7 @@ from ...worker.batch.sample_spec import DIGEST
 from .messages import Carried
 
 EPOCHS, SEGMENTS, UNEVEN, ENDLESS, PIECES = "epochs", "segments", "uneven", "endless", "pieces"
-REPEATS, RESTARTS, UNKNOWN = "repeats", "restarts", "unknown"
+REPEATS, RESTARTS, BEGINS, UNKNOWN = "repeats", "restarts", "begins", "unknown"
 
 FEWEST = 8
 """Fewer samples would agree or differ by chance."""
@@ -83,6 +83,14 @@ def is_alike(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
     """Return whether two runs of a generator go through the same samples in the same order, at least in a leaf."""
     leaves = leaves_of(one[: len(other)])
     return any(len(set(leaves[number])) > 1 for number in agreeing(one, other))
+
+
+def reordered(plain: Sequence[bytes], rows: int) -> set[int]:
+    """Return the numbers of the leaves that have the same values in the first and the second pass of `rows` samples, in
+    another order."""
+    first, second = leaves_of(plain[:rows]), leaves_of(plain[rows : 2 * rows])
+    pairs = enumerate(zip(first, second, strict=False))
+    return {number for number, (one, other) in pairs if one != other and sorted(one) == sorted(other)}
 
 
 def lost_by_segments(plain: Sequence[bytes], reads: Sequence[tuple[int, bytes]], rows: float = 1) -> Carried | None:

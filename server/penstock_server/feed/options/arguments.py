@@ -43,16 +43,23 @@ class Arguments:
         args: positional arguments, after the split.
         kwargs: keyword arguments.
 
-    One of the `fit_` methods must be called first.
+    One of the `fit_` methods must be called first. `advice` is what to do if `kwargs` names a parameter that does not
+    exist.
 
     Raises:
         TypeError: `kwargs` names a parameter that does not exist.
     """
 
     def __init__(
-        self, name: str, signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+        self,
+        name: str,
+        signature: Signature,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+        advice: str = "",
     ) -> None:
         self._name = name
+        self._advice = advice
         self._signature = signature
         self._parameters = list(signature.parameters.values())
         self._args = args
@@ -162,7 +169,8 @@ class Arguments:
         rest = next((p.name for p in self._parameters if p.kind is p.VAR_KEYWORD), None)
         if unknown and rest is None:
             has = f"it has {', '.join(sorted(names))}" if names else "it has no parameters"
-            raise TypeError(f"kwargs= names {', '.join(unknown)}, but {self._name} has no such parameter: {has}")
+            text = f"kwargs= names {', '.join(unknown)}, but {self._name} has no such parameter: {has}"
+            raise TypeError(f"{text}{self._advice}")
         self._values |= {name: value for name, value in kwargs.items() if name in names}
         if unknown and rest is not None:
             self._values[rest] = unknown

@@ -81,7 +81,11 @@ class GeneratorCall:
             self.name = f"{self.constructor}.{method}"
             self._call = Arguments(self.name, _method_signature(generate, method, self.name), (), None)
             self._call.fit_method(has_splits=has_splits, segments=segments)
-            self._construct = Arguments(self.constructor, _signature(generate, self.constructor), args, kwargs)
+            advice = (
+                f". args= and kwargs= are for the constructor: to call {method}() with arguments, give a generator "
+                f"function with `yield from {self.constructor}(...).{method}(...)`"
+            )
+            self._construct = Arguments(self.constructor, _signature(generate, self.constructor), args, kwargs, advice)
             self._construct.fit_constructor(
                 has_splits=has_splits, segments=segments, method=self.name, split_taken=self._call.takes("split")
             )

@@ -107,9 +107,10 @@ class LeafCheck:
         declared = f'with None for each dimension that varies, here Leaf("{self._leaf.dtype}", {dims})'
         if self._what == "batch":
             return f"give Feed(spec=...) {declared}"
+        batches = "if the samples are batches already, give batch_size=None; " if wanted[1:] == shape[1:] != () else ""
         return (
-            f"if Feed(spec=...) has a wrong shape, correct it to {shape}; if samples differ in shape, declare the leaf "
-            f'there {declared}, and give batching="pad" or batching="ragged"'
+            f"{batches}if Feed(spec=...) has a wrong shape, correct it to {shape}; if samples differ in shape, declare "
+            f'the leaf there {declared}, and give batching="pad" or batching="ragged"'
         )
 
     def _is_empty(self, shape: tuple[int, ...]) -> bool:

@@ -105,8 +105,10 @@ _RANDOM: dict[str, Callable[[], Any]] = {
     "imgaug's random state": _imgaug,
 }
 
+_NUMBER = "int(np.random.randint(2**31))), or with int(rng.integers(2**31)) if the function takes `rng`"
+
 SEED_FIXES = {
-    "the seed of tf.random": "begin each sample with tf.random.set_seed(int(rng.integers(2**31)))",
-    "imgaug's random state": "begin each sample with imgaug.seed(int(rng.integers(2**31)))",
+    "the seed of tf.random": f"begin each sample with tf.random.set_seed({_NUMBER}",
+    "imgaug's random state": f"begin each sample with imgaug.seed({_NUMBER}",
 }
 """What to do about each of these random states."""
