@@ -106,12 +106,22 @@ class Cases:
         for thread in together:
             thread.join()
 
+        ended = threading.Event()
+
         def read_on() -> None:
-            read.extend([listed(batch) for batch in connections["other"].batches()] for _ in range(2))
+            for epoch in range(2):
+                batches = connections["other"].batches()
+                # A group's batches go to whoever is ready, and Keras fails if there is none for it in an epoch.
+                while "group" in own and connections["own"].stats()["epoch"] < epoch and not ended.wait(0.01):
+                    pass
+                read.append([listed(batch) for batch in batches])
 
         reader = threading.Thread(target=read_on)
         reader.start()
-        model.fit(connections["own"].keras(), epochs=2, verbose=0, callbacks=[Phases()])
+        try:
+            model.fit(connections["own"].keras(), epochs=2, verbose=0, callbacks=[Phases()])
+        finally:
+            ended.set()
         reader.join()
         for connection in connections.values():
             connection.close()
