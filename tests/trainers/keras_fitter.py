@@ -111,7 +111,7 @@ class Cases:
         def read_on() -> None:
             for epoch in range(2):
                 batches = connections["other"].batches()
-                # A group's batches go to whoever is ready, and Keras fails if there is none for it in an epoch.
+                # One member of a group may get all batches of an epoch, and Keras fails if it gets none.
                 while "group" in own and connections["own"].stats()["epoch"] < epoch and not ended.wait(0.01):
                     pass
                 read.append([listed(batch) for batch in batches])

@@ -74,12 +74,9 @@ class TextFormatter(logging.Formatter):
         text = super().format(record)
         traceback = record.__dict__.get("traceback")
         error = record.__dict__.get("error")
-        if (
-            isinstance(error, PenstockError) and error.remote_traceback
-        ):  # the text ends with its place and its traceback
-            ends_with = error.remote_traceback.rstrip()
-            if text.endswith(ends_with):
-                traceback, text = ends_with, text.removesuffix(ends_with).rstrip("\n")
+        own = (error.remote_traceback or "").rstrip() if isinstance(error, PenstockError) else ""
+        if own and text.endswith(own):  # an error's text ends with its traceback
+            traceback, text = own, text.removesuffix(own).rstrip("\n")
         if traceback:
             text += self._of(traceback.rstrip(), record.created)
         return printable(text)
